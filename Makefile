@@ -1,0 +1,52 @@
+# Every target works from a fresh clone: the first one that needs .venv makes it.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# Further arguments for the tool behind a target, e.g. make test ARGS="-k fence -x"
+ARGS ?=
+VENV := .venv
+STAMP := $(VENV)/.stamp
+BIN := $(VENV)/bin
+
+# A virtual environment knows its own address: one that was moved or copied is made anew.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): pyproject.toml requirements-dev.lock
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh $(VENV)
+	@pwd -P >$@
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: $(STAMP) ## Make .venv from requirements-dev.lock (PYTHON=... picks the interpreter)
+
+.PHONY: demo
+demo: $(STAMP) ## Watch processes contend for a lease, die and be replaced
+	@exec $(BIN)/python examples/demo.py $(ARGS)
+
+.PHONY: test
+test: $(STAMP) ## Run the tests (ARGS="-k name" for some of them)
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(STAMP) ## Run the static checks: format, lint, types, import contracts, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/unasync.py --check
+
+.PHONY: bench
+bench: $(STAMP) ## Run the benchmarks
+	@exec $(BIN)/python -m bench $(ARGS)
+
+.PHONY: lock
+lock: $(STAMP) ## Write requirements-dev.lock anew from pyproject.toml (ARGS="--upgrade" for newer versions)
+	@PATH="$$PWD/$(BIN):$$PATH"; command -v uv >/dev/null || $(BIN)/python -m pip install --quiet uv; \
+	exec uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes \
+		--no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-dev.lock $(ARGS)

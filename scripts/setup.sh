@@ -1,0 +1,82 @@
+#!/bin/sh
+# Makes the virtual environment $1 (default .venv) and installs the locked requirements and this project into it.
+# Uses uv when it is on PATH, else venv and pip. $PYTHON names the interpreter; without it the first that will do is taken.
+set -eu
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+
+say() { printf '%s\n' "setup: $*"; }
+fail() { printf '%s\n' "setup: error: $*" >&2; exit 1; }
+
+# Runs the candidate: a shim may be on PATH for a version that is not installed.
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+can_make_venv() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
+
+pick_python() {
+    if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3.13 python3.12 python3.11 python3; fi
+    found=""
+    for candidate; do
+        new_enough "$candidate" || continue
+        found=$candidate
+        if $with_uv || can_make_venv "$candidate"; then
+            python=$("$candidate" -c 'import sys; print(sys.executable)')
+            return
+        fi
+    done
+    [ -z "$found" ] ||
+        fail "$found has no ensurepip, so it cannot make virtual environments." \
+            "Install it (Debian, Ubuntu: apt install python3-venv), put uv on PATH, or name another with PYTHON=..."
+    [ -z "${PYTHON:-}" ] || fail "PYTHON=$PYTHON does not run, or is older than Python 3.11."
+    fail "Python 3.11 or newer is needed; python3 here is: $(python3 --version 2>&1 | head -n 1)." \
+        "Name another with PYTHON=/path/to/python3."
+}
+
+# True when the environment can be kept: it runs, was made in this folder (its scripts hold the address), and with $PYTHON.
+usable() {
+    [ "$(cat "$venv/.home" 2>/dev/null)" = "$(pwd -P)" ] || return 1
+    new_enough "$venv/bin/python" || return 1
+    [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of "$venv/bin/python")" ] || return 1
+    $with_uv || "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+version_of() { "$1" -c 'import sys; print(sys.version)' 2>/dev/null || echo none; }
+
+make_venv() {
+    usable && return
+    pick_python
+    say "making $venv with $("$python" --version)"
+    rm -rf "$venv"
+    if $with_uv; then
+        uv venv --quiet --python "$python" "$venv" || return 1
+    else
+        "$python" -m venv "$venv" || { rm -rf "$venv"; fail "$python -m venv failed, see above."; }
+    fi
+    pwd -P >"$venv/.home"
+}
+
+# Two steps each: with hashes required nothing can be installed from a folder.
+install_with_uv() {
+    # An account without a home it can write to has no place for the cache.
+    cache=$(uv cache dir) && mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || export UV_NO_CACHE=1
+    say "installing $count locked packages with uv"
+    uv pip sync --quiet --python "$venv/bin/python" --require-hashes requirements-dev.lock &&
+        uv pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+}
+
+install_with_pip() {
+    say "installing $count locked packages with pip (the first time takes about a minute)"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.lock
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+}
+
+count=$(grep -c '^[a-z]' requirements-dev.lock)
+with_uv=false
+if uv --version >/dev/null 2>&1; then
+    with_uv=true
+    # pip may know an index, a proxy or certificates that uv has not been told of.
+    { make_venv && install_with_uv; } || { say "uv failed, see above; trying pip" && with_uv=false; }
+fi
+if ! $with_uv; then
+    make_venv
+    install_with_pip
+fi
+say "done"

@@ -1,0 +1,181 @@
+"""Writes src/holdfast/_sync/ from src/holdfast/_async/; with --check, compares the two and writes nothing.
+
+Works on tokens, so the layout of the source survives until ruff formats the result. Strings and comments are text:
+names are renamed there too, and `async with`, `async for`, `async def` and `await call(...)` lose their keyword, so
+that the examples in docstrings fit the flavour they stand in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "holdfast" / "_async"
+TARGET = ROOT / "src" / "holdfast" / "_sync"
+
+NAMES = {
+    "AbstractAsyncContextManager": "AbstractContextManager",
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "aclose": "close",
+    "aiter": "iter",
+    "anext": "next",
+    "asynccontextmanager": "contextmanager",
+    "enter_async_context": "enter_context",
+    "push_async_callback": "callback",
+    "push_async_exit": "push",
+}
+# What stays of `Name[...]` when the name goes: the argument with this index.
+UNWRAPPED = {"Awaitable": 0, "Coroutine": 2}
+# What ruff may mend in the output: import order, imports no longer used, `X | X`, `((x))`.
+MENDED = "I,F401,PYI016,UP034"
+
+Edit = tuple[int, int, str]
+Token = tuple[str, int, int]
+
+
+def rename(name: str) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    return re.sub(r"^(_*)(Async(?=[A-Z])|aio_)", r"\1", name).replace("_async", "_sync")
+
+
+def convert_text(text: str) -> str:
+    """Converts a string or a comment: whatever in it looks like code."""
+    text = re.sub(r"\basync (?=(?:with|for|def)\b)", "", text)
+    text = re.sub(r"\bawait (?=[\w.]+[(\[])", "", text)
+    text = re.sub(r"\b([Aa])n (`*)(?=Async[B-DF-HJ-NP-TV-Z])", r"\1 \2", text)
+    return re.sub(r"[A-Za-z_]\w*", lambda found: rename(found[0]), text)
+
+
+def tokens_of(source: str) -> list[Token]:
+    """The tokens that are not white space. An f-string is one token, as it is before Python 3.12."""
+    lines = [0]
+    for line in io.StringIO(source):
+        lines.append(lines[-1] + len(line))
+    found: list[Token] = []
+    opened: list[int] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        start, end = (lines[row - 1] + column for row, column in (token.start, token.end))
+        kind = tokenize.tok_name[token.type]
+        if kind.endswith("STRING_START"):
+            opened.append(start)
+        elif kind.endswith("STRING_END"):
+            start = opened.pop()
+        if not opened and source[start:end].strip():
+            found.append((source[start:end], start, end))
+    return found
+
+
+def unwrap(source: str, tokens: list[Token], at: int) -> Iterator[Edit]:
+    """Turns `Name[a, b, c]`, whose name is tokens[at], into the one argument that stays."""
+    depth, commas = 1, []
+    close = at + 2
+    while True:
+        text = tokens[close][0]
+        depth += (text in {"(", "[", "{"}) - (text in {")", "]", "}"})
+        if depth == 0:
+            break
+        if text == "," and depth == 1:
+            commas.append(close)
+        close += 1
+    keep = UNWRAPPED[tokens[at][0]]
+    first = commas[keep - 1] + 1 if keep else at + 2
+    last = commas[keep] if len(commas) > keep else close
+    spans_lines = "\n" in source[tokens[at][1] : tokens[close][2]]
+    yield tokens[at][1], tokens[first][1], "(" * spans_lines
+    yield tokens[last][1], tokens[close][2], ")" * spans_lines
+
+
+def edits_of(source: str) -> Iterator[Edit]:
+    tokens = tokens_of(source)
+    for index, (text, start, end) in enumerate(tokens):
+        following, following_start, _ = tokens[index + 1] if index + 1 < len(tokens) else ("", end, end)
+        if text == "__await__":
+            raise ValueError("__await__ has no counterpart: write the pair by hand, in _concurrency.py")
+        if text == "await" or (text == "async" and following in {"def", "with", "for"}):
+            yield start, following_start, ""
+        elif text in UNWRAPPED and following == "[":
+            yield from unwrap(source, tokens, index)
+        elif text.isidentifier():
+            yield start, end, rename(text)
+        elif text[0] == "#" or text[-1] in "\"'":
+            yield start, end, convert_text(text)
+
+
+def convert(source: str) -> str:
+    parts, done = [], 0
+    for start, end, text in sorted(edits_of(source)):
+        if start >= done:  # else inside something removed
+            parts += [source[done:start], text]
+            done = end
+    return "".join([*parts, source[done:]])
+
+
+def ruff(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", "--config", ROOT / "pyproject.toml"]
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit("unasync: ruff refused the generated code, see above")
+
+
+def generate(folder: Path) -> dict[Path, str]:
+    """What TARGET should hold, by relative path; `folder` is scratch space."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE)
+        try:
+            code = convert(path.read_text(encoding="utf-8"))
+        except (ValueError, SyntaxError, tokenize.TokenError) as error:
+            raise SystemExit(f"unasync: {path.relative_to(ROOT)}: {error}") from error
+        copy = folder / rename(name.as_posix())
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        header = f"# Generated from _async/{name.as_posix()} by scripts/unasync.py. Do not edit.\n"
+        copy.write_text(header + code, encoding="utf-8")
+    ruff("check", "--fix", "--exit-zero", "--select", MENDED, folder)
+    ruff("format", folder)
+    return read(folder)
+
+
+def read(folder: Path) -> dict[Path, str]:
+    return {path.relative_to(folder): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="only compare; 1 when something differs")
+    check = parser.parse_args().check
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = generate(Path(scratch))
+    present = read(TARGET)
+    differing = sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
+    for name in differing:
+        path = TARGET / name
+        state = "stale" if name not in wanted else "missing" if name not in present else "differs"
+        if check:
+            print(f"{path.relative_to(ROOT)}: {state}")
+        elif name in wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[name], encoding="utf-8")
+        else:
+            path.unlink()
+    if not check:
+        return 0
+    if differing:
+        print("_sync/ is not what _async/ generates; run: .venv/bin/python scripts/unasync.py")
+        return 1
+    print(f"_sync/ is what _async/ generates, {len(wanted)} files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

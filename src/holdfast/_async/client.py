@@ -1,0 +1,109 @@
+"""The client: one database, its primitives and recipes."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from holdfast._async.engines import migrate, open_engine
+from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.leases import AsyncLeases
+from holdfast._wire.database import parse
+from holdfast.core.errors import EngineError
+from holdfast.core.grant import Failover, LeaseTerms, OnLost
+from holdfast.sql import Migration
+
+MIGRATE_TIMEOUT = 60.0
+
+
+class AsyncClient:
+    """Leases on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+
+    ``schema`` names where the tables are (on SQLite: their prefix). ``prepared=False`` is for connection poolers that
+    lose prepared statements; most are noticed without it. Nothing is opened before it is needed.
+    """
+
+    def __init__(self, url: str | None = None, *, schema: str = "holdfast", prepared: bool = True) -> None:
+        self._database = parse(url, schema=schema, prepared=prepared)
+        self._engine = open_engine(self._database)
+        self.leases = AsyncLeases(self._engine)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._database}>"
+
+    def lease(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = 0.0,
+        holder: str | None = None,
+        at_least: float = 0.0,
+        auto_renew: bool = True,
+        renew_every: float | None = None,
+        on_lost: OnLost = "flag",
+        failover: Failover = "ttl",
+    ) -> AsyncLease:
+        """A lease to be had: durable, renewed in the background, free again at most ``ttl`` seconds after its holder dies.
+
+        ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
+        same holder re-enters with a new token and a higher fence. ``at_least``: hold it for so long even when released
+        earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a
+        callable. ``failover="session"``: a standby takes over as soon as our database session is gone.
+        """
+        terms = LeaseTerms.check(
+            name, ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
+            renew_every=renew_every, on_lost=on_lost, failover=failover,
+        )  # fmt: skip
+        return AsyncLease(self._engine, terms, timeout)
+
+    async def migrate(self) -> list[Migration]:
+        """Create or upgrade the tables; returns what was applied. Safe to call at every start, from every replica."""
+        async with self._engine.separately() as session:
+            return await migrate.up(self._database, session, MIGRATE_TIMEOUT)
+
+    async def migrate_down(self, *, to: int) -> list[Migration]:
+        """Take back every migration above version ``to``, and what is in those tables with it."""
+        async with self._engine.separately() as session:
+            return await migrate.down(self._database, session, MIGRATE_TIMEOUT, to=to)
+
+    async def migrations(self) -> list[tuple[Migration, float | None]]:
+        """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
+        async with self._engine.separately() as session:
+            return await migrate.status(self._database, session, MIGRATE_TIMEOUT)
+
+    async def close(self) -> None:
+        """Release what this client still holds, and close its connections. Harmless a second time."""
+        if self._engine.closed:
+            return
+        try:
+            if self._engine.pid == os.getpid():
+                await self._end_beats()
+        finally:
+            await self._engine.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _end_beats(self) -> None:
+        keeper = self._engine.keeper
+        beats, shared = keeper.retire(self._engine.owner)
+        for holding in shared:
+            keeper.release_later(holding.name, holding.token)
+        try:
+            for beat in beats:
+                await self._call_last("beat_end", {"beat": beat})
+            if beats:
+                await self._call_last("purge", {})
+        except EngineError:
+            for beat in beats:
+                keeper.end_later(beat)
+
+    async def _call_last(self, statement: str, parameters: dict[str, Any]) -> None:
+        await self._engine.call(statement, parameters, timeout=5.0)

@@ -1,0 +1,36 @@
+"""PostgreSQL: the session is checked once, when it is opened; the rest is the wire's."""
+
+from __future__ import annotations
+
+from holdfast._async.engines.engine import AsyncEngine, AsyncSession
+from holdfast._wire.aio_postgres import AsyncPostgresSession
+from holdfast.core.errors import EngineError, Refused, SchemaMismatch
+
+_MISSING = frozenset({"3F000", "42883", "42P01"})
+
+
+class AsyncPostgresEngine(AsyncEngine):
+    async def _connect(self, timeout: float) -> AsyncSession:
+        return await AsyncPostgresSession.open(self.database, timeout)
+
+    async def _hello(self, session: AsyncSession, timeout: float) -> None:
+        try:
+            [row] = await session.call("hello", {}, timeout)
+        except Refused as error:
+            if error.sqlstate in _MISSING:
+                self._check_version(None)
+            raise self._translate(error) from error
+        self._check_version(row["version"])
+
+    def _translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        schema = self.database.schema
+        if error.sqlstate in _MISSING:
+            return SchemaMismatch(
+                f"schema {schema!r} in {self.database} is not complete: run 'holdfast migrate up' ({error})"
+            )
+        if error.sqlstate == "42501":
+            return Refused(
+                f"{error}. The role needs: GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …",
+                "42501",
+            )
+        return error

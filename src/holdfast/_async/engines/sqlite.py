@@ -1,0 +1,33 @@
+"""SQLite: one file on one machine. It migrates itself on open, and waiters ask often, because asking is cheap."""
+
+from __future__ import annotations
+
+from holdfast._async.engines import migrate
+from holdfast._async.engines.engine import AsyncEngine, AsyncSession
+from holdfast._wire.aio_sqlite import AsyncSqliteSession
+from holdfast._wire.sqlite import boot_id
+from holdfast.core.errors import Refused
+
+
+class AsyncSqliteEngine(AsyncEngine):
+    poll = 0.01
+
+    async def _connect(self, timeout: float) -> AsyncSession:
+        return await AsyncSqliteSession.open(self.database, timeout)
+
+    async def _hello(self, session: AsyncSession, timeout: float) -> None:
+        version = await self._version(session, timeout)
+        if (version or 0) < self.newest:
+            await migrate.up(self.database, session, timeout)
+            version = await self._version(session, timeout)
+        self._check_version(version)
+
+    async def _version(self, session: AsyncSession, timeout: float) -> int | None:
+        try:
+            [row] = await session.call("hello", {"boot": boot_id() or ""}, timeout)
+        except Refused as error:
+            if error.sqlstate != "42P01":
+                raise
+            return None
+        version: int | None = row["version"]
+        return version

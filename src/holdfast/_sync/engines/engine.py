@@ -1,0 +1,189 @@
+# Generated from _async/engines/engine.py by scripts/unasync.py. Do not edit.
+"""What both engines share: the session for calls, opened on first use and closed when idle, and how errors read.
+
+Every statement sent through here may be sent twice (an acquire carries its own token), so a connection that died
+unnoticed costs one reconnect and no error.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from holdfast._wire import Row
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.waiting import Owner, Turn
+from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.keeper import Keeper, keeper_of
+from holdfast.sql import migrations
+
+CALL_TIMEOUT = 10.0
+IDLE = 1.0
+"""Seconds after which an unused session is closed: a process that only holds leases has its keeper's connection alone."""
+
+
+class Session(Protocol):
+    def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
+    def script(self, text: str, timeout: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class Engine:
+    poll = 1.0
+    """How often a waiter asks again when nobody wakes it."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.owner = Owner()
+        self.pid = os.getpid()
+        self.closed = False
+        self._identity = self._identify()
+        self._session: Session | None = None
+        self._turn = Turn()
+        self._used_at = 0.0
+        self._reaping = False
+
+    @staticmethod
+    def _identify() -> dict[str, Any]:
+        host, pid = socket.gethostname(), os.getpid()
+        return {"label": f"{host}:{pid}:{secrets.token_hex(3)}", "host": host, "pid": pid, "started": time.time()}
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """Who we are, for the people who look: label, host, pid, started."""
+        self._notice_fork()
+        return self._identity
+
+    @property
+    def keeper(self) -> Keeper:
+        return keeper_of(self.database)
+
+    def call(self, name: str, parameters: Mapping[str, Any], *, timeout: float = CALL_TIMEOUT) -> list[Row]:
+        """Run a named statement; once more on a new connection when the old one turns out to be dead."""
+        deadline = now() + timeout
+        unanswered: Unanswered | None = None
+        while True:
+            try:
+                with self._turn:
+                    session = self._open(deadline)
+                    return self._use(session, name, parameters, deadline)
+            except Unanswered as error:
+                if unanswered is not None or now() >= deadline:
+                    raise
+                unanswered = error
+            except Unreachable as error:
+                raise (
+                    unanswered or error
+                ) from error  # the first attempt may have happened, whatever became of the second
+            except Refused as error:
+                raise self._translate(error) from error
+
+    @contextmanager
+    def separately(self, timeout: float = CALL_TIMEOUT) -> Iterator[Session]:
+        """A session for one purpose that does not ask for our tables: migrations."""
+        self.check_usable()
+        session = self._connect(timeout)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def close(self) -> None:
+        self.closed = True
+        with self._turn:
+            session, self._session = self._session, None
+            if session is not None and self.pid == os.getpid():
+                session.close()
+
+    def check_usable(self) -> None:
+        if self.closed:
+            raise EngineError(f"the client of {self.database} is closed")
+        self.owner.check()
+        self._notice_fork()
+
+    def _use(self, session: Session, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
+        try:
+            rows = session.call(name, parameters, max(0.01, deadline - now()))
+        except Unanswered:
+            self._discard(session)
+            raise
+        self._used_at = now()
+        self._reap_later()
+        return rows
+
+    def _open(self, deadline: float) -> Session:
+        self.check_usable()
+        if self._session is None:
+            session = self._connect(max(0.05, deadline - now()))
+            try:
+                self._hello(session, max(0.05, deadline - now()))
+            except BaseException:
+                session.close()
+                raise
+            if self._session is not None:  # another task was faster
+                session.close()
+            else:
+                self._session = session
+        return self._session
+
+    def _discard(self, session: Session) -> None:
+        if self._session is session:
+            self._session = None
+        session.close()
+
+    def _notice_fork(self) -> None:
+        """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
+        if self.pid != os.getpid():
+            self.pid, self._session, self._identity = os.getpid(), None, self._identify()
+            self._turn = Turn()
+            self._reaping = False
+
+    def _reap_later(self) -> None:
+        if not self._reaping:
+            self._reaping = True
+            self.keeper.later(IDLE, self._reap_soon)
+
+    def _reap_soon(self) -> None:
+        """In the keeper's thread."""
+        self.owner.call(self._reap, None)
+
+    def _reap(self, _: object) -> None:
+        with self._turn:
+            self._reaping = False
+            session = self._session
+            if session is None or self.closed:
+                return
+            if now() - self._used_at < IDLE:
+                self._reap_later()
+                return
+            self._session = None
+            session.close()
+
+    def _connect(self, timeout: float) -> Session:
+        raise NotImplementedError
+
+    def _hello(self, session: Session, timeout: float) -> None:
+        raise NotImplementedError
+
+    @property
+    def newest(self) -> int:
+        return migrations(self.database.dialect, self.database.schema)[-1].version
+
+    def _check_version(self, found: int | None) -> None:
+        wanted = self.newest
+        if found != wanted:
+            state = f"is at version {found}" if found else "is not there"
+            raise SchemaMismatch(
+                f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
+                f"run 'holdfast migrate up' or client.migrate()"
+                + (", or upgrade holdfast" if found and found > wanted else "")
+            )
+
+    def _translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        return error

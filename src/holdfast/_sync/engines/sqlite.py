@@ -1,0 +1,33 @@
+# Generated from _async/engines/sqlite.py by scripts/unasync.py. Do not edit.
+"""SQLite: one file on one machine. It migrates itself on open, and waiters ask often, because asking is cheap."""
+
+from __future__ import annotations
+
+from holdfast._sync.engines import migrate
+from holdfast._sync.engines.engine import Engine, Session
+from holdfast._wire.sqlite import SqliteSession, boot_id
+from holdfast.core.errors import Refused
+
+
+class SqliteEngine(Engine):
+    poll = 0.01
+
+    def _connect(self, timeout: float) -> Session:
+        return SqliteSession.open(self.database, timeout)
+
+    def _hello(self, session: Session, timeout: float) -> None:
+        version = self._version(session, timeout)
+        if (version or 0) < self.newest:
+            migrate.up(self.database, session, timeout)
+            version = self._version(session, timeout)
+        self._check_version(version)
+
+    def _version(self, session: Session, timeout: float) -> int | None:
+        try:
+            [row] = session.call("hello", {"boot": boot_id() or ""}, timeout)
+        except Refused as error:
+            if error.sqlstate != "42P01":
+                raise
+            return None
+        version: int | None = row["version"]
+        return version

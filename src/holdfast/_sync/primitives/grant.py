@@ -1,0 +1,182 @@
+# Generated from _async/primitives/grant.py by scripts/unasync.py. Do not edit.
+"""The grant: proof of holding a lease, the trust that is left in it, and what happens when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives import protect
+from holdfast._wire.clock import now
+from holdfast._wire.waiting import Scope, sleep
+from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
+from holdfast.core.grant import LeaseTerms
+from holdfast.core.renewal import Trust
+from holdfast.keeper import Holding, Pulse
+
+log = logging.getLogger("holdfast.lease")
+
+EXIT_STATUS = 70
+"""How a process ends with ``on_lost="exit"``."""
+_RELEASE_PATIENCE = 5.0
+
+
+class LeaseGrant:
+    """A lease we hold. ``token`` is the secret proof, ``fence`` rises with every acquisition of any lease."""
+
+    def __init__(self, engine: Engine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust) -> None:
+        self.name, self.holder, self.token, self.fence = terms.name, holder, token, fence
+        self._engine, self._terms, self._trust = engine, terms, trust
+        self._pulse: Pulse | None = None
+        self._over: HoldfastError | None = None
+        self._released = False
+        self._scope = Scope()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<LeaseGrant {self.name!r} fence={self.fence} {'lost' if self.lost else 'held'}>"
+
+    @property
+    def lost(self) -> bool:
+        """True once we may no longer act as the holder, and for ever after."""
+        return self._problem() is not None
+
+    def remaining(self) -> float:
+        """Seconds for which this grant can be trusted if nothing renews it; 0 once it is lost."""
+        return 0.0 if self.lost else self._current.left(now())
+
+    def check(self) -> None:
+        """Raise LeaseLost when it is certainly gone, OwnershipUnknown when the database has not answered in time."""
+        if (problem := self._problem()) is not None:
+            raise problem
+
+    def renew(self) -> Literal[True]:
+        """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
+        self.check()
+        asked_at = now()
+        [row] = self._engine.call(
+            "lease_renew", {"name": self.name, "token": self.token}, timeout=max(0.05, self._current.left(asked_at))
+        )
+        if not row["done"]:
+            self._end(LeaseLost(f"lease {self.name!r} expired or was taken over before it was renewed"))
+        elif self._pulse is not None:
+            self._engine.keeper.extend(self._pulse, asked_at)
+        elif not self.lost:
+            self._trust = Trust.counted(self._trust.ttl, asked_at)
+        self.check()
+        return True
+
+    def release(self) -> bool:
+        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
+        if self._released or self._pid != os.getpid():
+            return False
+        try:
+            done = self._release()
+        except Refused:
+            raise
+        except BaseException:
+            self._engine.keeper.release_later(self.name, self.token)
+            self._finish()
+            raise
+        self._finish()
+        return done
+
+    def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
+        """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on. Returns the fence.
+
+        ``at="start"`` makes a successor wait for it, ``at="commit"`` (for long ones) asks again inside its COMMIT.
+        """
+        return protect.protect(self._engine.database, self.name, self.token, connection, at)
+
+    @contextmanager
+    def transaction(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> Iterator[Any]:
+        """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits."""
+        with protect.transaction(self._engine.database, self.name, self.token, connection, at):
+            yield connection
+
+    def __enter__(self) -> LeaseGrant:
+        if self._terms.on_lost == "cancel":
+            self._scope.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._scope.exit(kind, error, trace)
+        finally:
+            try:
+                self.release()
+            except EngineError as problem:
+                log.warning("lease %r is released later, the database did not take it now: %s", self.name, problem)
+                self._engine.keeper.release_later(self.name, self.token)
+                self._finish()
+
+    def keep(self, beat: str, session_key: int | None) -> None:
+        """From now on the heartbeat renews it."""
+        holding = Holding(self.name, self.token, self._engine.owner, self._lose)
+        self._pulse = self._engine.keeper.keep(
+            beat, self._trust, self._terms.renew_every, holding, session_key=session_key
+        )
+
+    @property
+    def _current(self) -> Trust:
+        return self._trust if self._pulse is None else self._pulse.trust
+
+    def _problem(self) -> HoldfastError | None:
+        if self._over is None:
+            if self._pid != os.getpid():
+                return LeaseLost(
+                    f"lease {self.name!r} belongs to the parent process {self._pid}, not to this fork of it"
+                )
+            if self._current.left(now()) <= 0:
+                self._over = OwnershipUnknown(
+                    f"lease {self.name!r} could not be confirmed in time: it may have passed on"
+                )
+        return self._over
+
+    def _release(self) -> bool:
+        """A transaction that this lease protects may still be open: ask again for a while, holding up nobody else."""
+        until, pause = now() + _RELEASE_PATIENCE, 0.002
+        while True:
+            try:
+                [row] = self._engine.call("lease_release", {"name": self.name, "token": self.token})
+                return bool(row["done"])
+            except Refused as error:
+                if error.sqlstate != "55P03" or now() + pause > until:
+                    raise EngineError(
+                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: commit or roll back first"
+                    ) from error
+            sleep(pause)
+            pause = min(pause * 2, 0.1)
+
+    def _finish(self) -> None:
+        self._released = True
+        self._over = self._over or LeaseLost(f"lease {self.name!r} was released")
+        if self._pulse is not None:
+            self._engine.keeper.drop(self._pulse, self.token)
+        self._engine.keeper.wake(self.name)
+
+    def _end(self, error: HoldfastError) -> None:
+        self._over = self._over or error
+        if self._pulse is not None:
+            self._engine.keeper.drop(self._pulse, self.token)
+
+    def _lose(self, error: HoldfastError) -> None:
+        """In the keeper's thread."""
+        if self._released:
+            return
+        self._over = problem = type(error)(f"lease {self.name!r}: {error}")
+        on_lost = self._terms.on_lost
+        if on_lost == "exit":
+            log.critical("%s; on_lost='exit': this process ends now", problem)
+            os._exit(EXIT_STATUS)
+        if on_lost == "cancel":
+            self._scope.cancel(problem)
+        elif callable(on_lost):
+            self._engine.owner.call(on_lost, self)

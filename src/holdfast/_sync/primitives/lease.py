@@ -1,0 +1,217 @@
+# Generated from _async/primitives/lease.py by scripts/unasync.py. Do not edit.
+"""The lease: durable, exclusive, expiring, fenced.
+
+The handle says what is wanted, the grant is the proof of having it. Whether a lease is free is decided by the database
+alone; this module asks, waits, and keeps the books.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+from uuid import uuid4
+
+from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
+from holdfast._sync.primitives.grant import LeaseGrant
+from holdfast._wire.clock import now
+from holdfast._wire.waiting import Scope, Signal, here, sleep
+from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unreachable
+from holdfast.core.grant import Held, LeaseTerms, check_timeout
+from holdfast.core.renewal import Trust
+from holdfast.keeper import Pulse
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BUSY_PATIENCE = 0.05
+"""Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
+
+
+class Lease:
+    """A lease to be had. ``with lease as grant``, ``acquire()``, ``try_acquire()``, ``or_skip()``, or a decorator."""
+
+    def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None) -> None:
+        if terms.on_lost == "cancel" and not Scope.cancels:
+            raise ValueError(
+                "on_lost='cancel' is for Client: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
+            )
+        self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
+        self._entered: dict[int, list[LeaseGrant]] = {}
+
+    @property
+    def name(self) -> str:
+        return self._terms.name
+
+    def acquire(self, *, timeout: float | None = -1) -> LeaseGrant:
+        """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
+        limit = self._timeout if timeout == -1 else check_timeout(timeout)
+        grant = self._wait(limit)
+        if isinstance(grant, Held):
+            raise grant.refusal(limit or None, datetime.now(UTC))
+        return grant
+
+    def try_acquire(self) -> LeaseGrant | None:
+        """The grant, or None when somebody has it."""
+        grant = self._wait(0.0)
+        return None if isinstance(grant, Held) else grant
+
+    @contextmanager
+    def or_skip(self) -> Iterator[LeaseGrant | None]:
+        """A block that runs with the grant, or with None when somebody has it."""
+        grant = self.try_acquire()
+        if grant is None:
+            yield None
+        else:
+            with grant:
+                yield grant
+
+    def adopt(self, token: str) -> LeaseGrant:
+        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is no longer good."""
+        asked_at = now()
+        rows = self._engine.call("lease_status", {"name": self.name, "token": _uuid(token)})
+        if not rows:
+            raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
+        [row] = rows
+        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        return LeaseGrant(self._engine, self._terms, row["holder"], token, row["fence"], trust)
+
+    def __enter__(self) -> LeaseGrant:
+        grant = self.acquire()
+        grant.__enter__()
+        self._entered.setdefault(here(), []).append(grant)
+        return grant
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        mine = self._entered[here()]
+        grant = mine.pop()
+        if not mine:
+            del self._entered[here()]
+        grant.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorator: every call runs under the lease, or raises NotAcquired."""
+
+        @wraps(function)
+        def under_lease(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return function(*args, **kwargs)
+
+        return under_lease
+
+    def _wait(self, limit: float) -> LeaseGrant | Held:
+        """Ask until it is ours or time is up. Woken by a release; asks on its own besides, in case nobody wakes us."""
+        started = now()
+        outcome = self._attempt()
+        if isinstance(outcome, LeaseGrant):
+            return outcome
+        outcome = self._while_busy(outcome, limit)
+        if limit == 0 or isinstance(outcome, LeaseGrant):
+            return outcome
+        signal, keeper = Signal(), self._engine.keeper
+        keeper.watch(self.name, signal.set)
+        try:
+            while (left := started + limit - now()) > 0:
+                signal.wait(min(self._pause(outcome), left))
+                outcome = self._attempt()
+                if isinstance(outcome, LeaseGrant):
+                    return outcome
+            return outcome
+        finally:
+            keeper.unwatch(self.name, signal.set)
+
+    def _while_busy(self, outcome: LeaseGrant | Held, limit: float) -> LeaseGrant | Held:
+        until = now() + _BUSY_PATIENCE
+        while isinstance(outcome, Held) and outcome.remaining is None and now() < until:
+            sleep(random.uniform(0.001, 0.005))
+            outcome = self._attempt()
+        return outcome
+
+    def _pause(self, held: Held) -> float:
+        if held.remaining is None:
+            return random.uniform(0.002, 0.02)
+        poll = self._engine.poll if held.session_watch is None else min(self._engine.poll, 0.05)
+        return min(poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
+
+    def _attempt(self) -> LeaseGrant | Held:
+        """Ask once. The token is ours, so whatever is not heard of again can be given back."""
+        terms, engine = self._terms, self._engine
+        engine.check_usable()
+        session_key = self._session_key() if terms.failover == "session" else None
+        keeper = engine.keeper
+        pulse = keeper.borrow(terms.ttl, session=session_key is not None) if terms.auto_renew else None
+        try:
+            row, asked_at, token = self._ask(pulse, session_key)
+            if row["status"] == "beat_lost" and pulse is not None:
+                row, asked_at, token = self._ask(None, session_key)
+            if row["fence"] is None:
+                return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
+            if row["status"] == "taken_over":
+                keeper.purge_soon()
+            trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
+            grant = LeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
+            if terms.auto_renew:
+                grant.keep(row["beat"], session_key)
+            return grant
+        finally:
+            if pulse is not None:
+                keeper.give_back(pulse)
+
+    def _ask(self, pulse: Pulse | None, session_key: int | None) -> tuple[dict[str, Any], float, str]:
+        terms, token, asked_at = self._terms, str(uuid4()), now()
+        parameters = {
+            "name": terms.name,
+            "holder": self._holder,
+            "ttl": terms.ttl,
+            "token": token,
+            "beat": pulse.beat if pulse else None,
+            "reenter": terms.holder is not None,
+            "at_least": terms.at_least,
+            "solo": not terms.auto_renew,
+            "session_key": session_key,
+            "process": json.dumps(self._engine.process),
+        }
+        try:
+            [row] = self._engine.call("lease_acquire", parameters)
+        except (Unreachable, Refused, SchemaMismatch):
+            raise  # certainly not granted
+        except BaseException:
+            self._engine.keeper.abandon(terms.name, token)
+            raise
+        return row, asked_at, token
+
+    @property
+    def _holder(self) -> str:
+        label: str = self._engine.process["label"]
+        return self._terms.holder or label
+
+    def _session_key(self) -> int:
+        keeper = self._engine.keeper
+        if keeper.session_key is None:
+            ready = Signal()
+            keeper.want_session(ready.set)
+            ready.wait(CALL_TIMEOUT)
+        if keeper.session_key is None:
+            raise keeper.session_problem or EngineError(
+                f"no session on {self._engine.database} for lease {self.name!r}"
+            )
+        return keeper.session_key
+
+
+def _uuid(token: object) -> str:
+    from uuid import UUID
+
+    try:
+        return str(UUID(str(token)))
+    except ValueError:
+        raise ValueError("token must be the UUID that acquire gave out") from None
+
+
+__all__ = ["Lease", "NotAcquired"]

@@ -1,0 +1,43 @@
+"""Below both flavours, written by hand: one statement over one session, bounded in time.
+
+``open_session`` gives a blocking session on either engine; ``postgres`` and ``sqlite`` also have the asyncio one. A
+session runs named statements and never decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from holdfast._wire.database import Database
+
+Row = dict[str, Any]
+
+
+class Session(Protocol):
+    """A blocking session: what the keeper and the generated sync flavour stand on."""
+
+    pooled: bool
+    """Something between us and the server may move us to another session: nothing may live in this one."""
+
+    def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
+    def script(self, text: str, timeout: float) -> None: ...
+
+    def hold(self, key: int, timeout: float) -> bool:
+        """Hold ``key`` for as long as this session lives; the system frees it, however the process ends."""
+
+    def fileno(self) -> int | None:
+        """What to poll for notifications and for the end of the connection; None where there are none."""
+
+    def notifications(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+
+def open_session(database: Database, timeout: float) -> Session:
+    if database.dialect == "sqlite":
+        from holdfast._wire.sqlite import SqliteSession
+
+        return SqliteSession.open(database, timeout)
+    from holdfast._wire.postgres import PostgresSession
+
+    return PostgresSession.open(database, timeout)

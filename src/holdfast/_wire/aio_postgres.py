@@ -1,0 +1,204 @@
+"""One PostgreSQL session on an event loop: one reader for the life of the connection, requests in a queue.
+
+A request runs to its end whatever becomes of the task that asked for it, so a cancelled caller never leaves the session
+half read; what its statement may have been granted is the caller's to give back. Connecting happens in a thread of its
+own, because name resolution blocks and the loop's thread pool may be full of the user's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import OperationalError, pq
+
+from holdfast._wire import Row
+from holdfast._wire.database import Database
+from holdfast._wire.pgconn import PgWire
+from holdfast._wire.postgres import PostgresSession
+from holdfast.core.errors import Refused, Unanswered
+from holdfast.sql import Statement
+
+
+@dataclass(slots=True)
+class _Request:
+    statement: Statement | None
+    parameters: Mapping[str, Any]
+    text: str
+    answer: asyncio.Future[list[Row]]
+    deadline: float
+    preparing: bool = False
+
+
+class AsyncPostgresSession(PgWire):
+    def __init__(self, session: PostgresSession, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(session.database, session.pgconn)
+        self.pooled, self.version, self._prepared = session.pooled, session.version, session._prepared
+        self._loop = loop
+        self._queue: deque[_Request] = deque()
+        self._result: pq.abc.PGresult | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = False
+        self._socket = self.pgconn.socket
+        loop.add_reader(self._socket, self._readable)
+
+    @classmethod
+    async def open(cls, database: Database, timeout: float) -> AsyncPostgresSession:
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[PostgresSession] = loop.create_future()
+
+        def arrive(session: PostgresSession | None, error: BaseException | None) -> None:
+            if opened.done():
+                if session is not None:
+                    session.close()
+            elif session is not None:
+                opened.set_result(session)
+            else:
+                opened.set_exception(error or Unanswered("no session"))
+
+        def connect() -> None:
+            session, failed = None, None
+            try:
+                session = PostgresSession.open(database, timeout)
+            except Exception as error:
+                failed = error
+            try:
+                loop.call_soon_threadsafe(arrive, session, failed)
+            except RuntimeError:  # the loop was closed meanwhile
+                if session is not None:
+                    session.close()
+
+        threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
+        return cls(await opened, loop)
+
+    async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
+        return await self._submit(self._statements[name], parameters, "", timeout)
+
+    async def script(self, text: str, timeout: float) -> None:
+        await self._submit(None, {}, text, timeout)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            if self._writing:
+                self._loop.remove_writer(self._socket)
+        self.pgconn.finish()
+        self._fail_all(Unanswered(f"the session on {self.database} was closed"))
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._queue.clear()
+
+    def _submit(
+        self, statement: Statement | None, parameters: Mapping[str, Any], text: str, timeout: float
+    ) -> asyncio.Future[list[Row]]:
+        request = _Request(statement, parameters, text, self._loop.create_future(), self._loop.time() + timeout)
+        self._queue.append(request)
+        if len(self._queue) == 1:
+            self._start()
+        return request.answer
+
+    def _start(self) -> None:
+        """Send the request at the head of the queue."""
+        while self._queue:
+            request = self._queue[0]
+            if request.answer.cancelled():  # cancelled before it was sent: nothing happened
+                self._queue.popleft()
+                continue
+            try:
+                if request.statement is None:
+                    self._in_doubt = False
+                    self.pgconn.send_query(request.text.encode())
+                elif self._must_prepare(request.statement):
+                    request.preparing = True
+                    self._send_prepare(request.statement)
+                else:
+                    request.preparing = False
+                    self._send(request.statement, request.parameters)
+                self._write()
+            except OperationalError as error:
+                self._lost(error)
+                return
+            self._timer = self._loop.call_at(request.deadline, self._late)
+            return
+
+    def _write(self) -> None:
+        if self.pgconn.flush():
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self._socket, self._write)
+        elif self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._socket)
+
+    def _readable(self) -> None:
+        try:
+            self.pgconn.consume_input()
+            if not self._queue:
+                while self.pgconn.notifies() is not None:
+                    pass
+                return
+            while not self.pgconn.is_busy():
+                result = self.pgconn.get_result()
+                if result is None:
+                    self._answered()
+                    return
+                self._result = self._result if self._failed() else result
+        except OperationalError as error:
+            self._lost(error)
+
+    def _failed(self) -> bool:
+        return self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR
+
+    def _answered(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        request = self._queue[0]
+        result, self._result = self._result, None
+        try:
+            rows = self._rows(result)
+        except Refused as error:
+            if not self._unprepare(error):
+                self._finish(error)
+                return
+        except Unanswered as error:
+            self._finish(error)
+            return
+        else:
+            if not request.preparing:
+                self._finish(rows)
+                return
+            if self._prepared is not None and request.statement is not None:
+                self._prepared.add(request.statement.name)
+        self._start()  # the same request again: now prepared, or without preparing
+
+    def _finish(self, outcome: list[Row] | Exception) -> None:
+        answer = self._queue.popleft().answer
+        if not answer.done():
+            if isinstance(outcome, Exception):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+        self._start()
+
+    def _late(self) -> None:
+        self._lost(None, f"{self.database} did not answer in time")
+
+    def _lost(self, error: Exception | None, why: str = "") -> None:
+        failure = Unanswered(why or f"the connection to {self.database} was lost")
+        failure.__cause__ = error
+        self._fail_all(failure)
+        self.close()
+
+    def _fail_all(self, failure: Exception) -> None:
+        requests, self._queue = self._queue, deque()
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(failure)
+                request.answer.exception()  # a caller that went away is no "exception was never retrieved"

@@ -1,0 +1,90 @@
+"""The SQLite session on an event loop: the blocking one in a thread of its own, because a commit waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from holdfast._wire import Row
+from holdfast._wire.database import Database
+from holdfast._wire.sqlite import SqliteSession
+from holdfast.core.errors import Unanswered
+
+T = TypeVar("T")
+
+
+class AsyncSqliteSession:
+    pooled = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._session: SqliteSession | None = None
+        threading.Thread(target=self._work, name="holdfast-sqlite", daemon=True).start()
+
+    @classmethod
+    async def open(cls, database: Database, timeout: float) -> AsyncSqliteSession:
+        self = cls(asyncio.get_running_loop())
+        try:
+            self._session = await self._submit(lambda: SqliteSession.open(database, timeout))
+        except BaseException:
+            self._jobs.put(None)
+            raise
+        return self
+
+    @property
+    def boot(self) -> str | None:
+        return self._opened.boot
+
+    @property
+    def _opened(self) -> SqliteSession:
+        if self._session is None:
+            raise Unanswered("the session is closed")
+        return self._session
+
+    async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
+        session = self._opened
+        return await self._submit(lambda: session.call(name, parameters, timeout))
+
+    async def script(self, text: str, timeout: float) -> None:
+        session = self._opened
+        await self._submit(lambda: session.script(text, timeout))
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._jobs.put(session.close)
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _submit(self, action: Callable[[], T]) -> asyncio.Future[T]:
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if answer.done():
+                if isinstance(result, SqliteSession):
+                    self._jobs.put(result.close)
+                    self._jobs.put(None)
+            elif error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            result, failed = None, None
+            try:
+                result = action()
+            except Exception as error:
+                failed = error
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(settle, result, failed)
+
+        self._jobs.put(job)
+        return answer

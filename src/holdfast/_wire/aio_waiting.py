@@ -1,0 +1,118 @@
+"""How the asyncio flavour waits: the same names as in ``waiting``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+
+sleep = asyncio.sleep
+
+
+def here() -> int:
+    """Who is asking: the task."""
+    return id(asyncio.current_task())
+
+
+class AsyncTurn:
+    """Nothing to do: a session on a loop queues its requests itself."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class AsyncSignal:
+    """Set from any thread, awaited by one task."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout: float) -> bool:
+        """True when it was set; it is cleared again for the next time."""
+        try:
+            await asyncio.wait_for(self._event.wait(), None if timeout == math.inf else timeout)
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+class AsyncOwner:
+    """Whoever the grants belong to: the event loop of the client that made them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """One client, one loop: the first use decides which."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(
+                f"this AsyncClient belongs to {self._loop!r} and was used from {loop!r}: make one client a loop"
+            )
+
+    def alive(self) -> bool:
+        return self._loop is None or not self._loop.is_closed()
+
+    def call(self, callback: Callable[[Any], object], argument: object) -> None:
+        """From the keeper's thread: on the loop, and awaited there if there is something to await."""
+
+        async def run() -> None:
+            outcome = callback(argument)
+            if inspect.isawaitable(outcome):
+                await outcome
+
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+
+class AsyncScope:
+    """The block under a grant, cancelled when the grant is lost. Works like ``asyncio.timeout``: our own cancellation
+    becomes the error it stands for, and one that came from outside stays a cancellation."""
+
+    cancels = True
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._before = 0
+        self._cause: HoldfastError | None = None
+
+    def enter(self) -> None:
+        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        if self._task is None:
+            raise RuntimeError("on_lost='cancel' needs a task to cancel")
+        self._before = self._task.cancelling()
+
+    def cancel(self, error: HoldfastError) -> None:
+        """From any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel, error)
+
+    def _cancel(self, error: HoldfastError) -> None:
+        if self._task is not None and self._cause is None:
+            self._cause = error
+            self._task.cancel(str(error))
+
+    def exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        task, self._task = self._task, None
+        if self._cause is None or task is None:
+            return
+        if task.uncancel() <= self._before and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise self._cause from error

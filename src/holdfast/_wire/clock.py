@@ -1,0 +1,13 @@
+"""The local clock that trust is counted on: it never steps, and where the system can, it runs on while it sleeps."""
+
+from __future__ import annotations
+
+import time
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def now() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:  # pragma: no cover - not Linux
+    now = time.monotonic

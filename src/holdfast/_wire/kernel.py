@@ -1,0 +1,95 @@
+"""Locks the kernel keeps: fair turns between processes on one file, and proof that a process still lives.
+
+``Turnstile`` is an flock taken before BEGIN IMMEDIATE: SQLite's own busy handler can starve a process to one operation
+a second. ``Marks`` are open-file-description locks on single bytes, which the kernel drops when the process dies.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+
+from holdfast.core.errors import Unreachable
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows: no fair turns, SQLite's own lock still excludes
+    fcntl = None  # type: ignore[assignment]
+
+_FLOCK = "hhqqi4x"
+
+
+class Turnstile:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = self._open()
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def enter(self, timeout: float) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._queue_up(timeout)
+
+    def leave(self) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _queue_up(self, timeout: float) -> None:
+        """The kernel's queue is fair but knows no timeout, so another thread stands in it, with a descriptor of its own."""
+        descriptor, turn = self._open(), threading.Event()
+        mutex, given_up = threading.Lock(), [False]
+
+        def stand() -> None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with mutex:
+                if given_up[0]:
+                    os.close(descriptor)
+                else:
+                    turn.set()
+
+        threading.Thread(target=stand, name="holdfast-turn", daemon=True).start()
+        try:
+            turn.wait(timeout)
+        finally:
+            with mutex:
+                given_up[0] = not turn.is_set()
+                if turn.is_set():
+                    os.close(self._descriptor)
+                    self._descriptor = descriptor
+        if given_up[0]:
+            raise Unreachable(
+                f"{self._path} stayed locked by another process for {timeout:.1f} s: is one stopped in the middle of a write?"
+            )
+
+
+class Marks:
+    """One byte a living session, at the offset of its key."""
+
+    available = fcntl is not None and hasattr(fcntl, "F_OFD_SETLK")
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def hold(self, key: int) -> bool:
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, key, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def is_free(self, key: int) -> bool:
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, key, 1, 0)
+        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        return kind == fcntl.F_UNLCK
+
+    def close(self) -> None:
+        os.close(self._descriptor)

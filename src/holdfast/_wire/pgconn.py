@@ -1,0 +1,189 @@
+"""The parts of the PostgreSQL wire that both pumps share: connecting, encoding, decoding, what an error means.
+
+A connection made here is used through ``pgconn`` alone; psycopg's own connection API would take its reader away.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from psycopg import OperationalError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from holdfast._wire import Row, forks
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.sql import Statement, statements
+
+_DECODE: dict[int, Callable[[bytes], Any]] = {
+    16: b"t".__eq__, 20: int, 21: int, 23: int, 700: float, 701: float, 1700: float,
+}  # fmt: skip
+
+# The statement did not run, and this session will never run another: a restart, a shutdown, a primary that is one no more.
+_GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
+_PREPARED_UNSAFE = frozenset({"26000", "42P05", "08P01"})
+
+
+def encode(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if value is True or value is False:
+        return b"t" if value else b"f"
+    return str(value).encode()
+
+
+class PgWire:
+    """One connection and its statements. The pumps below it decide how to wait."""
+
+    def __init__(self, database: Database, pgconn: pq.abc.PGconn) -> None:
+        self.database, self.pgconn = database, pgconn
+        self.pooled = False
+        self.version = 0
+        self._statements = statements("postgres", database.schema)
+        self._prepared: set[str] | None = set() if database.prepared else None
+        self._in_doubt = False
+        pgconn.nonblocking = 1
+        pgconn.notice_handler = self._notice
+        forks.guard(self)
+
+    def fileno(self) -> int | None:
+        try:
+            return self.pgconn.socket if self.pgconn.status == pq.ConnStatus.OK else None
+        except OperationalError:
+            return None
+
+    def abandon(self) -> None:
+        """In a forked child: this is the parent's session, and never ours to close."""
+        self.pgconn.notice_handler = None
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+    def notifications(self) -> list[str]:
+        """Names heard of since the last call. Raises when the connection has gone."""
+        heard = []
+        try:
+            self.pgconn.consume_input()
+            while (notify := self.pgconn.notifies()) is not None:
+                heard.append(notify.extra.decode())
+        except OperationalError as error:
+            raise Unanswered(f"the connection to {self.database} was lost") from error
+        return heard
+
+    def _notice(self, result: pq.abc.PGresult) -> None:
+        # "canceling wait for synchronous replication": the commit may be lost with this primary, whatever the answer says.
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
+            self._in_doubt = True
+
+    def _must_prepare(self, statement: Statement) -> bool:
+        return self._prepared is not None and statement.name not in self._prepared
+
+    def _send_prepare(self, statement: Statement) -> None:
+        self.pgconn.send_prepare(statement.name.encode(), statement.steps[0].sql.encode())
+
+    def _send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
+        self._in_doubt = False
+        values = [encode(parameters[key]) for key in statement.parameters]
+        if self._prepared is None:
+            self.pgconn.send_query_params(statement.steps[0].sql.encode(), values)
+        else:
+            self.pgconn.send_query_prepared(statement.name.encode(), values)
+
+    def _rows(self, result: pq.abc.PGresult | None) -> list[Row]:
+        if result is None or self.pgconn.status != pq.ConnStatus.OK:
+            raise Unanswered(f"the connection to {self.database} was lost")
+        if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            raise self._refusal(result)
+        if self._in_doubt:
+            raise Unanswered(
+                f"{self.database} answered without waiting for its synchronous standby: the commit may be lost"
+            )
+        names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+        decoders = [_DECODE.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
+        return [
+            {
+                name: None if (raw := result.get_value(row, column)) is None else decode(raw)
+                for column, (name, decode) in enumerate(zip(names, decoders, strict=True))
+            }
+            for row in range(result.ntuples)
+        ]
+
+    def _refusal(self, result: pq.abc.PGresult) -> EngineError:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = (
+            (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message)
+            .decode("utf-8", "replace")
+            .strip()
+        )
+        if state in _GONE or state.startswith("08"):
+            return Unanswered(f"{self.database} ended the session: {message}")
+        return Refused(f"{self.database}: {message}", state)
+
+    def _unprepare(self, error: Refused) -> bool:
+        """A pooler that shuffles sessions loses prepared statements: go on without them."""
+        if error.sqlstate not in _PREPARED_UNSAFE or self._prepared is None:
+            return False
+        self._prepared = None
+        return True
+
+
+def connect(database: Database, timeout: float) -> pq.abc.PGconn:
+    """A connection to the first host that takes us and is the primary; each host gets its share of the time."""
+    deadline = now() + timeout
+    attempts = _attempts(database.target)
+    problems = []
+    for number, conninfo in enumerate(attempts):
+        share = (deadline - now()) / (len(attempts) - number)
+        try:
+            return _connect_one(conninfo, now() + share)
+        except (OperationalError, TimeoutError) as error:
+            problems.append(str(error).strip() or f"no answer within {share:.1f} s")
+    raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}")
+
+
+def _advice(problems: list[str]) -> str:
+    text = " ".join(problems)
+    if "password" in text or "authentication" in text or "role" in text:
+        return "Check the user and the password in the URL, or PGPASSWORD, or ~/.pgpass."
+    if "read-only" in text or "hot standby" in text or "recovery" in text:
+        return "Leases need the primary: list every host of the cluster in the URL, and the primary is found."
+    if "database" in text and "does not exist" in text:
+        return "Create the database first, or mend its name in the URL."
+    return "Is the server running, and are host and port right?"
+
+
+def _attempts(conninfo: str) -> list[str]:
+    parameters = conninfo_to_dict(conninfo)
+    several = {
+        key: str(parameters[key]).split(",") for key in ("host", "hostaddr", "port") if parameters.get(key) is not None
+    }
+    count = max((len(values) for values in several.values()), default=1)
+    return [
+        make_conninfo(conninfo, **{key: values[number if len(values) > 1 else 0] for key, values in several.items()})
+        for number in range(count)
+    ]
+
+
+def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:
+    pgconn = pq.PGconn.connect_start(conninfo.encode())
+    try:
+        wanted = select.POLLOUT
+        while True:
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise OperationalError(pgconn.get_error_message())
+            poll = select.poll()
+            poll.register(pgconn.socket, wanted)
+            if not poll.poll(max(0.0, deadline - now()) * 1000):
+                raise TimeoutError
+            status = pgconn.connect_poll()
+            if status == pq.PollingStatus.OK:
+                return pgconn
+            if status == pq.PollingStatus.FAILED:
+                raise OperationalError(pgconn.get_error_message())
+            wanted = select.POLLIN if status == pq.PollingStatus.READING else select.POLLOUT
+    except BaseException:
+        pgconn.finish()
+        raise

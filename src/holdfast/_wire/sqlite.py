@@ -1,0 +1,199 @@
+"""One SQLite session: short scripts in BEGIN IMMEDIATE, fair between processes, bounded in time.
+
+Nothing here decides anything: the scripts are in ``sql/sqlite``.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast._wire import Row, forks
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.kernel import Marks, Turnstile
+from holdfast.core.errors import EngineError, Refused, Unreachable
+from holdfast.sql import Statement, split, statements
+
+T = TypeVar("T")
+OLDEST = (3, 38, 0)
+
+
+class _Parameters(dict[str, Any]):
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def boot_id() -> str | None:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None
+
+
+class SqliteSession:
+    pooled = False
+
+    def __init__(self, database: Database, timeout: float) -> None:
+        self.database = database
+        self._statements = statements("sqlite", database.schema)
+        self._mutex = threading.RLock()
+        self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
+        self._marks = Marks(f"{database.target}.holdfast-live") if Marks.available else None
+        self._connection = sqlite3.connect(database.target, isolation_level=None, check_same_thread=False, timeout=0)
+        self._connection.create_function("holdfast_gone", 1, self._gone)
+        self.boot = boot_id()
+        self._patiently(lambda: self._connection.execute("pragma journal_mode = wal"), now() + timeout)
+        self._connection.execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+        forks.guard(self)
+
+    @classmethod
+    def open(cls, database: Database, timeout: float) -> SqliteSession:
+        if sqlite3.sqlite_version_info < OLDEST:
+            raise Unreachable(
+                f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
+            )
+        try:
+            return cls(database, timeout)
+        except (OSError, sqlite3.Error) as error:
+            raise Unreachable(
+                f"cannot open {database}: {error}. Does the folder exist, and may this user write to it?"
+            ) from error
+
+    def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
+        deadline = now() + timeout
+        statement = self._statements[name]
+        return self._locked(
+            lambda: self._translated(lambda: self._run(statement, _Parameters(parameters), deadline)), deadline
+        )
+
+    def script(self, text: str, timeout: float) -> None:
+        """Several statements in one transaction."""
+        deadline = now() + timeout
+
+        def run() -> None:
+            with _Write(self, deadline):
+                for sql, _ in split(text):
+                    self._connection.execute(sql)
+
+        self._locked(lambda: self._translated(run), deadline)
+
+    def hold(self, key: int, timeout: float) -> bool:
+        return self._marks is not None and self._marks.hold(key)
+
+    def fileno(self) -> None:
+        return None
+
+    def notifications(self) -> list[str]:
+        return []
+
+    def abandon(self) -> None:
+        """In a forked child: never closed here, see ``forks``. The mutex may be held by a thread that is not there."""
+        self._mutex = threading.RLock()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._turnstile.close()
+        if self._marks is not None:
+            self._marks.close()
+
+    def _gone(self, key: int | None) -> bool | None:
+        return None if key is None or self._marks is None else self._marks.is_free(key)
+
+    def _run(self, statement: Statement, parameters: _Parameters, deadline: float) -> list[Row]:
+        if statement.reads_only:
+            return self._steps(statement, parameters)
+        for step in statement.steps:
+            if not step.stop:
+                break
+            if rows := self._execute(step.sql, parameters):
+                return rows
+        with _Write(self, deadline):
+            return self._steps(statement, parameters)
+
+    def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
+        rows: list[Row] = []
+        for step in statement.steps:
+            rows = self._execute(step.sql, parameters)
+            if rows and step.stop:
+                return rows
+            if rows:
+                parameters.update(rows[0])
+        return rows
+
+    def _execute(self, sql: str, parameters: _Parameters) -> list[Row]:
+        cursor = self._connection.execute(sql, parameters)
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _patiently(self, action: Callable[[], object], deadline: float) -> None:
+        """Try again while another connection writes. Not SQLite's busy handler: it would not hear Ctrl-C."""
+        pause = 0.0005
+        while True:
+            try:
+                action()
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                if now() + pause > deadline:
+                    raise Unreachable(
+                        f"{self.database} stayed locked by another connection: is a transaction open on it?"
+                    ) from error
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, 0.01)
+
+    def _locked(self, action: Callable[[], T], deadline: float) -> T:
+        if not self._mutex.acquire(timeout=max(0.0, deadline - now())):
+            raise Unreachable(f"{self.database} is busy in another thread of this process")
+        try:
+            return action()
+        finally:
+            self._mutex.release()
+
+    def _translated(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except sqlite3.Error as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: sqlite3.Error) -> EngineError:
+        text = str(error)
+        if "no such table" in text or "no such column" in text:
+            return Refused(f"{self.database}: {text}", "42P01")
+        if "readonly" in text:
+            return Refused(f"{self.database} is read-only: may this user write to the file and its folder?", "25006")
+        return Refused(f"{self.database}: {text}")
+
+
+class _Write:
+    """BEGIN IMMEDIATE … COMMIT, in turn. Rolled back whatever goes wrong, so nothing half done stays."""
+
+    def __init__(self, session: SqliteSession, deadline: float) -> None:
+        self._session, self._deadline = session, deadline
+
+    def __enter__(self) -> None:
+        session = self._session
+        session._turnstile.enter(max(0.0, self._deadline - now()))
+        try:
+            session._patiently(lambda: session._connection.execute("begin immediate"), self._deadline)
+        except BaseException:
+            session._turnstile.leave()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        connection = self._session._connection
+        try:
+            if kind is None:
+                self._session._patiently(lambda: connection.execute("commit"), self._deadline)
+        finally:
+            try:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+            finally:
+                self._session._turnstile.leave()

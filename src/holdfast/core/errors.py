@@ -1,0 +1,76 @@
+"""Everything holdfast raises.
+
+    HoldfastError
+    ├ NotAcquired            somebody else has it
+    │   └ AcquireTimeout     … and still had it when our patience ended (also a TimeoutError)
+    ├ LeaseLost              we held it; it is certainly gone
+    ├ OwnershipUnknown       the database did not answer before our trust ended
+    ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
+    ├ SchemaMismatch         says the command to run
+    ├ SessionUnsafe          a pooler sits between us and the server
+    └ EngineError            the driver's error is its __cause__
+
+Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+class HoldfastError(Exception):
+    """The root of all errors of this library."""
+
+
+class NotAcquired(HoldfastError):
+    """Somebody else has it. ``holder`` and ``expires_at`` say who and until when, as far as is known."""
+
+    def __init__(
+        self, message: str, *, name: str, holder: str | None = None, expires_at: datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.name, self.holder, self.expires_at = name, holder, expires_at
+
+
+class AcquireTimeout(NotAcquired, TimeoutError):
+    """We waited as long as we were told to."""
+
+
+class LeaseLost(HoldfastError):
+    """We held it; it is certainly gone. Whatever was under way must stop."""
+
+
+class OwnershipUnknown(HoldfastError):
+    """The database did not answer before our trust ended: we may or may not hold it still. Treat it as lost."""
+
+
+class FencedOut(HoldfastError):
+    """The lease has passed on, and the database refuses this transaction. Roll back."""
+
+
+class SchemaMismatch(HoldfastError):
+    """The tables in the database are not the ones this version needs."""
+
+
+class SessionUnsafe(HoldfastError):
+    """A connection pooler sits between us and the server, so nothing may live in a session."""
+
+
+class EngineError(HoldfastError):
+    """The database refused or could not be reached; the driver's error is the ``__cause__``."""
+
+
+class Unreachable(EngineError):
+    """No connection: nothing was sent, so nothing happened."""
+
+
+class Unanswered(EngineError):
+    """Sent, but not answered: it may or may not have happened."""
+
+
+class Refused(EngineError):
+    """The server answered with an error: it certainly did not happen."""
+
+    def __init__(self, message: str, sqlstate: str | None = None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate

@@ -1,0 +1,156 @@
+"""What a lease is, as values: checked arguments, the refusal in words, the rows that listings return."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from holdfast.core.errors import AcquireTimeout, NotAcquired
+
+MIN_TTL, MAX_TTL = 0.05, 86400.0
+Failover = Literal["ttl", "session"]
+OnLost = Literal["flag", "cancel", "exit"] | Callable[[Any], object]
+
+
+def check_name(value: object, what: str = "name") -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+    if not 1 <= len(value) <= 200:
+        raise ValueError(f"{what} must have 1 to 200 characters, not {len(value)}: {value[:40]!r}")
+    if bad := next((c for c in value if unicodedata.category(c) in ("Cc", "Cs")), None):
+        raise ValueError(f"{what} must not contain control characters, found {bad!r} in {value!r}")
+    return value
+
+
+def check_seconds(value: object, what: str, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
+    if math.isnan(value) or not least <= value <= most:
+        raise ValueError(f"{what} must be between {least:g} and {most:g} seconds, not {value!r}")
+    return float(value)
+
+
+def check_timeout(value: float | None) -> float:
+    """How long to wait: None and infinity are for ever."""
+    return math.inf if value is None else check_seconds(value, "timeout", 0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """The arguments of ``client.lease(…)``, checked."""
+
+    name: str
+    ttl: float
+    holder: str | None
+    at_least: float
+    auto_renew: bool
+    renew_every: float
+    on_lost: OnLost
+    failover: Failover
+
+    @classmethod
+    def check(
+        cls,
+        name: str,
+        *,
+        ttl: float,
+        holder: str | None,
+        at_least: float,
+        auto_renew: bool,
+        renew_every: float | None,
+        on_lost: OnLost,
+        failover: Failover,
+    ) -> LeaseTerms:
+        ttl = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
+        if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
+            raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
+        if failover not in ("ttl", "session"):
+            raise ValueError(f"failover must be 'ttl' or 'session', not {failover!r}")
+        if not auto_renew and on_lost != "flag":
+            raise ValueError("on_lost needs auto_renew=True: without a heartbeat nobody would notice the loss")
+        if not auto_renew and failover == "session":
+            raise ValueError("failover='session' needs auto_renew=True: it lives with the heartbeat's session")
+        if renew_every is not None and check_seconds(renew_every, "renew_every", 0.001, MAX_TTL) > ttl * 2 / 3:
+            raise ValueError(
+                f"renew_every must leave room to try again: at most two thirds of ttl={ttl:g}, not {renew_every!r}"
+            )
+        return cls(
+            check_name(name),
+            ttl,
+            None if holder is None else check_name(holder, "holder"),
+            check_seconds(at_least, "at_least", 0, MAX_TTL),
+            auto_renew,
+            ttl / 3 if renew_every is None else renew_every,
+            on_lost,
+            failover,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An acquire was refused: who has the lease, and how long for at the most if nothing renews it."""
+
+    name: str
+    holder: str | None
+    remaining: float | None
+    session_watch: int | None = None
+
+    def refusal(self, waited: float | None, at: datetime) -> NotAcquired:
+        expires_at = None if self.remaining is None else at + timedelta(seconds=self.remaining)
+        message = f"lease {self.name!r} is held by {self.holder or 'somebody who is just changing it'}"
+        if expires_at is not None:
+            message += f" until {expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC unless renewed ({self.remaining:.1f} s left)"
+        if waited is None:
+            return NotAcquired(message, name=self.name, holder=self.holder, expires_at=expires_at)
+        message += f"; waited {waited:.1f} s"
+        return AcquireTimeout(message, name=self.name, holder=self.holder, expires_at=expires_at)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A live lease as ``client.leases`` shows it. Never the token: that is the holder's secret."""
+
+    name: str
+    holder: str
+    fence: int
+    acquired_at: datetime
+    expires_at: datetime
+    host: str | None
+    pid: int | None
+    info: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LeaseRecord:
+        return cls(
+            row["name"], row["holder"], row["fence"], _when(row["acquired_at"]), _when(row["expires_at"]),
+            row["host"], row["pid"], json.loads(row["info"] or "{}"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """A grant that has ended: who held what, when, and how it ended."""
+
+    name: str
+    holder: str
+    host: str | None
+    pid: int | None
+    fence: int
+    acquired_at: datetime
+    ended_at: datetime
+    outcome: str
+    actor: str | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> HistoryRecord:
+        return cls(**{**row, "acquired_at": _when(row["acquired_at"]), "ended_at": _when(row["ended_at"])})
+
+
+def _when(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,69 @@
+"""How long a holder may believe in its lease, and what the keeper does next.
+
+Trust is counted from *before* the question was asked, and ends a margin before the TTL does: whatever the network did
+meanwhile, the database cannot have forgotten us yet. Only a renewal extends it. An unknown answer never does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Answer(Enum):
+    """What the database said to a heartbeat."""
+
+    RENEWED = "renewed"
+    HELD = "held"  # still ours, but not extended
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+class Step(Enum):
+    KEEP = "keep"  # all is well until the next beat is due
+    RETRY = "retry"  # ask again soon
+    TELL_LOST = "tell lost"
+    TELL_UNKNOWN = "tell unknown"
+
+
+def margin(ttl: float) -> float:
+    """For what no clock shows: drift, rounding, the time between the decision and the deed."""
+    return min(ttl * 0.1, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Until when, on the local monotonic clock, a holder may act as one."""
+
+    ttl: float
+    until: float
+
+    @classmethod
+    def counted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Trust:
+        """``remaining`` is what the database said is left, where that is less than a whole TTL."""
+        left = ttl if remaining is None else min(ttl, remaining)
+        return cls(ttl, asked_at + left - margin(ttl))
+
+    def left(self, now: float) -> float:
+        return max(0.0, self.until - now)
+
+
+def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[Step, Trust]:
+    """The decision after a heartbeat: what to do, and the trust from here on."""
+    if answer is Answer.LOST:
+        return Step.TELL_LOST, trust
+    if now >= trust.until:  # somebody may have looked meanwhile and seen it lost: it stays so, even if this was renewed
+        return Step.TELL_UNKNOWN, trust
+    if answer is Answer.RENEWED:
+        trust = Trust.counted(trust.ttl, asked_at)
+    return (Step.RETRY if answer is Answer.UNKNOWN else Step.KEEP), trust
+
+
+def budget(left: float) -> float:
+    """How long one attempt may take: a third of the trust that is left, so that there is a second and a third."""
+    return min(5.0, max(0.02, left / 3))
+
+
+def backoff(failures: int, left: float) -> float:
+    """The pause before the next attempt: short at first, never so long that trust ends in it."""
+    return min(0.02 * 2 ** min(failures, 6), 1.0, left / 4)

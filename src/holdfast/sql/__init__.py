@@ -1,0 +1,115 @@
+"""The SQL, as data: named statements and numbered migrations, read from the .sql files beside this one.
+
+Never builds a statement: the only thing that changes in the text is the schema's name, which is validated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Literal
+
+Dialect = Literal["postgres", "sqlite"]
+
+SCHEMA = "holdfast"
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement of a script; ``stop`` ends the script when it returns a row."""
+
+    sql: str
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A named statement: its parameters in order, and one step (PostgreSQL) or several (SQLite)."""
+
+    name: str
+    parameters: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def reads_only(self) -> bool:
+        return all(step.sql.startswith("select") for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    version: int
+    name: str
+    up: str
+    down: str
+
+
+def check_schema(schema: str) -> str:
+    if not isinstance(schema, str) or not _IDENTIFIER.match(schema) or schema.startswith("pg_"):
+        raise ValueError(
+            f"schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_': {schema!r}"
+        )
+    return schema
+
+
+def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
+    """Our files say ``holdfast.`` or ``holdfast_`` and mean the schema; SQL functions of our own keep their name."""
+    if dialect == "postgres":
+        text = re.sub(rf"\b{SCHEMA}\.", f"{schema}.", text)
+        return re.sub(rf"\bschema (if not exists )?{SCHEMA}\b", rf"schema \1{schema}", text)
+    return re.sub(rf"\b{SCHEMA}_(?!gone\b)", f"{schema}_", text).replace("{now}", _NOW)
+
+
+def _read(dialect: Dialect, *path: str) -> str:
+    return files(__package__).joinpath(dialect, *path).read_text(encoding="utf-8")
+
+
+@lru_cache
+def statements(dialect: Dialect, schema: str = SCHEMA) -> dict[str, Statement]:
+    blocks = re.split(r"^-- name: (\w+)\n", _in_schema(_read(dialect, "statements.sql"), dialect, schema), flags=re.MULTILINE)
+    return {name: _statement(dialect, name, body) for name, body in zip(blocks[1::2], blocks[2::2], strict=True)}
+
+
+def _statement(dialect: Dialect, name: str, body: str) -> Statement:
+    parameters = tuple(dict.fromkeys(_PARAMETER.findall(body)))
+    if dialect == "sqlite":
+        return Statement(name, parameters, tuple(Step(sql, stop) for sql, stop in split(body)))
+    text = " ".join(sql for sql, _ in split(body))
+    numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}
+    return Statement(name, parameters, (Step(_PARAMETER.sub(lambda found: numbers[found[1]], text)),))
+
+
+def split(script: str) -> list[tuple[str, bool]]:
+    """The statements of a script, each with whether it stands under ``-- stop``. Semicolons end lines, never strings."""
+    found: list[tuple[str, bool]] = []
+    lines: list[str] = []
+    stop = False
+    for line in [*script.splitlines(), ";"]:
+        code = line.split("--", 1)[0].rstrip()
+        stop = stop or line.strip() == "-- stop"
+        if code:
+            lines.append(code)
+        if code.endswith(";"):
+            text = "\n".join(lines).rstrip(";").strip()
+            if text:
+                found.append((text, stop))
+            lines, stop = [], False
+    return found
+
+
+@lru_cache
+def migrations(dialect: Dialect, schema: str = SCHEMA) -> tuple[Migration, ...]:
+    found = []
+    for entry in sorted(files(__package__).joinpath(dialect, "migrations").iterdir(), key=lambda each: each.name):
+        if entry.name.endswith(".up.sql"):
+            version, name = entry.name.removesuffix(".up.sql").split("_", 1)
+            texts = [
+                _in_schema(_read(dialect, "migrations", f"{version}_{name}.{way}.sql"), dialect, schema)
+                for way in ("up", "down")
+            ]
+            found.append(Migration(int(version), name, *texts))
+    return tuple(found)

@@ -1,0 +1,60 @@
+-- The durable lease in one file. Every script that writes runs inside BEGIN IMMEDIATE, so it is alone: what row locks
+-- do on PostgreSQL, the single writer does here. The clock is the machine's (unixepoch('subsec') is NULL before 3.42).
+
+create table holdfast_schema_version (
+    version    integer primary key,
+    name       text not null,
+    applied_at real not null default ((julianday('now') - 2440587.5) * 86400.0)
+);
+
+-- WAL mode may lose the last commits when the machine itself goes down: a new boot lifts the fence over all of them.
+create table holdfast_fence (one integer primary key check (one = 1), last integer not null, boot text);
+insert into holdfast_fence values (1, 0, null);
+
+create table holdfast_beat (
+    id          text primary key,
+    ttl         real not null check (ttl between 0.05 and 86400),
+    expires_at  real not null,
+    dead        integer not null default 0,
+    generation  integer not null default 0,
+    solo        integer not null,
+    session_key integer,
+    label       text not null,
+    host        text,
+    pid         integer,
+    started     real not null,
+    info        text check (length(info) <= 4096)
+) without rowid;
+
+create table holdfast_lease (
+    name        text primary key,
+    holder      text not null,
+    beat        text not null,
+    token       text not null,
+    fence       integer not null,
+    acquired_at real not null,
+    keep_until  real
+) without rowid;
+
+create table holdfast_history (
+    id          integer primary key,
+    name        text not null,
+    holder      text not null,
+    host        text,
+    pid         integer,
+    fence       integer not null,
+    acquired_at real not null,
+    ended_at    real not null,
+    outcome     text not null check (outcome in ('released', 'expired', 'session_lost', 'reentered', 'forced')),
+    actor       text,
+    reason      text
+);
+
+-- Leases whose beat lives: everything else is free for the taking.
+create view holdfast_live as
+select l.name, l.holder, l.beat, l.token, l.fence, l.acquired_at, b.ttl, b.expires_at, b.session_key, b.host, b.pid, b.info,
+       b.expires_at - (julianday('now') - 2440587.5) * 86400.0 as remaining
+  from holdfast_lease l join holdfast_beat b on b.id = l.beat
+ where not b.dead and b.expires_at > (julianday('now') - 2440587.5) * 86400.0;
+
+insert into holdfast_schema_version (version, name) values (1, 'lease');

@@ -1,0 +1,123 @@
+-- The same names as in ../postgres/statements.sql. Here each is a short script, run in one BEGIN IMMEDIATE unless it only
+-- reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
+-- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
+-- lock, so that a refusal writes nothing and waits for nobody. {now} is the machine's clock in seconds, and
+-- holdfast_gone(key) tells whether the kernel has freed the lock of a session's process.
+
+-- name: schema_applied
+select version, name, applied_at from holdfast_schema_version order by version;
+
+-- name: hello
+-- stop
+select version from holdfast_schema_version where (select boot from holdfast_fence) = :boot order by version desc limit 1;
+update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
+select max(version) as version from holdfast_schema_version;
+
+-- name: lease_acquire
+-- stop
+select 'acquired' as status, token, beat, fence, null as held_by, remaining, null as session_watch
+  from holdfast_live where name = :name and token = :token;
+-- stop
+select 'held' as status, null as token, null as beat, null as fence, holder as held_by, remaining, session_key as session_watch
+  from holdfast_live where name = :name and not (:reenter and holder = :holder) and not coalesce(holdfast_gone(session_key), 0);
+-- stop
+select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
+ where :beat is not null and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now});
+select beat as old_beat from holdfast_lease where name = :name;
+update holdfast_fence set last = last + 1 returning last as fence;
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}),
+       case when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
+            when coalesce(holdfast_gone(b.session_key), 0) then 'session_lost' else 'reentered' end
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name
+returning outcome, holder as old_holder;
+delete from holdfast_beat where id = :old_beat and solo;
+update holdfast_beat set generation = generation + 1, dead = dead or :outcome <> 'reentered' where id = :old_beat;
+select coalesce(:beat, lower(hex(randomblob(16)))) as beat_id;
+insert into holdfast_beat (id, ttl, expires_at, solo, session_key, label, host, pid, started, info)
+select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process ->> 'label', :holder), :process ->> 'host', :process ->> 'pid',
+       coalesce(:process ->> 'started', {now}), :process -> 'info' where :beat is null;
+insert into holdfast_lease (name, holder, beat, token, fence, acquired_at, keep_until)
+values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_least, 0))
+    on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
+       acquired_at = excluded.acquired_at, keep_until = excluded.keep_until;
+select case when :outcome is null then 'acquired' when :outcome = 'reentered' then 'reentered' else 'taken_over' end as status,
+       token, beat, fence, :old_holder as held_by, remaining, null as session_watch
+  from holdfast_live where name = :name;
+
+-- name: lease_renew
+-- stop
+select 0 as done where not exists (select 1 from holdfast_live where name = :name and token = :token);
+update holdfast_beat set expires_at = {now} + ttl
+ where id = (select beat from holdfast_live where name = :name and token = :token);
+select 1 as done;
+
+-- name: lease_status
+select holder, fence, ttl, remaining from holdfast_live where name = :name and token = :token;
+
+-- name: lease_release
+-- stop
+select 0 as done where not exists (select 1 from holdfast_lease where name = :name and token = :token);
+select beat as old_beat, coalesce(keep_until > {now}, 0) as keeps from holdfast_lease where name = :name;
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'released'
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
+insert or replace into holdfast_beat (id, ttl, expires_at, solo, label, host, pid, started)
+select 'kept:' || l.name, max(l.keep_until - {now}, 0.05), l.keep_until, 1, coalesce(b.label, l.holder), b.host, b.pid, coalesce(b.started, {now})
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name and :keeps;
+update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null where name = :name and :keeps;
+delete from holdfast_lease where name = :name and not :keeps;
+delete from holdfast_beat where id = :old_beat and solo;
+select 1 as done;
+
+-- name: lease_force_release
+-- stop
+select 0 as done where not exists (select 1 from holdfast_lease where name = :name);
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'forced', :actor, :reason
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
+select beat as old_beat from holdfast_lease where name = :name;
+update holdfast_beat set generation = generation + 1 where id = :old_beat;
+delete from holdfast_beat where id = :old_beat and solo;
+delete from holdfast_lease where name = :name;
+select 1 as done;
+
+-- name: lease_list
+select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
+ where :name is null or name = :name order by name;
+
+-- name: lease_history
+select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
+ where :name is null or name = :name order by id desc limit :most;
+
+-- name: beat_renew
+update holdfast_beat set expires_at = {now} + ttl where id = :beat and not dead and expires_at > {now} returning generation;
+
+-- name: beat_leases
+select token from holdfast_lease where beat = :beat;
+
+-- name: beat_end
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'released'
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.beat = :beat;
+insert or replace into holdfast_beat (id, ttl, expires_at, solo, label, host, pid, started)
+select 'kept:' || l.name, max(l.keep_until - {now}, 0.05), l.keep_until, 1, coalesce(b.label, l.holder), b.host, b.pid, coalesce(b.started, {now})
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.beat = :beat and l.keep_until > {now};
+update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null where beat = :beat and keep_until > {now};
+delete from holdfast_lease where beat = :beat;
+delete from holdfast_beat where id = :beat;
+select 0 as ended;
+
+-- name: purge
+update holdfast_beat set dead = 1 where not dead and expires_at <= {now};
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}), 'expired'
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where b.id is null or b.dead;
+delete from holdfast_lease where not exists (select 1 from holdfast_beat b where b.id = beat and not b.dead);
+delete from holdfast_beat where dead;
+delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000;
+select 0 as ended;
+
+-- name: protect
+update holdfast_lease set fence = fence where name = :name and token = :token
+   and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;

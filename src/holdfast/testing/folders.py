@@ -1,0 +1,94 @@
+"""Where servers keep their files: below the temporary folder, in a folder that belongs to the servers' account.
+
+Initialising a data folder takes longer than starting a server on it, so it is done once for each PostgreSQL of the
+machine and copied from then on. Many test processes may want the same one at the same time: one makes it, under
+another name, the others wait and find it complete.
+
+The folder of a server is removed with the server. What a process killed at the wrong moment left is removed by the
+next one that needs a folder: a lock that the kernel frees tells which ones have no owner any more.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.testing.account import account
+from holdfast.testing.binaries import Binaries
+
+_INITDB = ("--no-sync", "--no-instructions", "--locale=C", "--encoding=UTF8", "--auth=trust", "--username=postgres")
+_SERVER = "server-"
+
+
+def temporary() -> tuple[Path, int]:
+    """A new folder for a server, and the descriptor that says it has an owner; closing it gives the folder up."""
+    home = _home()
+    with _locked(home):
+        for folder in home.glob(f"{_SERVER}*"):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(folder, fcntl.LOCK_NB):
+                shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=_SERVER, dir=home))
+        account().own(folder)
+        return folder, _lock(folder)
+
+
+def initialise(binaries: Binaries, target: Path) -> None:
+    """Make `target` a data folder as initdb leaves it."""
+    template = _template(binaries)
+    command = [*account().prefix, "cp", "-R", "-p", str(template), str(target)]
+    done = subprocess.run(command, cwd="/", capture_output=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"could not copy {template} to {target}: {done.stderr.decode(errors='replace').strip()}")
+
+
+def _template(binaries: Binaries) -> Path:
+    home = _home()
+    identity = "\0".join([str(binaries.folder), binaries.version, *_INITDB])
+    template = home / f"{binaries.major}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    if template.exists():
+        return template
+    with _locked(home):
+        if not template.exists():
+            unfinished = template.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            binaries.run("initdb", *_INITDB, "-D", str(unfinished))
+            unfinished.rename(template)
+    return template
+
+
+def _home() -> Path:
+    """The folder of all this. One that somebody else made, or could write to, is never used."""
+    own = account()
+    home = Path(tempfile.gettempdir(), f"holdfast-postgres-{own.uid}")
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+        own.own(home)
+    found = home.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != own.uid or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{home} must be a folder that user {own.uid} owns and nobody else may enter; remove it")
+    return home
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+    descriptor = _lock(folder, how)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path, how: int = 0) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

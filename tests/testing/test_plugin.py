@@ -1,0 +1,63 @@
+"""The fixtures that come with holdfast, used as somebody else's tests would use them."""
+
+import pytest
+
+from holdfast.testing import available
+
+pytest_plugins = ["pytester"]
+
+_NO_SERVERS = """
+import holdfast.testing.binaries
+holdfast.testing.binaries._places = lambda: iter(())
+"""
+
+
+@pytest.mark.skipif(not available(), reason="there is no PostgreSQL on this machine")
+def test_a_client_on_a_fresh_database_of_one_server(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("time", ["first", "second"])
+        def test_lease(holdfast_client, holdfast_postgres, time):
+            databases = "select count(*) from pg_database where datname like 'test%'"
+            assert holdfast_postgres.execute(databases) == [(1,)]
+            assert holdfast_client.leases.list() == []
+            grant = holdfast_client.lease("nightly", ttl=30).acquire()
+            assert [lease.name for lease in holdfast_client.leases.list()] == ["nightly"]
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=2)
+
+
+def test_a_client_on_a_file_where_there_is_no_server(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(_NO_SERVERS)
+    pytester.makepyfile(
+        """
+        def test_lease(holdfast_client, tmp_path):
+            with holdfast_client.lease("nightly", ttl=30):
+                assert list(tmp_path.iterdir())
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_the_server_is_skipped_where_there_is_none_and_it_says_why(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(_NO_SERVERS)
+    pytester.makepyfile("def test_server(holdfast_postgres): ...")
+    result = pytester.runpytest_subprocess("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines("SKIPPED*there is no PostgreSQL on this machine: pip install 'holdfast?testing?'*")
+
+
+def test_the_plugin_costs_nothing_until_it_is_used(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing():
+            heavy = {"psycopg", "sqlite3", "holdfast.testing.postgres"}
+            assert not heavy & set(sys.modules)
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:hypothesispytest", "-p", "no:xdist").assert_outcomes(passed=1)
