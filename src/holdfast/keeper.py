@@ -374,7 +374,7 @@ class Keeper:
                 self._wanting_session += wanting
         for name in over:
             self._watched.discard(name)
-            if self._session is not None:
+            if self._session is not None and self._session.fileno() is not None and not self._session.pooled:
                 self._try("wait_end", {"name": name})
 
     def _serve(self, wanting: list[Callable[[], None]], wanted: list[str]) -> None:
@@ -397,8 +397,8 @@ class Keeper:
             self.session_key = key
         else:
             self.session_problem = SessionUnsafe(
-                f"failover='session' needs a session of our own on {self.database}, and a pooler or the platform denies it: "
-                "give a direct URL, or use failover='ttl'"
+                f"failover='session' needs a session of our own on {self.database}, and a pooler or the platform "
+                "denies it: give a direct URL, or use failover='ttl'"
             )
 
     def _watch_more(self, session: Session, wanted: list[str]) -> None:

@@ -224,6 +224,17 @@ def test_a_killed_owner_leaves_no_server(then: str) -> None:
     eventually(lambda: not folder.exists())
 
 
+def test_what_a_killed_owner_had_to_leave_is_removed_by_the_next_one() -> None:
+    owner, _, folder = spawn_owner(end="postgres.kill(); print(flush=True); sys.stdin.read()")
+    with owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        owner.kill()
+    with Postgres.create() as server:
+        assert not folder.exists()
+        assert server.folder.exists()
+
+
 def test_an_owner_that_ends_leaves_no_server() -> None:
     owner, pid, folder = spawn_owner(end="")
     with owner:

@@ -54,6 +54,7 @@ class AsyncOwner:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     def check(self) -> None:
         """One client, one loop: the first use decides which."""
@@ -71,14 +72,16 @@ class AsyncOwner:
     def call(self, callback: Callable[[Any], object], argument: object) -> None:
         """From the keeper's thread: on the loop, and awaited there if there is something to await."""
 
-        async def run() -> None:
+        def run() -> None:
             outcome = callback(argument)
             if inspect.isawaitable(outcome):
-                await outcome
+                task = asyncio.ensure_future(outcome)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
         if self._loop is not None:
             with suppress(RuntimeError):
-                asyncio.run_coroutine_threadsafe(run(), self._loop)
+                self._loop.call_soon_threadsafe(run)
 
 
 class AsyncScope:

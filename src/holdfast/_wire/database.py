@@ -94,4 +94,4 @@ def _conninfo(url: str) -> str:
         for secret in filter(None, secrets):
             reason = reason.replace(secret, "***").replace(unquote(secret), "***")
         raise ValueError(f"not a valid PostgreSQL URL: {redact(url)!r} ({reason})") from None
-    return make_conninfo(**{**_DEFAULTS, **{key: value for key, value in given.items() if value is not None}})
+    return make_conninfo(**_DEFAULTS | {key: str(value) for key, value in given.items() if value is not None})

@@ -6,7 +6,7 @@ Never builds a statement: the only thing that changes in the text is the schema'
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from typing import Literal
@@ -44,14 +44,15 @@ class Statement:
 class Migration:
     version: int
     name: str
-    up: str
-    down: str
+    up: str = field(repr=False)
+    down: str = field(repr=False)
 
 
 def check_schema(schema: str) -> str:
-    if not isinstance(schema, str) or not _IDENTIFIER.match(schema) or schema.startswith("pg_"):
+    if not _IDENTIFIER.match(schema) or schema.startswith("pg_"):
         raise ValueError(
-            f"schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_': {schema!r}"
+            f"schema must be 1 to 40 lower-case letters, digits or underscores and not begin with a digit or 'pg_', "
+            f"not {schema!r}"
         )
     return schema
 
@@ -70,7 +71,8 @@ def _read(dialect: Dialect, *path: str) -> str:
 
 @lru_cache
 def statements(dialect: Dialect, schema: str = SCHEMA) -> dict[str, Statement]:
-    blocks = re.split(r"^-- name: (\w+)\n", _in_schema(_read(dialect, "statements.sql"), dialect, schema), flags=re.MULTILINE)
+    text = _in_schema(_read(dialect, "statements.sql"), dialect, schema)
+    blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return {name: _statement(dialect, name, body) for name, body in zip(blocks[1::2], blocks[2::2], strict=True)}
 
 
@@ -84,7 +86,7 @@ def _statement(dialect: Dialect, name: str, body: str) -> Statement:
 
 
 def split(script: str) -> list[tuple[str, bool]]:
-    """The statements of a script, each with whether it stands under ``-- stop``. Semicolons end lines, never strings."""
+    """The statements of a script, each with whether it is under ``-- stop``. Semicolons end lines, never strings."""
     found: list[tuple[str, bool]] = []
     lines: list[str] = []
     stop = False

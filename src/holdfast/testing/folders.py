@@ -48,8 +48,10 @@ def initialise(binaries: Binaries, target: Path) -> None:
 
 
 def _template(binaries: Binaries) -> Path:
+    """Known by the build it was made with, not by where that lies: the same wheel is in many virtual environments."""
     home = _home()
-    identity = "\0".join([str(binaries.folder), binaries.version, *_INITDB])
+    size = (binaries.folder / "postgres").stat().st_size
+    identity = "\0".join([binaries.version, str(size), *_INITDB])
     template = home / f"{binaries.major}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if template.exists():
         return template
@@ -68,10 +70,11 @@ def _home() -> Path:
     home = Path(tempfile.gettempdir(), f"holdfast-postgres-{own.uid}")
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
-        own.own(home)
     found = home.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != own.uid or stat.S_IMODE(found.st_mode) & 0o077:
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid in (own.uid, os.geteuid())
+    if not ours or stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(f"{home} must be a folder that user {own.uid} owns and nobody else may enter; remove it")
+    own.own(home)
     return home
 
 

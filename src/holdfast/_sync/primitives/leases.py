@@ -6,12 +6,15 @@ from __future__ import annotations
 from holdfast._sync.engines.engine import Engine
 from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
 
+Records = list[LeaseRecord]
+Past = list[HistoryRecord]
+
 
 class Leases:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def list(self) -> list[LeaseRecord]:
+    def list(self) -> Records:
         """Every live lease, by name."""
         return [LeaseRecord.of(row) for row in self._engine.call("lease_list", {"name": None})]
 
@@ -20,9 +23,9 @@ class Leases:
         rows = self._engine.call("lease_list", {"name": check_name(name)})
         return LeaseRecord.of(rows[0]) if rows else None
 
-    def history(self, name: str | None = None, *, most: int = 100) -> list[HistoryRecord]:
+    def history(self, name: str | None = None, *, most: int = 100) -> Past:
         """Grants that have ended, the latest first; the newest 10,000 are kept."""
-        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 10_000:
+        if not 1 <= most <= 10_000:
             raise ValueError(f"most must be a whole number from 1 to 10000, not {most!r}")
         only = None if name is None else check_name(name)
         return [HistoryRecord.of(row) for row in self._engine.call("lease_history", {"name": only, "most": most})]
@@ -30,7 +33,7 @@ class Leases:
     def force_release(self, name: str, *, actor: str, reason: str) -> bool:
         """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and
         cannot commit a protected transaction from this moment on. False when nobody has it."""
-        if not isinstance(reason, str) or not 1 <= len(reason) <= 1000:
+        if not 1 <= len(reason) <= 1000:
             raise ValueError(f"reason must have 1 to 1000 characters, not {reason!r}")
         parameters = {"name": check_name(name), "actor": check_name(actor, "actor"), "reason": reason}
         [row] = self._engine.call("lease_force_release", parameters)

@@ -1,0 +1,79 @@
+"""The matrix: every engine on this machine, both flavours. A fixture that needs neither does not ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres, available
+from holdfast.testing.portal import Blocking, Portal
+
+MAJORS = sorted(available())
+NEWEST = MAJORS[-1]
+_servers: dict[int, Postgres] = {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stop_servers() -> Iterator[None]:
+    yield
+    for server in _servers.values():
+        server.close()
+
+
+def server(major: int = NEWEST) -> Postgres:
+    """The shared server of that version in this test process. A test that breaks servers makes its own."""
+    if major not in _servers:
+        _servers[major] = Postgres.create(major=major)
+    return _servers[major]
+
+
+def migrated(url: str) -> str:
+    with holdfast.Client(url) as client:
+        client.migrate()
+    return url
+
+
+@pytest.fixture(params=["sqlite", *(f"postgres{major}" for major in MAJORS)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh, migrated database on each engine."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'app.db'}"
+    return migrated(server(int(request.param.removeprefix("postgres"))).database())
+
+
+@pytest.fixture
+def postgres_url() -> str:
+    """A fresh, migrated database on the newest PostgreSQL."""
+    return migrated(server().database())
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'app.db'}"
+
+
+@pytest.fixture(params=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes clients of one flavour, closed at the end; the async ones look blocking (see holdfast.testing.portal)."""
+    made: list[Any] = []
+    portal = Portal() if request.param == "async" else None
+
+    def make(url: str, **options: Any) -> Any:
+        client = Blocking(portal, holdfast.AsyncClient(url, **options)) if portal else holdfast.Client(url, **options)
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        client.close()
+    if portal:
+        portal.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., Any], url: str) -> Any:
+    return connect(url)
