@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from holdfast._async.engines import migrate, open_engine
+from holdfast._async.engines import open_engine
+from holdfast._async.engines.migrate import AsyncMigrations
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire.database import parse
 from holdfast.core.errors import EngineError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
-
-MIGRATE_TIMEOUT = 60.0
 
 
 class AsyncClient:
@@ -28,6 +27,7 @@ class AsyncClient:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
         self.leases = AsyncLeases(self._engine)
+        self.migrations = AsyncMigrations(self._engine)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._database}>"
@@ -45,7 +45,7 @@ class AsyncClient:
         on_lost: OnLost = "flag",
         failover: Failover = "ttl",
     ) -> AsyncLease:
-        """A lease to be had: durable, renewed in the background, free again at most ``ttl`` seconds after its holder dies.
+        """A lease to be had: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
         ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
         same holder re-enters with a new token and a higher fence. ``at_least``: hold it for so long even when released
@@ -59,19 +59,8 @@ class AsyncClient:
         return AsyncLease(self._engine, terms, timeout)
 
     async def migrate(self) -> list[Migration]:
-        """Create or upgrade the tables; returns what was applied. Safe to call at every start, from every replica."""
-        async with self._engine.separately() as session:
-            return await migrate.up(self._database, session, MIGRATE_TIMEOUT)
-
-    async def migrate_down(self, *, to: int) -> list[Migration]:
-        """Take back every migration above version ``to``, and what is in those tables with it."""
-        async with self._engine.separately() as session:
-            return await migrate.down(self._database, session, MIGRATE_TIMEOUT, to=to)
-
-    async def migrations(self) -> list[tuple[Migration, float | None]]:
-        """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
-        async with self._engine.separately() as session:
-            return await migrate.status(self._database, session, MIGRATE_TIMEOUT)
+        """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
+        return await self.migrations.up()
 
     async def close(self) -> None:
         """Release what this client still holds, and close its connections. Harmless a second time."""
@@ -83,7 +72,7 @@ class AsyncClient:
         finally:
             await self._engine.close()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from holdfast._sync.engines import migrate, open_engine
+from holdfast._sync.engines import open_engine
+from holdfast._sync.engines.migrate import Migrations
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.leases import Leases
 from holdfast._wire.database import parse
 from holdfast.core.errors import EngineError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
-
-MIGRATE_TIMEOUT = 60.0
 
 
 class Client:
@@ -29,6 +28,7 @@ class Client:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
         self.leases = Leases(self._engine)
+        self.migrations = Migrations(self._engine)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._database}>"
@@ -46,7 +46,7 @@ class Client:
         on_lost: OnLost = "flag",
         failover: Failover = "ttl",
     ) -> Lease:
-        """A lease to be had: durable, renewed in the background, free again at most ``ttl`` seconds after its holder dies.
+        """A lease to be had: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
         ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
         same holder re-enters with a new token and a higher fence. ``at_least``: hold it for so long even when released
@@ -60,19 +60,8 @@ class Client:
         return Lease(self._engine, terms, timeout)
 
     def migrate(self) -> list[Migration]:
-        """Create or upgrade the tables; returns what was applied. Safe to call at every start, from every replica."""
-        with self._engine.separately() as session:
-            return migrate.up(self._database, session, MIGRATE_TIMEOUT)
-
-    def migrate_down(self, *, to: int) -> list[Migration]:
-        """Take back every migration above version ``to``, and what is in those tables with it."""
-        with self._engine.separately() as session:
-            return migrate.down(self._database, session, MIGRATE_TIMEOUT, to=to)
-
-    def migrations(self) -> list[tuple[Migration, float | None]]:
-        """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
-        with self._engine.separately() as session:
-            return migrate.status(self._database, session, MIGRATE_TIMEOUT)
+        """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
+        return self.migrations.up()
 
     def close(self) -> None:
         """Release what this client still holds, and close its connections. Harmless a second time."""
@@ -84,7 +73,7 @@ class Client:
         finally:
             self._engine.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

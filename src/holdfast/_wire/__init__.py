@@ -23,6 +23,11 @@ class Session(Protocol):
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     def script(self, text: str, timeout: float) -> None: ...
 
+    def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
+        """Send a statement that may wait for ever; ``answered`` tells when it does no more."""
+
+    def answered(self) -> bool: ...
+
     def hold(self, key: int, timeout: float) -> bool:
         """Hold ``key`` for as long as this session lives; the system frees it, however the process ends."""
 

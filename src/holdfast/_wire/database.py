@@ -43,8 +43,8 @@ def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -
     url = url or os.environ.get("HOLDFAST_URL")
     if not url:
         raise ValueError(
-            "no database URL: pass one, e.g. Client('sqlite:///app.db') or Client('postgresql://host/name'), or set HOLDFAST_URL. "
-            "There is no default: replicas with a file each would all win every election."
+            "no database URL: pass one, e.g. Client('sqlite:///app.db') or Client('postgresql://host/name'), "
+            "or set HOLDFAST_URL. There is no default: replicas with a file each would all win every election."
         )
     if not isinstance(url, str):
         raise TypeError(f"url must be a str, not {type(url).__name__}")

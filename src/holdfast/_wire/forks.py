@@ -1,7 +1,7 @@
 """After a fork the child owns nothing and harms nothing.
 
 An inherited connection is never closed in the child: closing says goodbye on the parent's socket, and the server would
-end the parent's session. Its descriptor is pointed at /dev/null instead, so that even the garbage collector does no harm.
+end the parent's session. Its descriptor is pointed at /dev/null, so that even the garbage collector does no harm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def guard(session: Any) -> None:
     _sockets.add(session)
 
 
-def in_child(callback: Callable[[], None]) -> None:
+def in_child(callback: Callable[[], None]) -> Callable[[], None]:
     _callbacks.append(callback)
+    return callback
 
 
 def _after_in_child() -> None:

@@ -44,7 +44,7 @@ class Turnstile:
         os.close(self._descriptor)
 
     def _queue_up(self, timeout: float) -> None:
-        """The kernel's queue is fair but knows no timeout, so another thread stands in it, with a descriptor of its own."""
+        """The kernel's queue is fair but knows no timeout: another thread stands in it, on a descriptor of its own."""
         descriptor, turn = self._open(), threading.Event()
         mutex, given_up = threading.Lock(), [False]
 
@@ -67,14 +67,15 @@ class Turnstile:
                     self._descriptor = descriptor
         if given_up[0]:
             raise Unreachable(
-                f"{self._path} stayed locked by another process for {timeout:.1f} s: is one stopped in the middle of a write?"
+                f"{self._path} stayed locked by another process for {timeout:.1f} s: "
+                "is one stopped in the middle of a write?"
             )
 
 
 class Marks:
     """One byte a living session, at the offset of its key."""
 
-    available = fcntl is not None and hasattr(fcntl, "F_OFD_SETLK")
+    available = hasattr(fcntl, "F_OFD_SETLK")
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -22,7 +22,7 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
     16: b"t".__eq__, 20: int, 21: int, 23: int, 700: float, 701: float, 1700: float,
 }  # fmt: skip
 
-# The statement did not run, and this session will never run another: a restart, a shutdown, a primary that is one no more.
+# It did not run, and this session will never run anything: a restart, a shutdown, a primary that is one no more.
 _GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
 _PREPARED_UNSAFE = frozenset({"26000", "42P05", "08P01"})
 
@@ -74,7 +74,7 @@ class PgWire:
         return heard
 
     def _notice(self, result: pq.abc.PGresult) -> None:
-        # "canceling wait for synchronous replication": the commit may be lost with this primary, whatever the answer says.
+        # "canceling wait for synchronous replication": the commit may be lost with this primary, whatever it answers.
         if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
             self._in_doubt = True
 

@@ -39,7 +39,8 @@ class PostgresSession(PgWire):
         [about] = self.call("session_open", {}, deadline - now())
         if about["in_recovery"] or about["read_only"]:
             raise Unreachable(
-                f"{self.database} is read-only (a standby, or set so): leases need the primary. List every host in the URL."
+                f"{self.database} is read-only (a standby, or set so), and leases need the primary: "
+                "list every host of the cluster in the URL"
             )
         self.version = about["version"]
         self.pooled = about["pid"] != self.pgconn.backend_pid
@@ -80,6 +81,19 @@ class PostgresSession(PgWire):
         except OperationalError as error:
             self.close()
             raise Unanswered(f"the connection to {self.database} was lost") from error
+
+    def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
+        self.call("wait_for_ever", {}, timeout)
+        self._prepared = None
+        self._send(self._statements[name], parameters)
+        self._flush(now() + timeout)
+
+    def answered(self) -> bool:
+        try:
+            self.pgconn.consume_input()
+            return not self.pgconn.is_busy()
+        except OperationalError:
+            return True
 
     def hold(self, key: int, timeout: float) -> bool:
         return bool(self.call("session_hold", {"session_key": key}, timeout)[0]["done"])

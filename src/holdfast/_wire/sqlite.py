@@ -83,6 +83,12 @@ class SqliteSession:
 
         self._locked(lambda: self._translated(run), deadline)
 
+    def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
+        raise Refused("SQLite has no statement that waits")
+
+    def answered(self) -> bool:
+        return True
+
     def hold(self, key: int, timeout: float) -> bool:
         return self._marks is not None and self._marks.hold(key)
 

@@ -1,4 +1,4 @@
-"""How the blocking flavour waits. ``aio_waiting`` has the same names for asyncio; nothing else differs between the two."""
+"""How the blocking flavour waits. ``aio_waiting`` has the same names for asyncio; nothing else differs in the two."""
 
 from __future__ import annotations
 

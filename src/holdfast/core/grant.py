@@ -104,7 +104,8 @@ class Held:
         expires_at = None if self.remaining is None else at + timedelta(seconds=self.remaining)
         message = f"lease {self.name!r} is held by {self.holder or 'somebody who is just changing it'}"
         if expires_at is not None:
-            message += f" until {expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC unless renewed ({self.remaining:.1f} s left)"
+            until = expires_at.astimezone(UTC)
+            message += f" until {until:%Y-%m-%d %H:%M:%S} UTC unless renewed ({self.remaining:.1f} s left)"
         if waited is None:
             return NotAcquired(message, name=self.name, holder=self.holder, expires_at=expires_at)
         message += f"; waited {waited:.1f} s"

@@ -84,7 +84,7 @@ class Blocking:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         task, leave = self._blocks.pop()
-        self._portal.loop.call_soon_threadsafe(lambda: leave.done() or leave.set_result(error))
+        self._portal.loop.call_soon_threadsafe(_settle, leave, error)
         try:
             task.result()
         except BaseException as raised:
@@ -92,3 +92,8 @@ class Blocking:
                 return False
             raise
         return error is not None
+
+
+def _settle(leave: asyncio.Future[BaseException | None], error: BaseException | None) -> None:
+    if not leave.done():
+        leave.set_result(error)

@@ -6,13 +6,43 @@ lock; whoever comes second fails on what is already there, looks again, and is c
 
 from __future__ import annotations
 
-from holdfast._async.engines.engine import AsyncSession
+from holdfast._async.engines.engine import AsyncEngine, AsyncSession
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
 from holdfast.sql import Migration, migrations, statements
 
 _ABSENT = frozenset({"3F000", "42P01"})
+TIMEOUT = 60.0
+
+
+class AsyncMigrations:
+    """The tables of one database: what there is, what is missing."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine, self._database = engine, engine.database
+
+    def scripts(self) -> tuple[Migration, ...]:
+        """Every migration this version knows, as SQL for this database; asks the database nothing."""
+        return migrations(self._database.dialect, self._database.schema)
+
+    async def status(self) -> list[tuple[Migration, float | None]]:
+        """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
+        async with self._engine.separately() as session:
+            when = {row["version"]: row["applied_at"] for row in await applied(session, TIMEOUT)}
+        return [(migration, when.get(migration.version)) for migration in self.scripts()]
+
+    async def up(self) -> list[Migration]:
+        """Apply what is missing; returns what was applied."""
+        async with self._engine.separately() as session:
+            return await up(self._database, session, TIMEOUT)
+
+    async def down(self, *, to: int) -> list[Migration]:
+        """Take back every migration above version ``to``, and all that is in those tables with it."""
+        if not 0 <= to <= self._engine.newest:
+            raise ValueError(f"to must be a version from 0 to {self._engine.newest}, not {to}")
+        async with self._engine.separately() as session:
+            return await down(self._database, session, TIMEOUT, to=to)
 
 
 async def applied(session: AsyncSession, timeout: float) -> list[Row]:
@@ -22,12 +52,6 @@ async def applied(session: AsyncSession, timeout: float) -> list[Row]:
         if error.sqlstate in _ABSENT:
             return []
         raise
-
-
-async def status(database: Database, session: AsyncSession, timeout: float) -> list[tuple[Migration, float | None]]:
-    """Every migration we know, with when it was applied or None."""
-    when = {row["version"]: row["applied_at"] for row in await applied(session, timeout)}
-    return [(migration, when.get(migration.version)) for migration in migrations(database.dialect, database.schema)]
 
 
 async def up(database: Database, session: AsyncSession, timeout: float) -> list[Migration]:
@@ -45,9 +69,10 @@ async def down(database: Database, session: AsyncSession, timeout: float, *, to:
     """Take back everything above version ``to``; returns what was taken back."""
     done = []
     for migration in reversed(migrations(database.dialect, database.schema)):
-        if to < migration.version <= await _version(session, timeout):
-            if await _apply(database, session, migration.down, range(migration.version), timeout):
-                done.append(migration)
+        if not to < migration.version <= await _version(session, timeout):
+            continue
+        if await _apply(database, session, migration.down, range(migration.version), timeout):
+            done.append(migration)
     return done
 
 

@@ -29,8 +29,6 @@ class AsyncPostgresEngine(AsyncEngine):
                 f"schema {schema!r} in {self.database} is not complete: run 'holdfast migrate up' ({error})"
             )
         if error.sqlstate == "42501":
-            return Refused(
-                f"{error}. The role needs: GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …",
-                "42501",
-            )
+            grants = f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
+            return Refused(f"{error}. The role needs: {grants}", "42501")
         return error

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives import protect
@@ -88,9 +88,10 @@ class AsyncLeaseGrant:
         return done
 
     async def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
-        """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on. Returns the fence.
+        """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on.
 
         ``at="start"`` makes a successor wait for it, ``at="commit"`` (for long ones) asks again inside its COMMIT.
+        Returns the fence.
         """
         return await protect.protect(self._engine.database, self.name, self.token, connection, at)
 
@@ -100,7 +101,7 @@ class AsyncLeaseGrant:
         async with protect.transaction(self._engine.database, self.name, self.token, connection, at):
             yield connection
 
-    async def __aenter__(self) -> AsyncLeaseGrant:
+    async def __aenter__(self) -> Self:
         if self._terms.on_lost == "cancel":
             self._scope.enter()
         return self
@@ -151,7 +152,8 @@ class AsyncLeaseGrant:
             except Refused as error:
                 if error.sqlstate != "55P03" or now() + pause > until:
                     raise EngineError(
-                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: commit or roll back first"
+                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
+                        "commit or roll back first"
                     ) from error
             await sleep(pause)
             pause = min(pause * 2, 0.1)

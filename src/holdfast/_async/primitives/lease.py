@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, here, sleep
 from holdfast._wire.clock import now
-from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
@@ -33,7 +33,7 @@ _BUSY_PATIENCE = 0.05
 
 
 class AsyncLease:
-    """A lease to be had. ``async with lease as grant``, ``acquire()``, ``try_acquire()``, ``or_skip()``, or a decorator."""
+    """A lease to be had: ``async with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
 
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not AsyncScope.cancels:
@@ -71,7 +71,7 @@ class AsyncLease:
                 yield grant
 
     async def adopt(self, token: str) -> AsyncLeaseGrant:
-        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is no longer good."""
+        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
         asked_at = now()
         rows = await self._engine.call("lease_status", {"name": self.name, "token": _uuid(token)})
         if not rows:
@@ -118,6 +118,8 @@ class AsyncLease:
         keeper.watch(self.name, signal.set)
         try:
             while (left := started + limit - now()) > 0:
+                if outcome.session_watch is not None:
+                    keeper.keep_vigil(self.name, outcome.session_watch)
                 await signal.wait(min(self._pause(outcome), left))
                 outcome = await self._attempt()
                 if isinstance(outcome, AsyncLeaseGrant):
@@ -136,8 +138,7 @@ class AsyncLease:
     def _pause(self, held: Held) -> float:
         if held.remaining is None:
             return random.uniform(0.002, 0.02)
-        poll = self._engine.poll if held.session_watch is None else min(self._engine.poll, 0.05)
-        return min(poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
+        return min(self._engine.poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
 
     async def _attempt(self) -> AsyncLeaseGrant | Held:
         """Ask once. The token is ours, so whatever is not heard of again can be given back."""
@@ -205,12 +206,7 @@ class AsyncLease:
 
 
 def _uuid(token: object) -> str:
-    from uuid import UUID
-
     try:
         return str(UUID(str(token)))
     except ValueError:
         raise ValueError("token must be the UUID that acquire gave out") from None
-
-
-__all__ = ["AsyncLease", "NotAcquired"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
 
-
 Records = list[LeaseRecord]
 Past = list[HistoryRecord]
 

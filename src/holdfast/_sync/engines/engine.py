@@ -25,7 +25,7 @@ from holdfast.sql import migrations
 
 CALL_TIMEOUT = 10.0
 IDLE = 1.0
-"""Seconds after which an unused session is closed: a process that only holds leases has its keeper's connection alone."""
+"""Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
 
 
 class Session(Protocol):

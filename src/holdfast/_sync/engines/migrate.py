@@ -7,13 +7,43 @@ lock; whoever comes second fails on what is already there, looks again, and is c
 
 from __future__ import annotations
 
-from holdfast._sync.engines.engine import Session
+from holdfast._sync.engines.engine import Engine, Session
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
 from holdfast.sql import Migration, migrations, statements
 
 _ABSENT = frozenset({"3F000", "42P01"})
+TIMEOUT = 60.0
+
+
+class Migrations:
+    """The tables of one database: what there is, what is missing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._database = engine, engine.database
+
+    def scripts(self) -> tuple[Migration, ...]:
+        """Every migration this version knows, as SQL for this database; asks the database nothing."""
+        return migrations(self._database.dialect, self._database.schema)
+
+    def status(self) -> list[tuple[Migration, float | None]]:
+        """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
+        with self._engine.separately() as session:
+            when = {row["version"]: row["applied_at"] for row in applied(session, TIMEOUT)}
+        return [(migration, when.get(migration.version)) for migration in self.scripts()]
+
+    def up(self) -> list[Migration]:
+        """Apply what is missing; returns what was applied."""
+        with self._engine.separately() as session:
+            return up(self._database, session, TIMEOUT)
+
+    def down(self, *, to: int) -> list[Migration]:
+        """Take back every migration above version ``to``, and all that is in those tables with it."""
+        if not 0 <= to <= self._engine.newest:
+            raise ValueError(f"to must be a version from 0 to {self._engine.newest}, not {to}")
+        with self._engine.separately() as session:
+            return down(self._database, session, TIMEOUT, to=to)
 
 
 def applied(session: Session, timeout: float) -> list[Row]:
@@ -23,12 +53,6 @@ def applied(session: Session, timeout: float) -> list[Row]:
         if error.sqlstate in _ABSENT:
             return []
         raise
-
-
-def status(database: Database, session: Session, timeout: float) -> list[tuple[Migration, float | None]]:
-    """Every migration we know, with when it was applied or None."""
-    when = {row["version"]: row["applied_at"] for row in applied(session, timeout)}
-    return [(migration, when.get(migration.version)) for migration in migrations(database.dialect, database.schema)]
 
 
 def up(database: Database, session: Session, timeout: float) -> list[Migration]:
@@ -46,9 +70,10 @@ def down(database: Database, session: Session, timeout: float, *, to: int) -> li
     """Take back everything above version ``to``; returns what was taken back."""
     done = []
     for migration in reversed(migrations(database.dialect, database.schema)):
-        if to < migration.version <= _version(session, timeout):
-            if _apply(database, session, migration.down, range(migration.version), timeout):
-                done.append(migration)
+        if not to < migration.version <= _version(session, timeout):
+            continue
+        if _apply(database, session, migration.down, range(migration.version), timeout):
+            done.append(migration)
     return done
 
 

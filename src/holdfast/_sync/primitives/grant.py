@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives import protect
@@ -87,9 +87,10 @@ class LeaseGrant:
         return done
 
     def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
-        """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on. Returns the fence.
+        """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on.
 
         ``at="start"`` makes a successor wait for it, ``at="commit"`` (for long ones) asks again inside its COMMIT.
+        Returns the fence.
         """
         return protect.protect(self._engine.database, self.name, self.token, connection, at)
 
@@ -99,7 +100,7 @@ class LeaseGrant:
         with protect.transaction(self._engine.database, self.name, self.token, connection, at):
             yield connection
 
-    def __enter__(self) -> LeaseGrant:
+    def __enter__(self) -> Self:
         if self._terms.on_lost == "cancel":
             self._scope.enter()
         return self
@@ -150,7 +151,8 @@ class LeaseGrant:
             except Refused as error:
                 if error.sqlstate != "55P03" or now() + pause > until:
                     raise EngineError(
-                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: commit or roll back first"
+                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
+                        "commit or roll back first"
                     ) from error
             sleep(pause)
             pause = min(pause * 2, 0.1)

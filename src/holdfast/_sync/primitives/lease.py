@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import Scope, Signal, here, sleep
-from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
@@ -34,7 +34,7 @@ _BUSY_PATIENCE = 0.05
 
 
 class Lease:
-    """A lease to be had. ``with lease as grant``, ``acquire()``, ``try_acquire()``, ``or_skip()``, or a decorator."""
+    """A lease to be had: ``with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
 
     def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not Scope.cancels:
@@ -72,7 +72,7 @@ class Lease:
                 yield grant
 
     def adopt(self, token: str) -> LeaseGrant:
-        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is no longer good."""
+        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
         asked_at = now()
         rows = self._engine.call("lease_status", {"name": self.name, "token": _uuid(token)})
         if not rows:
@@ -119,6 +119,8 @@ class Lease:
         keeper.watch(self.name, signal.set)
         try:
             while (left := started + limit - now()) > 0:
+                if outcome.session_watch is not None:
+                    keeper.keep_vigil(self.name, outcome.session_watch)
                 signal.wait(min(self._pause(outcome), left))
                 outcome = self._attempt()
                 if isinstance(outcome, LeaseGrant):
@@ -137,8 +139,7 @@ class Lease:
     def _pause(self, held: Held) -> float:
         if held.remaining is None:
             return random.uniform(0.002, 0.02)
-        poll = self._engine.poll if held.session_watch is None else min(self._engine.poll, 0.05)
-        return min(poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
+        return min(self._engine.poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
 
     def _attempt(self) -> LeaseGrant | Held:
         """Ask once. The token is ours, so whatever is not heard of again can be given back."""
@@ -206,12 +207,7 @@ class Lease:
 
 
 def _uuid(token: object) -> str:
-    from uuid import UUID
-
     try:
         return str(UUID(str(token)))
     except ValueError:
         raise ValueError("token must be the UUID that acquire gave out") from None
-
-
-__all__ = ["Lease", "NotAcquired"]

@@ -69,6 +69,13 @@ select pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(:name)) as 
 -- name: session_hold
 select pg_try_advisory_lock(:session_key::bigint) as done
 
+-- name: wait_for_ever
+select set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)
+
+-- name: vigil
+-- Answered when the session that holds the key is gone.
+select pg_advisory_lock_shared(:session_key::bigint)
+
 -- name: protect
 select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 

@@ -1,0 +1,82 @@
+"""holdfast migrate: the tables."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import click
+
+from holdfast.cli import connected, main
+
+
+@main.group(invoke_without_command=True)
+@click.pass_context
+def migrate(context: click.Context) -> None:
+    """Create, upgrade or remove the tables; without a command: up."""
+    if context.invoked_subcommand is None:
+        context.invoke(up)
+
+
+@migrate.command()
+@click.pass_context
+def up(context: click.Context) -> None:
+    """Apply every migration that is missing. Safe to run again, and from many machines at once."""
+    with connected(context) as client:
+        applied = client.migrate()
+        for migration in applied:
+            click.echo(f"applied {migration.version:04} {migration.name}")
+        if not applied:
+            click.echo("nothing to do: the schema is up to date")
+
+
+@migrate.command()
+@click.option(
+    "--to", type=click.IntRange(min=0), required=True, help="The version to go back to; 0 removes everything."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def down(context: click.Context, to: int, yes: bool) -> None:
+    """Take migrations back, and all that is in their tables."""
+    if not yes:
+        click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
+    with connected(context) as client:
+        removed = client.migrations.down(to=to)
+        for migration in removed:
+            click.echo(f"took back {migration.version:04} {migration.name}")
+        if not removed:
+            click.echo("nothing to do")
+
+
+@migrate.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """Which migrations there are, and when they were applied. Exit code 1 when one is missing."""
+    with connected(context) as client:
+        rows = [
+            {
+                "version": migration.version,
+                "name": migration.name,
+                "applied_at": None if when is None else datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds"),
+            }
+            for migration, when in client.migrations.status()
+        ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            click.echo(f"{row['version']:04} {row['name']:<20} {row['applied_at'] or 'missing'}")
+    if any(row["applied_at"] is None for row in rows):
+        context.exit(1)
+
+
+@migrate.command("print")
+@click.option("--down", "downwards", is_flag=True, help="The scripts that take everything back.")
+@click.pass_context
+def print_(context: click.Context, downwards: bool) -> None:
+    """Print the SQL, to be read or run by somebody else. Connects to nothing."""
+    with connected(context) as client:
+        scripts = client.migrations.scripts()
+    for migration in reversed(scripts) if downwards else scripts:
+        click.echo(f"-- {migration.version:04} {migration.name}\n{migration.down if downwards else migration.up}")

@@ -1,0 +1,44 @@
+"""The heartbeat: one daemon thread a database a process, on a session of its own, for both flavours.
+
+It renews one row for all leases of a TTL, hears of releases that somebody here waits for, and does what could not be
+done in time elsewhere. It knows beats and tokens; what a lost lease means is for the grant to decide. A blocked event
+loop or an exhausted pool cannot hold it up, and neither can another database: that one has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+from holdfast._wire import forks
+from holdfast._wire.database import Database
+from holdfast.keeper.pulse import Holding, Pulse
+from holdfast.keeper.thread import Keeper
+
+__all__ = ["Holding", "Keeper", "Pulse", "keeper_of"]
+
+_keepers: dict[Database, Keeper] = {}
+_registry = threading.Lock()
+
+
+def keeper_of(database: Database) -> Keeper:
+    """The one keeper of this database in this process."""
+    with _registry:
+        if database not in _keepers:
+            _keepers[database] = Keeper(database)
+        return _keepers[database]
+
+
+@forks.in_child
+def _forget() -> None:
+    """The parent's threads are not here; whatever the child acquires gets keepers of its own."""
+    global _registry
+    _registry = threading.Lock()
+    _keepers.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Release what is still held, bounded: what cannot be said in time is left to expire."""
+    for keeper in list(_keepers.values()):
+        keeper.close(timeout=2.5)

@@ -1,0 +1,158 @@
+"""Who waits for which lease in this process, and how the keeper hears that it is free.
+
+On PostgreSQL a release notifies only when somebody waits, and a waiter shows itself by a shared lock on the name in the
+session that listens. For a lease with ``failover="session"`` a second session keeps vigil: it queues for the key that
+the holder's session holds, and the server answers the moment that session is gone. On SQLite, or through a pooler,
+there is nothing to hear, and the waiters' own polling does it all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from threading import RLock
+
+from holdfast._wire import Session, open_session
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast.core.errors import EngineError
+
+log = logging.getLogger("holdfast.keeper")
+
+MOST_WATCHED = 300
+"""Names a session: each of its transactions costs O(locks held), so beyond this waiters only poll."""
+MOST_VIGILS = 4
+"""Each is a connection; beyond this waiters poll."""
+
+Wake = Callable[[], None]
+
+
+class Ears:
+    def __init__(self, database: Database, lock: RLock) -> None:
+        self._database, self._lock = database, lock
+        self._waiting: dict[str, list[Wake]] = {}
+        self._watched: set[str] = set()
+        self._keys: dict[str, int] = {}
+        self._vigils: dict[str, Session] = {}
+        self._ready_at = 0.0
+
+    def add(self, name: str, wake: Wake) -> None:
+        with self._lock:
+            self._waiting.setdefault(name, []).append(wake)
+
+    def remove(self, name: str, wake: Wake) -> None:
+        with self._lock:
+            waiting = self._waiting.get(name, [])
+            if wake in waiting:
+                waiting.remove(wake)
+            if waiting:
+                waiting[0]()  # whoever goes may have taken a wake-up with it
+            else:
+                self._waiting.pop(name, None)
+                self._keys.pop(name, None)
+
+    def keep_vigil(self, name: str, session_key: int) -> bool:
+        """Watch the holder's session as well; True when that is news."""
+        with self._lock:
+            if name not in self._waiting or self._keys.get(name) == session_key:
+                return False
+            self._keys[name] = session_key
+            return True
+
+    def wake(self, name: str) -> None:
+        """The first in the queue: the others would only be refused."""
+        with self._lock:
+            for wake in self._waiting.get(name, [])[:1]:
+                wake()
+
+    def wake_all(self) -> None:
+        with self._lock:
+            for name in self._waiting:
+                self.wake(name)
+
+    def needed(self) -> bool:
+        return bool(self._waiting)
+
+    def due(self) -> float | None:
+        """When there is something to arrange with the server."""
+        with self._lock:
+            news = (
+                self._waiting.keys() != self._watched
+                or self._wanted_vigils()
+                or self._vigils.keys() - self._keys.keys()
+            )
+            return self._ready_at if news else None
+
+    def descriptors(self) -> list[int]:
+        return [found for session in self._vigils.values() if (found := session.fileno()) is not None]
+
+    def deaf(self) -> None:
+        """The session is gone, and a notification may have gone with it."""
+        self._watched.clear()
+        self.wake_all()
+
+    def close(self) -> None:
+        self._watched.clear()
+        for name in list(self._vigils):
+            self._end_vigil(name)
+
+    def back_off(self) -> None:
+        self._ready_at = now() + 0.25
+
+    def arrange(self, session: Session, timeout: float) -> None:
+        """Tell the server what we want to hear. Raises EngineError when the session has gone."""
+        with self._lock:
+            wanted = [name for name in self._waiting if name not in self._watched]
+            over = [name for name in self._watched if name not in self._waiting]
+        self._ready_at = 0.0
+        if session.pooled or session.fileno() is None:
+            self._watched = set(self._waiting)
+            return
+        if wanted:
+            session.call("listen", {}, timeout)
+        for name in over:
+            self._watched.discard(name)
+            session.call("wait_end", {"name": name}, timeout)
+        for name in wanted:
+            # Refused means that somebody releases it this very moment: ask again until that is committed.
+            if len(self._watched) >= MOST_WATCHED or session.call("wait_begin", {"name": name}, timeout)[0]["done"]:
+                self._watched.add(name)
+            else:
+                self._ready_at = now() + 0.002
+            self.wake(name)
+
+    def stand_vigil(self, timeout: float) -> None:
+        """Open and close the second sessions. A failure costs nothing but the speed of a takeover."""
+        with self._lock:
+            over, wanted = self._vigils.keys() - self._keys.keys(), self._wanted_vigils()
+        for name in over:
+            self._end_vigil(name)
+        for name in wanted:
+            try:
+                session = open_session(self._database, timeout)
+                self._vigils[name] = session
+                session.post("vigil", {"session_key": self._keys[name]}, timeout)
+            except (EngineError, KeyError) as error:
+                log.debug("no vigil for %r on %s: %s", name, self._database, error)
+                self._end_vigil(name)
+                self.back_off()
+
+    def hear_vigils(self) -> None:
+        """An answer means that the holder's session is gone; an error, that we must begin anew."""
+        for name, session in list(self._vigils.items()):
+            if session.fileno() is None or session.answered():
+                with self._lock:
+                    self._keys.pop(name, None)
+                self._end_vigil(name)
+                self.wake(name)
+
+    def _wanted_vigils(self) -> list[str]:
+        wanted = [name for name in self._keys if name not in self._vigils]
+        return wanted[: max(0, MOST_VIGILS - len(self._vigils))] if self._database.dialect == "postgres" else []
+
+    def _end_vigil(self, name: str) -> None:
+        session = self._vigils.pop(name, None)
+        if session is not None:
+            with suppress(Exception):
+                session.close()

@@ -1,0 +1,439 @@
+"""The keeper itself: its thread, its session, its heartbeats."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from holdfast._wire import Session, open_session
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SessionUnsafe
+from holdfast.core.renewal import Answer, Step, Trust, after, backoff, budget
+from holdfast.keeper.ears import Ears, Wake
+from holdfast.keeper.pulse import LINGER, Chore, Holding, Owner, Pulse
+
+log = logging.getLogger("holdfast.keeper")
+
+PURGE_EVERY = 60.0
+EXIT_BUDGET = 2.0
+
+
+class Keeper:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.session_key: int | None = None
+        """Held in the session as long as that lives: a standby that finds it free knows that we are gone."""
+        self.session_problem: HoldfastError | None = None
+        self._lock = threading.RLock()
+        self._ears = Ears(database, self._lock)
+        self._pulses: list[Pulse] = []
+        self._chores: list[Chore] = []
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._wanting_session: list[Callable[[], None]] = []
+        self._session: Session | None = None
+        self._thread: threading.Thread | None = None
+        self._bell = (-1, -1)
+        self._asleep_until = 0.0
+        self._closing = False
+
+    def borrow(self, ttl: float, *, session: bool = False) -> Pulse | None:
+        """A live pulse for one more lease, kept alive until it is given back."""
+        with self._lock:
+            for pulse in self._pulses:
+                if (
+                    pulse.trust.ttl == ttl
+                    and (pulse.session_key is not None) == session
+                    and pulse.trust.left(now()) > 0
+                ):
+                    pulse.borrowed += 1
+                    return pulse
+        return None
+
+    def give_back(self, pulse: Pulse) -> None:
+        with self._lock:
+            pulse.borrowed -= 1
+            self._notice_empty(pulse)
+
+    def keep(self, beat: str, trust: Trust, every: float, holding: Holding, *, session_key: int | None = None) -> Pulse:
+        """Renew ``beat`` from now on, for ``holding``."""
+        with self._lock:
+            pulse = next((each for each in self._pulses if each.beat == beat), None)
+            if pulse is None:
+                pulse = Pulse(beat, trust, every, now() + every, session_key)
+                self._pulses.append(pulse)
+            if every < pulse.every:
+                pulse.every, pulse.due = every, min(pulse.due, now() + every)
+            pulse.add(holding)
+            self._wake_by(pulse.due)
+        if session_key is not None and session_key != self.session_key:
+            self._lose(pulse, OwnershipUnknown("the session that held it was lost"))
+        return pulse
+
+    def drop(self, pulse: Pulse, token: str) -> None:
+        """The lease was released, or has passed on."""
+        with self._lock:
+            pulse.remove(token)
+            self._notice_empty(pulse)
+
+    def extend(self, pulse: Pulse, asked_at: float) -> None:
+        """Somebody renewed the beat by hand."""
+        with self._lock:
+            pulse.trust = after(Answer.RENEWED, pulse.trust, asked_at, now())[1]
+
+    def retire(self, owner: Owner) -> tuple[list[str], list[Holding]]:
+        """A client goes: beats that are its alone, to be ended whole, and its leases on beats shared with others."""
+        with self._lock:
+            mine = [
+                each for each in self._pulses if not each.borrowed and len(each.of_owner(owner)) == len(each.holdings)
+            ]
+            self._pulses = [each for each in self._pulses if each not in mine]
+            shared = [holding for pulse in self._pulses for holding in pulse.of_owner(owner)]
+            for pulse in self._pulses:
+                for holding in shared:
+                    pulse.remove(holding.token)
+            return [pulse.beat for pulse in mine], shared
+
+    def release_later(self, name: str, token: str) -> None:
+        """It is ours and must go, but the database does not answer: ask until it does."""
+        self._add_chore("lease_release", {"name": name, "token": token}, patience=math.inf)
+
+    def abandon(self, name: str, token: str) -> None:
+        """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server."""
+        self._add_chore("lease_release", {"name": name, "token": token}, patience=65.0, until_true=True)
+
+    def end_later(self, beat: str) -> None:
+        """Nobody renews it any more: it expires if we cannot end it either."""
+        self._add_chore("beat_end", {"beat": beat}, patience=5.0)
+
+    def purge_soon(self) -> None:
+        self._add_chore("purge", {}, patience=PURGE_EVERY)
+
+    def watch(self, name: str, wake: Wake) -> None:
+        """Call ``wake`` when ``name`` may be free, and once when we have begun to listen: no release is missed."""
+        self._ears.add(name, wake)
+        self._ring()
+
+    def unwatch(self, name: str, wake: Wake) -> None:
+        self._ears.remove(name, wake)
+        self._ring()
+
+    def keep_vigil(self, name: str, session_key: int) -> None:
+        """Call the waiters of ``name`` when the session that holds ``session_key`` is gone, too."""
+        if self._ears.keep_vigil(name, session_key):
+            self._ring()
+
+    def wake(self, name: str) -> None:
+        """Released in this very process: no need to hear it from the server."""
+        self._ears.wake(name)
+
+    def want_session(self, ready: Callable[[], None]) -> None:
+        """Open the session and hold a key in it: ``session_key`` or ``session_problem`` is set at ``ready``."""
+        with self._lock:
+            self._wanting_session.append(ready)
+        self._ring()
+
+    def later(self, delay: float, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._timers.append((now() + delay, callback))
+            self._wake_by(now() + delay)
+
+    def close(self, timeout: float) -> None:
+        """End everything that is kept; the thread does it."""
+        with self._lock:
+            thread, self._closing = self._thread, True
+            if thread is not None:
+                self._ring_bell()
+        if thread is not None:
+            thread.join(timeout)
+
+    def _add_chore(
+        self, statement: str, parameters: dict[str, Any], *, patience: float, until_true: bool = False
+    ) -> None:
+        with self._lock:
+            self._chores.append(Chore(statement, parameters, now(), now() + patience, until_true))
+        self._ring()
+
+    def _notice_empty(self, pulse: Pulse) -> None:
+        if not pulse.holdings and not pulse.borrowed:
+            pulse.empty_since = now()
+            self._wake_by(min(pulse.due, pulse.empty_since + LINGER))
+
+    def _wake_by(self, when: float) -> None:
+        if self._thread is None or when < self._asleep_until:
+            self._ring()
+
+    def _ring(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                self._ring_bell()
+            elif not self._closing:
+                self._bell = os.pipe()
+                for end in self._bell:
+                    os.set_blocking(end, False)
+                self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+                self._thread.start()
+
+    def _ring_bell(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._bell[1], b".")
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if self._finished():
+                    return
+                self._sleep()
+                self._listen()
+                self._beat_all()
+                self._do_chores()
+                self._run_timers()
+            except Exception as error:  # never die: every lease of this process hangs on this thread
+                log.exception("the keeper of %s stumbled and goes on", self.database)
+                self._disconnect(error)
+
+    def _finished(self) -> bool:
+        with self._lock:
+            if self._closing:
+                self._end_all()
+            elif self._next_due() is not None or self._ears.needed():
+                return False
+            self._disconnect(None)
+            self._ears.close()
+            for end in self._bell:
+                os.close(end)
+            self._thread = None
+            return True
+
+    def _end_all(self) -> None:
+        deadline = now() + EXIT_BUDGET
+        last = [Chore("beat_end", {"beat": pulse.beat}, 0.0, 0.0) for pulse in self._pulses]
+        with suppress(EngineError):
+            for chore in [*(each for each in self._chores if each.statement != "purge"), *last]:
+                left = max(0.05, deadline - now())
+                self._connected(left).call(chore.statement, chore.parameters, left)
+        self._pulses, self._chores, self._timers = [], [], []
+
+    def _sleep(self) -> None:
+        with self._lock:
+            due = self._next_due()
+            self._asleep_until = due if due is not None else now() + 3600.0
+            descriptors = [self._bell[0], *self._ears.descriptors()]
+            if self._session is not None and (own := self._session.fileno()) is not None:
+                descriptors.append(own)
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(0.0, self._asleep_until - now()) * 1000 + 0.5)
+        self._asleep_until = 0.0
+        with suppress(BlockingIOError):
+            os.read(self._bell[0], 4096)
+
+    def _next_due(self) -> float | None:
+        dues = [when for pulse in self._pulses for when in (pulse.due, pulse.ends_at()) if when is not None]
+        dues += [chore.due for chore in self._chores]
+        dues += [when for when, _ in self._timers]
+        if (arrange := self._ears.due()) is not None:
+            dues.append(arrange)
+        if self._wanting_session:
+            dues.append(0.0)
+        return min(dues, default=None)
+
+    def _patience(self) -> float:
+        """How long one call may take, so that no lease is lost over it."""
+        with self._lock:
+            return budget(min((pulse.trust.left(now()) for pulse in self._pulses), default=6.0))
+
+    def _connected(self, timeout: float) -> Session:
+        if self._session is None:
+            self._session = open_session(self.database, timeout)
+        return self._session
+
+    def _disconnect(self, error: Exception | None) -> None:
+        """The session is gone, and whatever lived in it."""
+        session, self._session, self.session_key = self._session, None, None
+        if session is not None:
+            with suppress(Exception):
+                session.close()
+            self._ears.deaf()
+        with self._lock:
+            ended = [pulse for pulse in self._pulses if pulse.session_key is not None]
+        for pulse in ended:
+            self._lose(pulse, OwnershipUnknown(f"the session that held it was lost ({error})"))
+
+    def _listen(self) -> None:
+        self._ears.hear_vigils()
+        try:
+            if self._session is not None:
+                for name in self._session.notifications():
+                    self._ears.wake(name)
+            due = self._ears.due()
+            if self._wanting_session or (due is not None and due <= now()):
+                self._arrange()
+        except EngineError as error:
+            log.debug("the keeper's session on %s: %s", self.database, error)
+            self._ears.back_off()
+            self._disconnect(error)
+
+    def _arrange(self) -> None:
+        with self._lock:
+            wanting, self._wanting_session = self._wanting_session, []
+        try:
+            session = self._connected(self._patience())
+            if wanting and self.session_key is None:
+                self._hold_session(session)
+            self._ears.arrange(session, self._patience())
+            if not session.pooled:
+                self._ears.stand_vigil(self._patience())
+        except EngineError as error:
+            self.session_problem = error
+            raise
+        finally:
+            for ready in wanting:
+                ready()
+
+    def _hold_session(self, session: Session) -> None:
+        key = random.SystemRandom().getrandbits(62)
+        if not session.pooled and session.hold(key, self._patience()):
+            self.session_key, self.session_problem = key, None
+        else:
+            self.session_problem = SessionUnsafe(
+                f"failover='session' needs a session of our own on {self.database}, and a pooler or the platform "
+                "denies it: give a direct URL, or use failover='ttl'"
+            )
+
+    def _beat_all(self) -> None:
+        with self._lock:
+            pulses = sorted(self._pulses, key=lambda pulse: pulse.trust.until)
+        for pulse in pulses:
+            ends_at = pulse.ends_at()
+            if ends_at is not None and ends_at <= now():
+                self._end(pulse)
+            elif pulse.due <= now():
+                self._beat(pulse)
+
+    def _end(self, pulse: Pulse) -> None:
+        with self._lock:
+            if pulse.ends_at() is not None and pulse in self._pulses:
+                self._pulses.remove(pulse)
+                self._chores.append(Chore("beat_end", {"beat": pulse.beat}, now(), now() + pulse.trust.ttl))
+                self._chores.append(Chore("purge", {}, now(), now()))
+
+    def _beat(self, pulse: Pulse) -> None:
+        self._drop_orphans(pulse)
+        asked_at = now()
+        answer, generation = self._ask(pulse)
+        with self._lock:
+            if pulse not in self._pulses:  # lost meanwhile, with its session
+                return
+            step, pulse.trust = after(answer, pulse.trust, asked_at, now())
+        if step is Step.KEEP:
+            if pulse.failures:
+                log.info("the heartbeat of %s is back after %d failures", self.database, pulse.failures)
+            pulse.due, pulse.failures = asked_at + pulse.every, 0
+            if generation != pulse.generation:
+                self._reconcile(pulse, generation)
+        elif step is Step.RETRY:
+            pulse.failures += 1
+            pulse.due = now() + backoff(pulse.failures, pulse.trust.left(now()))
+        elif step is Step.TELL_LOST:
+            self._lose(pulse, LeaseLost("it expired before a heartbeat reached the database"))
+        else:
+            self._lose(pulse, OwnershipUnknown("the database did not answer before our trust in it ended"))
+
+    def _ask(self, pulse: Pulse) -> tuple[Answer, int]:
+        timeout = self._patience()
+        try:
+            rows = self._connected(timeout).call("beat_renew", {"beat": pulse.beat}, timeout)
+        except EngineError as error:
+            left = pulse.trust.left(now())
+            log.warning("a heartbeat of %s failed, %.1f s of trust left: %s", self.database, left, error)
+            if not isinstance(error, Refused):
+                self._disconnect(error)
+            return Answer.UNKNOWN, 0
+        return (Answer.RENEWED, rows[0]["generation"]) if rows else (Answer.LOST, 0)
+
+    def _drop_orphans(self, pulse: Pulse) -> None:
+        """Leases of an event loop that was closed without a word."""
+        with self._lock:
+            dead = [owner for owner, count in pulse.owners.items() if count and not owner.alive()]
+            orphans = [holding for owner in dead for holding in pulse.of_owner(owner)]
+        for holding in orphans:
+            self.drop(pulse, holding.token)
+            self.release_later(holding.name, holding.token)
+
+    def _reconcile(self, pulse: Pulse, generation: int) -> None:
+        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder."""
+        with self._lock:
+            known = dict(pulse.holdings)
+        try:
+            rows = self._connected(self._patience()).call("beat_leases", {"beat": pulse.beat}, self._patience())
+        except EngineError as error:
+            self._disconnect(error)
+            pulse.due = now()  # the generation still differs, so the next beat asks again
+            return
+        left = {row["token"] for row in rows}
+        pulse.generation = generation
+        for token, holding in known.items():
+            if token not in left:
+                self.drop(pulse, token)
+                self._tell(holding, LeaseLost("it was taken away by force, or by another process of the same holder"))
+
+    def _lose(self, pulse: Pulse, error: HoldfastError) -> None:
+        with self._lock:
+            if pulse not in self._pulses:
+                return
+            self._pulses.remove(pulse)
+            holdings = list(pulse.holdings.values())
+            self._chores.append(Chore("beat_end", {"beat": pulse.beat}, now(), now() + pulse.trust.ttl))
+        if holdings:
+            log.error("%d lease(s) on %s lost: %s", len(holdings), self.database, error)
+        for holding in holdings:
+            self._tell(holding, error)
+
+    def _tell(self, holding: Holding, error: HoldfastError) -> None:
+        try:
+            holding.tell(error)
+        except Exception:
+            log.exception("on_lost of lease %r failed", holding.name)
+
+    def _do_chores(self) -> None:
+        with self._lock:
+            due = [chore for chore in self._chores if chore.due <= now()]
+        for chore in due:
+            settled = chore.settled(self._say(chore), now())
+            with self._lock:
+                if settled:
+                    self._chores.remove(chore)
+                else:
+                    chore.put_off(now())
+        with self._lock:
+            if self._pulses and not any(chore.statement == "purge" for chore in self._chores):
+                when = now() + PURGE_EVERY * random.uniform(0.5, 1.0)
+                self._chores.append(Chore("purge", {}, when, when))
+
+    def _say(self, chore: Chore) -> bool | None:
+        """Its first value as a truth, or None when there was no answer."""
+        timeout = self._patience()
+        try:
+            rows = self._connected(timeout).call(chore.statement, chore.parameters, timeout)
+        except EngineError as error:
+            log.debug("%s on %s: %s", chore.statement, self.database, error)
+            if not isinstance(error, Refused):
+                self._disconnect(error)
+            return None
+        return bool(rows and next(iter(rows[0].values())))
+
+    def _run_timers(self) -> None:
+        with self._lock:
+            due = [timer for timer in self._timers if timer[0] <= now()]
+            self._timers = [timer for timer in self._timers if timer not in due]
+        for _, callback in due:
+            callback()

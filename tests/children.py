@@ -1,0 +1,120 @@
+"""Child processes that talk over pipes, and looks into the tables: for the tests about processes that die."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from textwrap import dedent
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import psycopg
+
+PATIENCE = 30.0
+
+
+class Child:
+    """A Python process with ``program`` as its main module; its arguments are in ``sys.argv[1:]``."""
+
+    def __init__(self, program: str, *args: object) -> None:
+        command = [sys.executable, "-u", "-c", dedent(program), *map(str, args)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put("<end>")
+
+    def line(self, timeout: float = PATIENCE) -> str:
+        """The next line it prints; ``<end>`` when there is none to come."""
+        return self._lines.get(timeout=timeout)
+
+    def expect(self, *wanted: str) -> None:
+        for text in wanted:
+            assert (found := self.line()) == text, f"the child said {found!r} instead of {text!r}"
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Ask the database itself, past holdfast."""
+    if url.startswith("sqlite"):
+        file = sqlite3.connect(urlsplit(url).path, isolation_level=None, timeout=10)
+        try:
+            return file.execute(statement.replace("%s", "?"), parameters).fetchall()
+        finally:
+            file.close()
+    with psycopg.connect(url, autocommit=True, application_name="onlooker", connect_timeout=10) as connection:
+        cursor = connection.execute(statement.encode(), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def rows(url: str) -> dict[str, int]:
+    """How many leases and beats there are, living or not."""
+    dot = "_" if url.startswith("sqlite") else "."
+    [(leases, beats)] = query(
+        url, f"select (select count(*) from holdfast{dot}lease), (select count(*) from holdfast{dot}beat)"
+    )
+    return {"lease": leases, "beat": beats}
+
+
+NONE = {"lease": 0, "beat": 0}
+
+
+def backends(url: str) -> list[int]:
+    """The pids of holdfast's own sessions on this database."""
+    return [
+        pid
+        for (pid,) in query(
+            url,
+            "select pid from pg_stat_activity where application_name = 'holdfast' and datname = current_database()"
+            " order by backend_start",
+        )
+    ]
+
+
+def eventually(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> float:
+    """Wait until it holds; how long that took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started + timeout, f"{what}: not within {timeout:g} s"
+        time.sleep(0.01)
+    return time.monotonic() - started

@@ -1,0 +1,97 @@
+"""The named statements on a session of their own: what the client stands on, without keeper, retries and waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from holdfast._wire import open_session
+from holdfast._wire.database import parse
+
+Row = dict[str, Any]
+
+
+def trials(number: int) -> int:
+    """How often to try; HOLDFAST_TRIALS multiplies it."""
+    return int(number * float(os.environ.get("HOLDFAST_TRIALS", "1")))
+
+
+def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
+    """The parameters of an acquire: a lease with a beat of its own, unless told otherwise."""
+    return {
+        "name": name,
+        "holder": holder,
+        "ttl": 30.0,
+        "token": str(uuid4()),
+        "beat": None,
+        "reenter": False,
+        "at_least": 0.0,
+        "solo": others.get("beat") is None,
+        "session_key": None,
+        "process": json.dumps({"label": holder, "host": "here", "pid": 1}),
+    } | others
+
+
+class Raw:
+    """One session."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.url, self.database = url, parse(url, **options)
+        self.session: Any = open_session(self.database, 10.0)
+        self.sqlite = self.database.dialect == "sqlite"
+        self.prefix = f"{self.database.schema}{'_' if self.sqlite else '.'}"
+
+    def call(self, statement: str, *, timeout: float = 20.0, **parameters: Any) -> list[Row]:
+        rows: list[Row] = self.session.call(statement, parameters, timeout)
+        return rows
+
+    def acquire(self, name: str, holder: str = "somebody", **others: Any) -> Row:
+        [row] = self.call("lease_acquire", **acquisition(name, holder, **others))
+        return row
+
+    def done(self, statement: str, **parameters: Any) -> bool:
+        return bool(self.call(statement, **parameters)[0]["done"])
+
+    def renew(self, name: str, token: str) -> bool:
+        return self.done("lease_renew", name=name, token=token)
+
+    def release(self, name: str, token: str) -> bool:
+        return self.done("lease_release", name=name, token=token)
+
+    def force(self, name: str) -> bool:
+        return self.done("lease_force_release", name=name, actor="operator", reason="test")
+
+    def history(self, name: str | None = None) -> list[Row]:
+        return self.call("lease_history", name=name, most=10_000)
+
+    def run(self, text: str) -> None:
+        self.session.script(text.replace("holdfast.", self.prefix), 20.0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the leases grow older by that much."""
+        shift = f"- {seconds}" if self.sqlite else f"- interval '{seconds} seconds'"
+        self.run(
+            f"update holdfast.beat set expires_at = expires_at {shift};\n"
+            f"update holdfast.lease set acquired_at = acquired_at {shift}, keep_until = keep_until {shift};\n"
+        )
+
+    def clear(self) -> None:
+        self.run("delete from holdfast.lease;\ndelete from holdfast.beat;\ndelete from holdfast.history;\n")
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        """All that is in a table, on a connection of its own."""
+        query = f"select * from {self.prefix}{table} order by 1"
+        if self.sqlite:
+            with closing(sqlite3.connect(self.database.target)) as connection:
+                return connection.execute(query).fetchall()
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return connection.execute(query.encode()).fetchall()
+
+    def close(self) -> None:
+        self.session.close()

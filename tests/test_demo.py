@@ -1,0 +1,126 @@
+"""What a newcomer runs first: it has to be true, and to leave nothing behind whenever it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.server import until
+from holdfast.testing.watcher import family
+
+DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
+ENGINES = pytest.mark.parametrize("options", [[], ["--postgres"]], ids=["sqlite", "postgres"])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder that the account of the PostgreSQL server may enter, too."""
+    with tempfile.TemporaryDirectory(prefix="demo-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def demo(options: list[str], folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The demo in a process group of its own. Its workers write to the same stderr, which ends only with the last of them."""
+    environment = {**os.environ, "TERM": "dumb", **({"TMPDIR": str(folder)} if folder else {})}
+    process = subprocess.Popen(
+        [sys.executable, str(DEMO), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Everything below the temporary folder but the initialised data folder that later runs copy."""
+    found = [*folder.glob("holdfast-demo-*"), *folder.glob("holdfast-postgres-*/server-*")]
+    return [str(each) for each in found]
+
+
+@ENGINES
+def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: list[str]) -> None:
+    with demo(options) as process:
+        said, complaints = process.communicate(timeout=90)
+    assert process.returncode == 0, said + complaints
+    assert complaints == ""
+    assert "\x1b" not in said
+    assert "NOT TRUE" not in said
+    assert ("PostgreSQL" if options else "SQLite") in said.splitlines()[0]
+    assert re.search(r"1 of 2 has it", said)
+    assert re.search(r"took over [\d.]+ s after the kill", said)
+    assert re.search(r"took over from C \(pid \d+\) \d+ ms after the kill", said)
+    assert re.search(r"it refused: FencedOut: lease 'nightly-import' has passed on", said)
+    assert "stale writes in the application's table: 1 without protection, 0 with it" in said
+    assert re.search(r"^session-import +\d+ +C .* session_lost *$", said, re.MULTILINE)
+    assert said.splitlines()[-1].startswith("Everything above was true: 5 processes")
+
+
+@pytest.mark.parametrize(
+    ("options", "moment"),
+    [([], "holdfast"), ([], "2."), ([], "5."), (["--postgres"], "4.")],
+    ids=["sqlite-starting", "sqlite-waiting", "sqlite-resuming", "postgres-paused"],
+)
+def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str, folder: Path) -> None:
+    with demo(options, folder) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(moment):
+                break
+        else:
+            pytest.fail(f"the demo ended before {moment!r}")
+        born = list(family(process.pid))
+        assert born or moment == "holdfast"
+        os.killpg(process.pid, signal.SIGINT)
+        _, complaints = process.communicate(timeout=30)
+    assert process.returncode == 130, complaints
+    assert complaints.strip() == "interrupted; no process and no folder is left behind"
+    until(lambda: not any(alive(pid) for pid in born), what="every process of the demo is gone", timeout=10)
+    assert leftovers(folder) == []
+
+
+def test_a_demo_that_is_killed_takes_its_workers_with_it(folder: Path) -> None:
+    """Paused ones, too: nobody would ever resume them."""
+    with demo([], folder) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("4."))
+        born = list(family(process.pid))
+        assert born
+        process.kill()
+    until(lambda: not any(alive(pid) for pid in born), what="every worker is gone", timeout=10)
+
+
+def test_without_postgresql_it_says_what_to_install() -> None:
+    code = (
+        "import runpy, sys; sys.modules['holdfast.testing.binaries'] = type(sys)('none');"
+        "sys.modules['holdfast.testing.binaries'].available = dict;"
+        f"sys.argv = ['demo', '--postgres']; runpy.run_path({str(DEMO)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    assert "pip install 'holdfast[postgres,testing]'" in done.stdout
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

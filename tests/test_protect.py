@@ -1,0 +1,176 @@
+"""A transaction protected by a lease: committed by its holder, refused to whoever held it before. On every driver."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import EngineError, FencedOut
+from tests import subjects
+from tests.subjects import Subject, ask, entered, settled, shared_postgres
+
+ON_POSTGRES = [*subjects.POSTGRES, *subjects.ALCHEMY]
+ON_SQLITE = [*subjects.SQLITE, *subjects.ALCHEMY_SQLITE]
+FORMS = pytest.mark.parametrize("at", ["start", "commit"])
+
+
+@pytest.fixture(params=ON_POSTGRES + ON_SQLITE)
+async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
+    on_postgres = request.param in ON_POSTGRES
+    url = shared_postgres() if on_postgres else f"sqlite:///{tmp_path / 'app.db'}"
+    async with subjects.subject(request.param, url) as made:
+        yield made
+        await made.rollback()
+
+
+def at_rest(subject: Subject) -> bool:
+    return not subject.on_postgres or ask(subject.url, "select count(*) from holdfast.commit_check") == [(0,)]
+
+
+@FORMS
+async def test_the_holder_commits_a_transaction_opened_for_it(subject: Subject, at: Any) -> None:
+    grant = await subject.acquire()
+    async with entered(grant.transaction(subject.connection, at=at)) as connection:
+        assert connection is subject.connection
+        await subject.write("done")
+    assert subject.rows() == ["done"]
+    assert at_rest(subject)
+    assert await settled(grant.release())
+
+
+@FORMS
+async def test_the_holder_commits_its_own_transaction_and_learns_its_fence(subject: Subject, at: Any) -> None:
+    grant = await subject.acquire()
+    await subject.begin()
+    assert await settled(grant.protect(subject.connection, at=at)) == grant.fence
+    await subject.write("done")
+    assert subject.rows() == []
+    await subject.commit()
+    assert subject.rows() == ["done"]
+    assert at_rest(subject)
+
+
+@FORMS
+async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject, at: Any) -> None:
+    """And its connection is as good as before, once it has rolled back."""
+    grant = await subject.acquire()
+    assert subject.supersede().fence > grant.fence
+    with pytest.raises(FencedOut, match=subject.name):
+        async with entered(grant.transaction(subject.connection, at=at)):
+            await subject.write("stale")
+    await subject.begin()
+    with pytest.raises(FencedOut):
+        await settled(grant.protect(subject.connection, at=at))
+    await subject.rollback()
+    await subject.begin()
+    await subject.write("unprotected")
+    await subject.commit()
+    assert subject.rows() == ["unprotected"]
+
+
+@FORMS
+async def test_an_error_in_the_block_rolls_back_and_stays_the_error_it_was(subject: Subject, at: Any) -> None:
+    grant = await subject.acquire()
+    with pytest.raises(LookupError, match="mine"):
+        async with entered(grant.transaction(subject.connection, at=at)):
+            await subject.write("never")
+            raise LookupError("mine")
+    assert subject.rows() == []
+    assert at_rest(subject)
+    async with entered(grant.transaction(subject.connection, at=at)):
+        await subject.write("next")
+    assert subject.rows() == ["next"]
+
+
+async def test_a_superseded_holder_is_refused_by_its_own_commit(subject: Subject) -> None:
+    """The commit is the user's; holdfast is not on the stack, and FencedOut comes out of it all the same."""
+    if not subject.on_postgres:
+        pytest.skip("on SQLite nobody can take over while the transaction is open")
+    grant = await subject.acquire()
+    await settled(grant.protect(subject.connection, at="commit"))
+    await subject.write("stale")
+    subject.supersede()
+    with pytest.raises(FencedOut, match=subject.name):
+        await subject.commit()
+    await subject.rollback()
+    assert subject.rows() == []
+    assert at_rest(subject)
+
+
+async def test_a_superseded_holder_is_refused_at_the_end_of_the_block(subject: Subject) -> None:
+    if not subject.on_postgres:
+        pytest.skip("on SQLite nobody can take over while the transaction is open")
+    grant = await subject.acquire()
+    with pytest.raises(FencedOut, match=subject.name):
+        async with entered(grant.transaction(subject.connection, at="commit")):
+            await subject.write("stale")
+            subject.supersede()
+    assert subject.rows() == []
+    assert at_rest(subject)
+
+
+async def test_without_protection_the_stale_write_goes_through(subject: Subject) -> None:
+    """What all of this is for: nothing else stops it."""
+    await subject.acquire()
+    if subject.on_postgres:
+        await subject.begin()
+        await subject.write("stale")
+        subject.supersede()
+    else:
+        subject.supersede()
+        await subject.begin()
+        await subject.write("stale")
+    await subject.commit()
+    assert subject.rows() == ["stale"]
+
+
+@FORMS
+async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject, at: Any) -> None:
+    """Tables the user made in it included; and the lease is free to go at once."""
+    grant = await subject.acquire()
+    await subject.begin()
+    await settled(grant.protect(subject.connection, at=at))
+    await subject.run(f"create table {subject.table}_more (what text)")
+    await subject.rollback()
+    assert at_rest(subject)
+    with pytest.raises(Exception, match="_more"):
+        ask(subject.url, f"select * from {subject.table}_more")
+    assert await settled(grant.release())
+    assert subject.other.lease(subject.name).acquire()
+
+
+@FORMS
+async def test_an_open_transaction_is_not_opened_again(subject: Subject, at: Any) -> None:
+    grant = await subject.acquire()
+    await subject.begin()
+    await subject.write("first")
+    with pytest.raises(ValueError, match=r"already open.*grant\.protect"):
+        async with entered(grant.transaction(subject.connection, at=at)):
+            raise AssertionError
+    await subject.commit()
+    assert subject.rows() == ["first"]
+
+
+async def test_only_two_forms_are_known(subject: Subject) -> None:
+    grant = await subject.acquire()
+    with pytest.raises(ValueError, match="'start' or 'commit', not 'never'"):
+        await settled(grant.protect(subject.connection, at="never"))
+    with pytest.raises(ValueError, match="'start' or 'commit', not 'never'"):
+        async with entered(grant.transaction(subject.connection, at="never")):
+            raise AssertionError
+
+
+async def test_a_failed_transaction_is_told_as_such(subject: Subject) -> None:
+    """Not as a lease that has passed on: it has not."""
+    if not subject.on_postgres:
+        pytest.skip("SQLite goes on after an error")
+    grant = await subject.acquire()
+    with pytest.raises(Exception, match="division"):
+        await subject.run("select 1 / 0")
+    with pytest.raises(EngineError, match=subject.name) as caught:
+        await settled(grant.protect(subject.connection))
+    assert not isinstance(caught.value, FencedOut)
+    assert caught.value.__cause__ is not None
