@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def kill_holder(story: Story, holder: Process, standby: Process, fence: int) -> 
     killed_at = holder.kill()
     got = standby.hear("acquire")
     story.told(
-        f"{standby} took over {got['at'] - killed_at:.2f} s after the kill (ttl={TTL:g}: that long a lease outlives a heartbeat)",
+        f"{standby} took over {got['at'] - killed_at:.2f} s after the kill (ttl={TTL:g}, from its last heartbeat on)",
         got["fence"] is not None and got["at"] > killed_at,
     )
     story.told(f"its fence is higher: {got['fence']} > {fence}", (got["fence"] or 0) > fence)
@@ -288,7 +289,7 @@ def pause_holder(story: Story, url: str, connection: Any, holder: Process, fence
 
 
 def pause(holder: Process, connection: Any) -> float:
-    """Stop it. SQLite has one writer: one stopped in the middle of its heartbeat holds up the whole file, so try again."""
+    """Stop it. SQLite has one writer, and one stopped amid a heartbeat holds up the file: then try again."""
     while True:
         at = time.monotonic()
         holder.process.send_signal(signal.SIGSTOP)
@@ -333,7 +334,7 @@ def show_numbers(story: Story, client: holdfast.Client, connection: Any, holder:
     fences = [grant.fence for grant in sorted(past, key=lambda grant: grant.acquired_at)]
     story.told(
         f"{len(fences)} grants, {len(set(fences))} different fences, each higher than the one before",
-        all(earlier < later for earlier, later in zip(fences, fences[1:], strict=False)),
+        all(earlier < later for earlier, later in pairwise(fences)),
     )
     outcomes = [grant.outcome for grant in past if grant.name == NAME]
     story.told(f"{NAME}: {', '.join(outcomes)}", outcomes == ["expired", "expired", "released"])

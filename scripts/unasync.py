@@ -31,6 +31,7 @@ NAMES = {
     "aclose": "close",
     "aiter": "iter",
     "anext": "next",
+    "async_scoped_session": "scoped_session",
     "asynccontextmanager": "contextmanager",
     "enter_async_context": "enter_context",
     "push_async_callback": "callback",

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from textwrap import dedent
 from types import TracebackType
 from typing import Any, Self
@@ -66,12 +67,14 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()  # its own children end with it
         self.process.kill()
         self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.process.stdout.close()
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -109,6 +112,15 @@ def backends(url: str) -> list[int]:
             " order by backend_start",
         )
     ]
+
+
+def last_queries(url: str) -> list[str]:
+    """What each of holdfast's sessions was last asked, or is being asked."""
+    asked = query(
+        url,
+        "select query from pg_stat_activity where application_name = 'holdfast' and datname = current_database()",
+    )
+    return [text for (text,) in asked]
 
 
 def eventually(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> float:

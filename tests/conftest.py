@@ -56,6 +56,13 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'app.db'}"
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def either(request: pytest.FixtureRequest) -> str:
+    """A fresh, migrated database on SQLite and on the newest PostgreSQL: for what takes too long to do on all."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
 @pytest.fixture(params=["sync", "async"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Makes clients of one flavour, closed at the end; the async ones look blocking (see holdfast.testing.portal)."""

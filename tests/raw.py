@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +45,7 @@ class Raw:
         self.session: Any = open_session(self.database, 10.0)
         self.sqlite = self.database.dialect == "sqlite"
         self.prefix = f"{self.database.schema}{'_' if self.sqlite else '.'}"
+        self._reader: Any = None
 
     def call(self, statement: str, *, timeout: float = 20.0, **parameters: Any) -> list[Row]:
         rows: list[Row] = self.session.call(statement, parameters, timeout)
@@ -86,12 +86,14 @@ class Raw:
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         """All that is in a table, on a connection of its own."""
-        query = f"select * from {self.prefix}{table} order by 1"
-        if self.sqlite:
-            with closing(sqlite3.connect(self.database.target)) as connection:
-                return connection.execute(query).fetchall()
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            return connection.execute(query.encode()).fetchall()
+        if self._reader is None and self.sqlite:
+            self._reader = sqlite3.connect(self.database.target, isolation_level=None)
+        elif self._reader is None:
+            self._reader = psycopg.connect(self.url, autocommit=True)
+        found: list[tuple[Any, ...]] = self._reader.execute(f"select * from {self.prefix}{table} order by 1").fetchall()
+        return found
 
     def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
         self.session.close()

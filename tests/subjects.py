@@ -91,6 +91,12 @@ class Subject:
     async def write(self, what: str) -> None:
         await self.run(f"insert into {self.table} values ('{what}')")
 
+    async def write_within(self, grant: Any, at: str, what: str, then: Callable[[], object] = lambda: None) -> None:
+        """A transaction that holdfast opens and commits."""
+        async with entered(grant.transaction(self.connection, at=at)):
+            await self.write(what)
+            then()
+
     async def commit(self) -> None:
         await settled(self.connection.commit())
 
@@ -100,7 +106,7 @@ class Subject:
     def rows(self) -> list[str]:
         return [row[0] for row in ask(self.url, f"select what from {self.table} order by 1")]
 
-    def supersede(self) -> holdfast.LeaseGrant:
+    def supersede(self) -> Any:
         """Another holder has it now."""
         self.other.leases.force_release(self.name, actor="test", reason="superseded")
         return self.other.lease(self.name).acquire()
@@ -128,7 +134,7 @@ async def _alchemy(url: str, make: Callable[[Any], Any]) -> AsyncIterator[Opened
     engine: Any = (sa_asyncio.create_async_engine if is_async else sqlalchemy.create_engine)(url, poolclass=NullPool)
     connection = make(engine)
     if isinstance(connection, sa_asyncio.AsyncConnection):
-        await connection.start()
+        _ = await connection.start()
     try:
         yield connection, sqlalchemy.text
     finally:

@@ -5,16 +5,36 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.testing.contract import LONG, LeaseContract
+from holdfast.testing.contract import LONG, LeaseContract, waiting
 from holdfast.testing.portal import Blocking
+from holdfast.testing.server import until
+from tests.conftest import MAJORS, migrated, server
+from tests.raw import Raw
 
 TABLES = ("lease", "beat", "history")
+
+
+@lru_cache
+def shared(major: int) -> str:
+    """One database for all these tests, because making and dropping hundreds takes longer than the tests."""
+    return migrated(server(major).database())
+
+
+@pytest.fixture(params=["sqlite", *MAJORS])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'app.db'}"
+    with psycopg.connect(shared(request.param), autocommit=True) as database:
+        database.execute("truncate holdfast.lease, holdfast.beat, holdfast.history")
+    return shared(request.param)
 
 
 def stored(url: str) -> dict[str, list[Any]]:
@@ -35,3 +55,37 @@ def never_polls(client: Any) -> Any:
     inner = client._inner if isinstance(client, Blocking) else client
     inner._engine.poll = 1e6
     return client
+
+
+def test_a_release_in_another_process_wakes_the_waiter(connect: Callable[..., Any], postgres_url: str) -> None:
+    """The clients have different URLs, so different keepers: the only way from one to the other is the database."""
+    holder = connect(f"{postgres_url}?application_name=elsewhere")
+    waiter = never_polls(connect(postgres_url))
+    grant = holder.lease("import", ttl=86400).acquire()
+    with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=LONG)) as won:
+        listening = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted"
+        with psycopg.connect(postgres_url, autocommit=True) as database:
+            until(lambda: database.execute(listening).fetchone() is not None, what="the waiter listens")
+        assert grant.release() is True
+    assert won[0].fence > grant.fence
+
+
+def test_a_forced_release_wakes_the_waiter(connect: Callable[..., Any], postgres_url: str) -> None:
+    operator = connect(f"{postgres_url}?application_name=elsewhere")
+    waiter = never_polls(connect(postgres_url))
+    operator.lease("import", ttl=86400).acquire()
+    with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=LONG)):
+        operator.leases.force_release("import", actor="operator", reason="stuck")
+
+
+def test_a_token_of_another_lease_releases_nothing(connect: Callable[..., Any], url: str) -> None:
+    """Release is guarded by the name and the token together, in the database itself."""
+    client = connect(url)
+    with closing(Raw(url)) as raw:
+        grant, other = client.lease("import", ttl=LONG).acquire(), client.lease("export", ttl=LONG).acquire()
+        before = stored(url)
+        for token in (other.token, str(uuid4())):
+            assert raw.done("lease_release", name="import", token=token) is False
+            assert raw.done("lease_renew", name="import", token=token) is False
+        assert stored(url) == before
+        assert raw.done("lease_release", name="import", token=grant.token) is True

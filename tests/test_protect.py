@@ -26,6 +26,14 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         await made.rollback()
 
 
+@pytest.fixture(params=ON_POSTGRES)
+async def on_postgres(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    """Where a successor can come in between. On SQLite the protected transaction is the only writer until it ends."""
+    async with subjects.subject(request.param, shared_postgres()) as made:
+        yield made
+        await made.rollback()
+
+
 def at_rest(subject: Subject) -> bool:
     return not subject.on_postgres or ask(subject.url, "select count(*) from holdfast.commit_check") == [(0,)]
 
@@ -59,8 +67,7 @@ async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject, a
     grant = await subject.acquire()
     assert subject.supersede().fence > grant.fence
     with pytest.raises(FencedOut, match=subject.name):
-        async with entered(grant.transaction(subject.connection, at=at)):
-            await subject.write("stale")
+        await subject.write_within(grant, at, "stale")
     await subject.begin()
     with pytest.raises(FencedOut):
         await settled(grant.protect(subject.connection, at=at))
@@ -74,21 +81,17 @@ async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject, a
 @FORMS
 async def test_an_error_in_the_block_rolls_back_and_stays_the_error_it_was(subject: Subject, at: Any) -> None:
     grant = await subject.acquire()
-    with pytest.raises(LookupError, match="mine"):
-        async with entered(grant.transaction(subject.connection, at=at)):
-            await subject.write("never")
-            raise LookupError("mine")
+    with pytest.raises(KeyError, match="mine"):
+        await subject.write_within(grant, at, "never", lambda: dict[str, int]()["mine"])
     assert subject.rows() == []
     assert at_rest(subject)
-    async with entered(grant.transaction(subject.connection, at=at)):
-        await subject.write("next")
+    await subject.write_within(grant, at, "next")
     assert subject.rows() == ["next"]
 
 
-async def test_a_superseded_holder_is_refused_by_its_own_commit(subject: Subject) -> None:
+async def test_a_superseded_holder_is_refused_by_its_own_commit(on_postgres: Subject) -> None:
     """The commit is the user's; holdfast is not on the stack, and FencedOut comes out of it all the same."""
-    if not subject.on_postgres:
-        pytest.skip("on SQLite nobody can take over while the transaction is open")
+    subject = on_postgres
     grant = await subject.acquire()
     await settled(grant.protect(subject.connection, at="commit"))
     await subject.write("stale")
@@ -100,14 +103,11 @@ async def test_a_superseded_holder_is_refused_by_its_own_commit(subject: Subject
     assert at_rest(subject)
 
 
-async def test_a_superseded_holder_is_refused_at_the_end_of_the_block(subject: Subject) -> None:
-    if not subject.on_postgres:
-        pytest.skip("on SQLite nobody can take over while the transaction is open")
+async def test_a_superseded_holder_is_refused_at_the_end_of_the_block(on_postgres: Subject) -> None:
+    subject = on_postgres
     grant = await subject.acquire()
     with pytest.raises(FencedOut, match=subject.name):
-        async with entered(grant.transaction(subject.connection, at="commit")):
-            await subject.write("stale")
-            subject.supersede()
+        await subject.write_within(grant, "commit", "stale", subject.supersede)
     assert subject.rows() == []
     assert at_rest(subject)
 
@@ -139,7 +139,7 @@ async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject, at: An
     with pytest.raises(Exception, match="_more"):
         ask(subject.url, f"select * from {subject.table}_more")
     assert await settled(grant.release())
-    assert subject.other.lease(subject.name).acquire()
+    assert subject.other.lease(subject.name).acquire().fence > grant.fence
 
 
 @FORMS
@@ -163,10 +163,9 @@ async def test_only_two_forms_are_known(subject: Subject) -> None:
             raise AssertionError
 
 
-async def test_a_failed_transaction_is_told_as_such(subject: Subject) -> None:
+async def test_a_failed_transaction_is_told_as_such(on_postgres: Subject) -> None:
     """Not as a lease that has passed on: it has not."""
-    if not subject.on_postgres:
-        pytest.skip("SQLite goes on after an error")
+    subject = on_postgres
     grant = await subject.acquire()
     with pytest.raises(Exception, match="division"):
         await subject.run("select 1 / 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,10 @@ from holdfast._wire.database import parse
 from holdfast.core.errors import EngineError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
+
+log = logging.getLogger("holdfast.client")
+
+CLOSE_TIMEOUT = 5.0
 
 
 class AsyncClient:
@@ -66,6 +71,7 @@ class AsyncClient:
         """Release what this client still holds, and close its connections. Harmless a second time."""
         if self._engine.closed:
             return
+        self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
         try:
             if self._engine.pid == os.getpid():
                 await self._end_beats()
@@ -81,18 +87,19 @@ class AsyncClient:
         await self.close()
 
     async def _end_beats(self) -> None:
+        """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""
         keeper = self._engine.keeper
         beats, shared = keeper.retire(self._engine.owner)
-        for holding in shared:
-            keeper.release_later(holding.name, holding.token)
+        last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
+        last += [("lease_release", {"name": holding.name, "token": holding.token}) for holding in shared]
         try:
-            for beat in beats:
-                await self._call_last("beat_end", {"beat": beat})
+            while last:
+                await self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
+                last.pop()
             if beats:
-                await self._call_last("purge", {})
-        except EngineError:
-            for beat in beats:
-                keeper.end_later(beat)
-
-    async def _call_last(self, statement: str, parameters: dict[str, Any]) -> None:
-        await self._engine.call(statement, parameters, timeout=5.0)
+                await self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
+        except EngineError as error:
+            log.warning("what %r held is released later, the database did not take it now: %s", self, error)
+        finally:
+            for statement, parameters in last:
+                keeper.say_later(statement, parameters)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,10 @@ from holdfast._wire.database import parse
 from holdfast.core.errors import EngineError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
+
+log = logging.getLogger("holdfast.client")
+
+CLOSE_TIMEOUT = 5.0
 
 
 class Client:
@@ -67,6 +72,7 @@ class Client:
         """Release what this client still holds, and close its connections. Harmless a second time."""
         if self._engine.closed:
             return
+        self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
         try:
             if self._engine.pid == os.getpid():
                 self._end_beats()
@@ -82,18 +88,19 @@ class Client:
         self.close()
 
     def _end_beats(self) -> None:
+        """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""
         keeper = self._engine.keeper
         beats, shared = keeper.retire(self._engine.owner)
-        for holding in shared:
-            keeper.release_later(holding.name, holding.token)
+        last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
+        last += [("lease_release", {"name": holding.name, "token": holding.token}) for holding in shared]
         try:
-            for beat in beats:
-                self._call_last("beat_end", {"beat": beat})
+            while last:
+                self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
+                last.pop()
             if beats:
-                self._call_last("purge", {})
-        except EngineError:
-            for beat in beats:
-                keeper.end_later(beat)
-
-    def _call_last(self, statement: str, parameters: dict[str, Any]) -> None:
-        self._engine.call(statement, parameters, timeout=5.0)
+                self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
+        except EngineError as error:
+            log.warning("what %r held is released later, the database did not take it now: %s", self, error)
+        finally:
+            for statement, parameters in last:
+                keeper.say_later(statement, parameters)

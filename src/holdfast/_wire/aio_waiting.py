@@ -21,11 +21,26 @@ def here() -> int:
 
 
 class AsyncTurn:
-    """Nothing to do: a session on a loop queues its requests itself."""
+    """A session on a loop queues its requests itself, so here they are only counted."""
 
-    async def __aenter__(self) -> None: ...
+    def __init__(self) -> None:
+        self._inside = 0
 
-    async def __aexit__(self, *_: object) -> None: ...
+    async def __aenter__(self) -> None:
+        self._inside += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._inside -= 1
+
+    def try_enter(self) -> bool:
+        """Only if nobody is in there; to be left again."""
+        if self._inside:
+            return False
+        self._inside += 1
+        return True
+
+    def leave(self) -> None:
+        self._inside -= 1
 
 
 class AsyncSignal:
@@ -69,19 +84,23 @@ class AsyncOwner:
     def alive(self) -> bool:
         return self._loop is None or not self._loop.is_closed()
 
-    def call(self, callback: Callable[[Any], object], argument: object) -> None:
+    def call(self, callback: Callable[[], object]) -> None:
+        """From the keeper's thread: on the loop."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback)
+
+    def tell(self, callback: Callable[[Any], object], grant: Any) -> None:
         """From the keeper's thread: on the loop, and awaited there if there is something to await."""
 
         def run() -> None:
-            outcome = callback(argument)
+            outcome = callback(grant)
             if inspect.isawaitable(outcome):
                 task = asyncio.ensure_future(outcome)
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-        if self._loop is not None:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(run)
+        self.call(run)
 
 
 class AsyncScope:
@@ -94,6 +113,7 @@ class AsyncScope:
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._before = 0
+        self._pending: HoldfastError | None = None
         self._cause: HoldfastError | None = None
 
     def enter(self) -> None:
@@ -101,9 +121,12 @@ class AsyncScope:
         if self._task is None:
             raise RuntimeError("on_lost='cancel' needs a task to cancel")
         self._before = self._task.cancelling()
+        if self._pending is not None:  # lost before the block began
+            self._loop.call_soon(self._cancel, self._pending)
 
     def cancel(self, error: HoldfastError) -> None:
         """From any thread."""
+        self._pending = error
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._cancel, error)

@@ -30,17 +30,33 @@ def teach_psycopg() -> None:
         )
 
 
+def speaks(connection: Any) -> str:
+    """The database that this connection of SQLAlchemy is to: "postgresql", "sqlite", …"""
+    name: str = _blocking(connection).dialect.name
+    return name
+
+
+def autocommits(connection: Any) -> bool:
+    """Whether what SQLAlchemy calls a transaction is none. Asked after a statement that writes."""
+    inner = _blocking(connection)
+    if inner.dialect.name == "sqlite":
+        return not inner.connection.driver_connection.in_transaction
+    return bool(inner.connection.dbapi_connection.autocommit)
+
+
+def _blocking(connection: Any) -> Any:
+    return getattr(connection, "sync_connection", None) or connection
+
+
 def teach_sqlalchemy(connection: Any) -> None:
     """Every engine whose transaction was protected once turns the database's refusal into FencedOut."""
     from sqlalchemy import event
 
-    inner = getattr(connection, "sync_connection", None) or getattr(connection, "sync_session", None) or connection
-    engine = inner.engine if hasattr(inner, "engine") else inner.get_bind()
-    engine = getattr(engine, "engine", engine)
+    engine = _blocking(connection).engine
     if not event.contains(engine, "handle_error", _refused):
         event.listen(engine, "handle_error", _refused)
 
 
 def _refused(context: Any) -> None:
-    if sqlstate(context.original_exception) == SQLSTATE and not isinstance(context.original_exception, FencedOut):
+    if sqlstate(context.original_exception) == SQLSTATE:  # even one that psycopg raised as FencedOut would be wrapped
         raise FencedOut(str(context.original_exception)) from context.original_exception

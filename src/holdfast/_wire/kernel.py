@@ -20,6 +20,16 @@ except ImportError:  # pragma: no cover - Windows: no fair turns, SQLite's own l
 _FLOCK = "hhqqi4x"
 
 
+def let_go(descriptor: int) -> None:
+    """In a forked child: a lock like these lives until its last descriptor is closed, and the parent's must die with it.
+
+    The number stays taken, so that closing it once more hits nobody else's.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+
+
 class Turnstile:
     def __init__(self, path: str) -> None:
         self._path = path
@@ -41,7 +51,12 @@ class Turnstile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        let_go(self._descriptor)
 
     def _queue_up(self, timeout: float) -> None:
         """The kernel's queue is fair but knows no timeout: another thread stands in it, on a descriptor of its own."""
@@ -93,4 +108,9 @@ class Marks:
         return kind == fcntl.F_UNLCK
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        let_go(self._descriptor)

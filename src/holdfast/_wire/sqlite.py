@@ -99,11 +99,19 @@ class SqliteSession:
         return []
 
     def abandon(self) -> None:
-        """In a forked child: never closed here, see ``forks``. The mutex may be held by a thread that is not there."""
+        """In a forked child: the connection is never closed here, see ``forks``, and the mutex may be held by a thread
+        that is not there. The kernel's locks are the parent's, and must not live on in us when it dies."""
         self._mutex = threading.RLock()
+        self._close_locks()
+        self._turnstile.abandon()
+        if self._marks is not None:
+            self._marks.abandon()
 
     def close(self) -> None:
         self._connection.close()
+        self._close_locks()
+
+    def _close_locks(self) -> None:
         self._turnstile.close()
         if self._marks is not None:
             self._marks.close()

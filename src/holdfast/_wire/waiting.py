@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from holdfast.core.errors import HoldfastError
 
@@ -23,6 +25,13 @@ class Turn:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def try_enter(self) -> bool:
+        """Only if nobody is in there; to be left again."""
+        return self._lock.acquire(blocking=False)
+
+    def leave(self) -> None:
         self._lock.release()
 
 
@@ -51,8 +60,13 @@ class Owner:
     def alive(self) -> bool:
         return True
 
-    def call(self, callback: object, argument: object) -> None:
-        callback(argument)  # type: ignore[operator]
+    def call(self, callback: Callable[[], object]) -> None:
+        """In the keeper's thread, where it must not wait."""
+        callback()
+
+    def tell(self, callback: Callable[[Any], object], grant: Any) -> None:
+        """In a thread of its own: the user's code may take its time, and heartbeats go on."""
+        threading.Thread(target=callback, args=(grant,), name="holdfast-on-lost", daemon=True).start()
 
 
 class Scope:

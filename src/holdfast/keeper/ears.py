@@ -33,6 +33,7 @@ class Ears:
         self._database, self._lock = database, lock
         self._waiting: dict[str, list[Wake]] = {}
         self._watched: set[str] = set()
+        self._locked: set[str] = set()
         self._keys: dict[str, int] = {}
         self._vigils: dict[str, Session] = {}
         self._ready_at = 0.0
@@ -90,10 +91,12 @@ class Ears:
     def deaf(self) -> None:
         """The session is gone, and a notification may have gone with it."""
         self._watched.clear()
+        self._locked.clear()
         self.wake_all()
 
     def close(self) -> None:
         self._watched.clear()
+        self._locked.clear()
         for name in list(self._vigils):
             self._end_vigil(name)
 
@@ -113,11 +116,16 @@ class Ears:
             session.call("listen", {}, timeout)
         for name in over:
             self._watched.discard(name)
-            session.call("wait_end", {"name": name}, timeout)
+            if name in self._locked:
+                self._locked.discard(name)
+                session.call("wait_end", {"name": name}, timeout)
         for name in wanted:
             # Refused means that somebody releases it this very moment: ask again until that is committed.
-            if len(self._watched) >= MOST_WATCHED or session.call("wait_begin", {"name": name}, timeout)[0]["done"]:
+            if len(self._locked) >= MOST_WATCHED:
                 self._watched.add(name)
+            elif session.call("wait_begin", {"name": name}, timeout)[0]["done"]:
+                self._watched.add(name)
+                self._locked.add(name)
             else:
                 self._ready_at = now() + 0.002
             self.wake(name)

@@ -69,17 +69,18 @@ class Pulse:
 
 @dataclass(slots=True, eq=False)
 class Chore:
-    """Something to say until it is answered. ``until_true`` ones repeat: what they undo may not have happened yet."""
+    """Something to say until it is answered, or answered so: what is to be undone may not have happened yet (True), and
+    what there is to do may be more than one call does (False)."""
 
     statement: str
     parameters: dict[str, Any]
     due: float
     give_up: float
-    until_true: bool = False
+    until: bool | None = None
     tries: int = 0
 
     def settled(self, answer: bool | None, now: float) -> bool:
-        return (bool(answer) if self.until_true else answer is not None) or now >= self.give_up
+        return (answer is not None and self.until in (None, answer)) or now >= self.give_up
 
     def put_off(self, now: float) -> None:
         self.tries += 1

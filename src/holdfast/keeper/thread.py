@@ -107,14 +107,14 @@ class Keeper:
 
     def abandon(self, name: str, token: str) -> None:
         """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server."""
-        self._add_chore("lease_release", {"name": name, "token": token}, patience=65.0, until_true=True)
+        self._add_chore("lease_release", {"name": name, "token": token}, patience=65.0, until=True)
 
-    def end_later(self, beat: str) -> None:
-        """Nobody renews it any more: it expires if we cannot end it either."""
-        self._add_chore("beat_end", {"beat": beat}, patience=5.0)
+    def say_later(self, statement: str, parameters: dict[str, Any]) -> None:
+        """What a client could not say as it went. If we cannot either: nobody renews its beats, so they expire."""
+        self._add_chore(statement, parameters, patience=PURGE_EVERY)
 
     def purge_soon(self) -> None:
-        self._add_chore("purge", {}, patience=PURGE_EVERY)
+        self._add_chore("purge", {}, patience=PURGE_EVERY, until=False)
 
     def watch(self, name: str, wake: Wake) -> None:
         """Call ``wake`` when ``name`` may be free, and once when we have begun to listen: no release is missed."""
@@ -155,10 +155,10 @@ class Keeper:
             thread.join(timeout)
 
     def _add_chore(
-        self, statement: str, parameters: dict[str, Any], *, patience: float, until_true: bool = False
+        self, statement: str, parameters: dict[str, Any], *, patience: float, until: bool | None = None
     ) -> None:
         with self._lock:
-            self._chores.append(Chore(statement, parameters, now(), now() + patience, until_true))
+            self._chores.append(Chore(statement, parameters, now(), now() + patience, until))
         self._ring()
 
     def _notice_empty(self, pulse: Pulse) -> None:
@@ -296,6 +296,8 @@ class Keeper:
             self.session_problem = error
             raise
         finally:
+            if wanting:
+                self.later(LINGER, lambda: None)  # the session stays until the acquire that wants it has come back
             for ready in wanting:
                 ready()
 
@@ -415,9 +417,11 @@ class Keeper:
                 else:
                     chore.put_off(now())
         with self._lock:
-            if self._pulses and not any(chore.statement == "purge" for chore in self._chores):
+            if not self._pulses:  # nothing to stay for
+                self._chores = [each for each in self._chores if each.statement != "purge" or each.due <= now()]
+            elif not any(chore.statement == "purge" for chore in self._chores):
                 when = now() + PURGE_EVERY * random.uniform(0.5, 1.0)
-                self._chores.append(Chore("purge", {}, when, when))
+                self._chores.append(Chore("purge", {}, when, when + PURGE_EVERY, until=False))
 
     def _say(self, chore: Chore) -> bool | None:
         """Its first value as a truth, or None when there was no answer."""

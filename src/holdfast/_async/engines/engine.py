@@ -41,7 +41,7 @@ class AsyncEngine:
         self.database = database
         self.owner = AsyncOwner()
         self.pid = os.getpid()
-        self.closed = False
+        self.closing = self.closed = False
         self._identity = self._identify()
         self._session: AsyncSession | None = None
         self._turn = AsyncTurn()
@@ -94,6 +94,7 @@ class AsyncEngine:
             session.close()
 
     async def close(self) -> None:
+        self._notice_fork()
         self.closed = True
         async with self._turn:
             session, self._session = self._session, None
@@ -148,12 +149,11 @@ class AsyncEngine:
             self._reaping = True
             self.keeper.later(IDLE, self._reap_soon)
 
-    def _reap_soon(self) -> None:
-        """In the keeper's thread."""
-        self.owner.call(self._reap, None)
-
-    async def _reap(self, _: object) -> None:
-        async with self._turn:
+    def _reap(self) -> None:
+        if not self._turn.try_enter():
+            self.keeper.later(IDLE, self._reap_soon)
+            return
+        try:
             self._reaping = False
             session = self._session
             if session is None or self.closed:
@@ -163,6 +163,12 @@ class AsyncEngine:
                 return
             self._session = None
             session.close()
+        finally:
+            self._turn.leave()
+
+    def _reap_soon(self) -> None:
+        """In the keeper's thread."""
+        self.owner.call(self._reap)
 
     async def _connect(self, timeout: float) -> AsyncSession:
         raise NotImplementedError

@@ -6,6 +6,7 @@ Drivers are recognised by name, so that none is imported that the user has not i
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -64,7 +65,9 @@ class AsyncPsycopg:
         self._database, self._connection = database, connection
 
     def in_transaction(self) -> bool:
-        return bool(self._connection.info.transaction_status.value)
+        status = self._connection.info.transaction_status.name
+        # In a pipeline the status lags behind: what is under way may be a statement that commits itself.
+        return status in ("INTRANS", "INERROR") or (status == "ACTIVE" and not self._connection.autocommit)
 
     def begins_by_itself(self) -> bool:
         return not self._connection.autocommit
@@ -74,10 +77,11 @@ class AsyncPsycopg:
         return block
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
+        from psycopg import AsyncCursor
         from psycopg.rows import scalar_row
 
         drivers.teach_psycopg()
-        async with self._connection.cursor(row_factory=scalar_row) as cursor:
+        async with AsyncCursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
             await cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
             found: int | None = await cursor.fetchone()
             return found
@@ -85,7 +89,8 @@ class AsyncPsycopg:
 
 class AsyncSqlAlchemy:
     def __init__(self, database: Database, connection: Any) -> None:
-        self._database, self._connection = database, connection
+        self._database = database
+        self._connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
 
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())
@@ -100,23 +105,36 @@ class AsyncSqlAlchemy:
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import text
 
-        drivers.teach_sqlalchemy(self._connection)
-        result = await self._connection.execute(text(_sql(self._database, statement, ":{}")), parameters)
+        connection = self._connection
+        if hasattr(connection, "get_bind"):  # a session
+            connection = await connection.connection()
+        if not (dialect := drivers.speaks(connection)).startswith(self._database.dialect):
+            raise ValueError(f"the lease is in {self._database}: a transaction of {dialect} cannot be protected by it")
+        if dialect == "sqlite":
+            _check_file(self._database, (await connection.execute(text("pragma database_list"))).fetchall())
+        drivers.teach_sqlalchemy(connection)
+        result = await connection.execute(text(_sql(self._database, statement, ":{}")), parameters)
         found: int | None = result.scalar()
+        if found is not None and drivers.autocommits(connection):
+            raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
         return found
+
+
+def _check_file(database: Database, listing: Sequence[Sequence[Any]]) -> None:
+    path = next((row[2] for row in listing if row[1] == "main"), None)
+    if not path or not Path(path).samefile(database.target):
+        raise ValueError(
+            f"the connection is to {path or 'a database in memory'} and the lease is in {database}: "
+            "only a transaction in the same file can be protected"
+        )
 
 
 class AsyncSqlite3:
     def __init__(self, database: Database, connection: sqlite3.Connection) -> None:
         if database.dialect != "sqlite":
             raise ValueError(f"the lease is in {database}: a transaction of SQLite cannot be protected by it")
-        [path] = [row[2] for row in connection.execute("pragma database_list") if row[1] == "main"]
-        if not path or not Path(path).samefile(database.target):
-            raise ValueError(
-                f"the connection is to {path or 'a database in memory'} and the lease is in {database}: "
-                "only a transaction in the same file can be protected"
-            )
         self._database, self._connection = database, connection
+        _check_file(database, self._ask("pragma database_list", {}))
 
     def in_transaction(self) -> bool:
         return self._connection.in_transaction and getattr(self._connection, "autocommit", -1) is not False
@@ -128,8 +146,13 @@ class AsyncSqlite3:
         return AsyncSqliteTransaction(self._connection)
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        row = self._connection.execute(_sql(self._database, statement, ":{}"), parameters).fetchone()
-        return row and int(row[0])
+        rows = self._ask(_sql(self._database, statement, ":{}"), parameters)
+        return rows[0][0] if rows else None
+
+    def _ask(self, sql: str, parameters: dict[str, str]) -> list[Any]:
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # whatever the user's makes
+        return cursor.execute(sql, parameters).fetchall()
 
 
 class AsyncSqliteTransaction:

@@ -74,7 +74,7 @@ class AsyncLeaseGrant:
 
     async def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
-        if self._released or self._pid != os.getpid():
+        if self._released or self._engine.closed or self._pid != os.getpid():
             return False
         try:
             done = await self._release()
@@ -136,7 +136,9 @@ class AsyncLeaseGrant:
                 return LeaseLost(
                     f"lease {self.name!r} belongs to the parent process {self._pid}, not to this fork of it"
                 )
-            if self._current.left(now()) <= 0:
+            if self._engine.closing:
+                self._over = LeaseLost(f"lease {self.name!r} was released when its client was closed")
+            elif self._current.left(now()) <= 0:
                 self._over = OwnershipUnknown(
                     f"lease {self.name!r} could not be confirmed in time: it may have passed on"
                 )
@@ -182,4 +184,4 @@ class AsyncLeaseGrant:
         if on_lost == "cancel":
             self._scope.cancel(problem)
         elif callable(on_lost):
-            self._engine.owner.call(on_lost, self)
+            self._engine.owner.tell(on_lost, self)

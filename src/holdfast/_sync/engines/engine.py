@@ -42,7 +42,7 @@ class Engine:
         self.database = database
         self.owner = Owner()
         self.pid = os.getpid()
-        self.closed = False
+        self.closing = self.closed = False
         self._identity = self._identify()
         self._session: Session | None = None
         self._turn = Turn()
@@ -95,6 +95,7 @@ class Engine:
             session.close()
 
     def close(self) -> None:
+        self._notice_fork()
         self.closed = True
         with self._turn:
             session, self._session = self._session, None
@@ -149,12 +150,11 @@ class Engine:
             self._reaping = True
             self.keeper.later(IDLE, self._reap_soon)
 
-    def _reap_soon(self) -> None:
-        """In the keeper's thread."""
-        self.owner.call(self._reap, None)
-
-    def _reap(self, _: object) -> None:
-        with self._turn:
+    def _reap(self) -> None:
+        if not self._turn.try_enter():
+            self.keeper.later(IDLE, self._reap_soon)
+            return
+        try:
             self._reaping = False
             session = self._session
             if session is None or self.closed:
@@ -164,6 +164,12 @@ class Engine:
                 return
             self._session = None
             session.close()
+        finally:
+            self._turn.leave()
+
+    def _reap_soon(self) -> None:
+        """In the keeper's thread."""
+        self.owner.call(self._reap)
 
     def _connect(self, timeout: float) -> Session:
         raise NotImplementedError

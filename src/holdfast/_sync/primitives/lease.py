@@ -142,31 +142,36 @@ class Lease:
         return min(self._engine.poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
 
     def _attempt(self) -> LeaseGrant | Held:
-        """Ask once. The token is ours, so whatever is not heard of again can be given back."""
-        terms, engine = self._terms, self._engine
+        """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
+        terms, engine, token = self._terms, self._engine, str(uuid4())
         engine.check_usable()
         session_key = self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
         pulse = keeper.borrow(terms.ttl, session=session_key is not None) if terms.auto_renew else None
         try:
-            row, asked_at, token = self._ask(pulse, session_key)
-            if row["status"] == "beat_lost" and pulse is not None:
-                row, asked_at, token = self._ask(None, session_key)
+            row, asked_at = self._ask(token, pulse, session_key)
+            if row["status"] == "beat_lost":
+                row, asked_at = self._ask(token, None, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
-            if row["status"] == "taken_over":
-                keeper.purge_soon()
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
             grant = LeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
+            if row["status"] == "taken_over":
+                keeper.purge_soon()
             return grant
+        except (Unreachable, Refused, SchemaMismatch):
+            raise  # certainly not granted
+        except BaseException:
+            keeper.abandon(terms.name, token)
+            raise
         finally:
             if pulse is not None:
                 keeper.give_back(pulse)
 
-    def _ask(self, pulse: Pulse | None, session_key: int | None) -> tuple[dict[str, Any], float, str]:
-        terms, token, asked_at = self._terms, str(uuid4()), now()
+    def _ask(self, token: str, pulse: Pulse | None, session_key: int | None) -> tuple[dict[str, Any], float]:
+        terms, asked_at = self._terms, now()
         parameters = {
             "name": terms.name,
             "holder": self._holder,
@@ -179,14 +184,8 @@ class Lease:
             "session_key": session_key,
             "process": json.dumps(self._engine.process),
         }
-        try:
-            [row] = self._engine.call("lease_acquire", parameters)
-        except (Unreachable, Refused, SchemaMismatch):
-            raise  # certainly not granted
-        except BaseException:
-            self._engine.keeper.abandon(terms.name, token)
-            raise
-        return row, asked_at, token
+        [row] = self._engine.call("lease_acquire", parameters)
+        return row, asked_at
 
     @property
     def _holder(self) -> str:

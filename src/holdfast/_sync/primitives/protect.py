@@ -53,10 +53,13 @@ def _protect(database: Database, name: str, token: str, known: Connection, at: s
     statement = "protect_at_commit" if at == "commit" and database.dialect == "postgres" else "protect"
     try:
         fence = known.fence(statement, {"name": name, "token": token})
+    except ValueError:
+        raise
     except Exception as error:
         if drivers.sqlstate(error) in (drivers.SQLSTATE, _RACED):
             raise _fenced_out(name) from error
-        raise EngineError(f"cannot protect the transaction with lease {name!r}: {error}") from error
+        reason = getattr(error, "orig", error)  # SQLAlchemy adds the parameters, and the token is one
+        raise EngineError(f"cannot protect the transaction with lease {name!r}: {reason}") from error
     if fence is None:
         raise _fenced_out(name)
     return fence

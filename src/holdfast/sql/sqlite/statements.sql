@@ -23,14 +23,14 @@ select 'held' as status, null as token, null as beat, null as fence, holder as h
 -- stop
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
  where :beat is not null and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now});
-select beat as old_beat from holdfast_lease where name = :name;
+select l.beat as old_beat, l.holder as old_holder,
+       case when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
+            when coalesce(holdfast_gone(b.session_key), 0) then 'session_lost' else 'reentered' end as outcome
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
 update holdfast_fence set last = last + 1 returning last as fence;
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
-select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}),
-       case when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
-            when coalesce(holdfast_gone(b.session_key), 0) then 'session_lost' else 'reentered' end
-  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name
-returning outcome, holder as old_holder;
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}), :outcome
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name and not l.kept;
 delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1, dead = dead or :outcome <> 'reentered' where id = :old_beat;
 select coalesce(:beat, lower(hex(randomblob(16)))) as beat_id;
@@ -40,7 +40,7 @@ select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process ->> 
 insert into holdfast_lease (name, holder, beat, token, fence, acquired_at, keep_until)
 values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_least, 0))
     on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
-       acquired_at = excluded.acquired_at, keep_until = excluded.keep_until;
+       acquired_at = excluded.acquired_at, keep_until = excluded.keep_until, kept = 0;
 select case when :outcome is null then 'acquired' when :outcome = 'reentered' then 'reentered' else 'taken_over' end as status,
        token, beat, fence, :old_holder as held_by, remaining, null as session_watch
   from holdfast_live where name = :name;
@@ -65,7 +65,7 @@ select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'released
 insert or replace into holdfast_beat (id, ttl, expires_at, solo, label, host, pid, started)
 select 'kept:' || l.name, max(l.keep_until - {now}, 0.05), l.keep_until, 1, coalesce(b.label, l.holder), b.host, b.pid, coalesce(b.started, {now})
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name and :keeps;
-update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null where name = :name and :keeps;
+update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null, kept = 1 where name = :name and :keeps;
 delete from holdfast_lease where name = :name and not :keeps;
 delete from holdfast_beat where id = :old_beat and solo;
 select 1 as done;
@@ -75,7 +75,7 @@ select 1 as done;
 select 0 as done where not exists (select 1 from holdfast_lease where name = :name);
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'forced', :actor, :reason
-  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name and not l.kept;
 select beat as old_beat from holdfast_lease where name = :name;
 update holdfast_beat set generation = generation + 1 where id = :old_beat;
 delete from holdfast_beat where id = :old_beat and solo;
@@ -103,7 +103,7 @@ select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'released
 insert or replace into holdfast_beat (id, ttl, expires_at, solo, label, host, pid, started)
 select 'kept:' || l.name, max(l.keep_until - {now}, 0.05), l.keep_until, 1, coalesce(b.label, l.holder), b.host, b.pid, coalesce(b.started, {now})
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.beat = :beat and l.keep_until > {now};
-update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null where beat = :beat and keep_until > {now};
+update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null, kept = 1 where beat = :beat and keep_until > {now};
 delete from holdfast_lease where beat = :beat;
 delete from holdfast_beat where id = :beat;
 select 0 as ended;
@@ -112,7 +112,7 @@ select 0 as ended;
 update holdfast_beat set dead = 1 where not dead and expires_at <= {now};
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}), 'expired'
-  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where b.id is null or b.dead;
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where not l.kept and (b.id is null or b.dead);
 delete from holdfast_lease where not exists (select 1 from holdfast_beat b where b.id = beat and not b.dead);
 delete from holdfast_beat where dead;
 delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000;

@@ -23,8 +23,10 @@ create table holdfast.meta (
     one        boolean primary key default true check (one),
     epoch_base bigint not null default 0 check (epoch_base >= 0),
     timeline   bigint not null,
-    cluster    bigint not null
+    cluster    bigint not null,
+    home       oid not null
 );
+comment on column holdfast.meta.home is 'the oid of this table: another one after a dump was restored, be it into the same cluster';
 
 -- Renewed in place by every heartbeat, hence the room for HOT updates and the eager vacuum.
 create table holdfast.beat (
@@ -54,8 +56,11 @@ create table holdfast.lease (
     token       uuid not null,
     fence       bigint not null,
     acquired_at timestamptz not null,
-    keep_until  timestamptz
+    keep_until  timestamptz,
+    kept        boolean not null default false
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+comment on column holdfast.lease.kept is 'released before keep_until: nobody''s until its beat ends, and already told in history';
 
 create table holdfast.history (
     id          bigint generated always as identity primary key,
@@ -82,11 +87,11 @@ language sql volatile set search_path = pg_catalog, pg_temp as $$
     select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
 $$;
 
-insert into holdfast.meta (timeline, cluster)
-select holdfast.timeline(), system_identifier from pg_catalog.pg_control_system();
+insert into holdfast.meta (timeline, cluster, home)
+select holdfast.timeline(), system_identifier, 'holdfast.meta'::regclass from pg_catalog.pg_control_system();
 
 -- The high bits of the next fence. They rise with the timeline (a failover may have lost the last commits, and the
--- sequence with them) and, after a dump was restored into another cluster, with the stored epoch.
+-- sequence with them) and, after a dump was restored here or into another cluster, with the stored epoch.
 create function holdfast.check_epoch() returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -95,9 +100,10 @@ declare
     e bigint;
 begin
     update holdfast.meta m
-       set epoch_base = m.epoch_base + case when m.cluster <> c or m.timeline > t then greatest(m.timeline - t, 0) + 1 else 0 end,
-           timeline = t, cluster = c
-     where m.timeline <> t or m.cluster <> c;
+       set epoch_base = m.epoch_base + case when m.cluster <> c or m.home <> 'holdfast.meta'::regclass or m.timeline > t
+                                            then greatest(m.timeline - t, 0) + 1 else 0 end,
+           timeline = t, cluster = c, home = 'holdfast.meta'::regclass
+     where m.timeline <> t or m.cluster <> c or m.home <> 'holdfast.meta'::regclass;
     select m.epoch_base + t into strict e from holdfast.meta m;
     return e;
 end $$;
@@ -111,7 +117,7 @@ declare
 begin
     select * into strict m from holdfast.meta;
     epoch := m.epoch_base + t;
-    if m.timeline <> t then
+    if m.timeline <> t or m.home <> 'holdfast.meta'::regclass then
         epoch := holdfast.check_epoch();
     end if;
     return (epoch << 40) | nextval('holdfast.fence');
@@ -146,14 +152,16 @@ declare
     stay uuid;
 begin
     select * into b from holdfast.beat where id = l.beat;
-    insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
-    values (l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at,
-            case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
+    if not l.kept then
+        insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
+        values (l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at,
+                case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
+    end if;
     if outcome = 'released' and l.keep_until > now then
         stay := gen_random_uuid();
         insert into holdfast.beat (id, ttl, expires_at, solo, label, host, pid, started)
-        values (stay, greatest(l.keep_until - now, interval '50 ms'), l.keep_until, true, b.label, b.host, b.pid, coalesce(b.started, now));
-        update holdfast.lease set beat = stay, token = gen_random_uuid(), keep_until = null where lease.name = l.name;
+        values (stay, greatest(l.keep_until - now, interval '50 ms'), l.keep_until, true, coalesce(b.label, l.holder), b.host, b.pid, coalesce(b.started, now));
+        update holdfast.lease set beat = stay, token = gen_random_uuid(), keep_until = null, kept = true where lease.name = l.name;
     else
         delete from holdfast.lease where lease.name = l.name;
         perform holdfast.wake(l.name);
@@ -196,8 +204,10 @@ begin
                b.expires_at, b.solo, b.host, b.pid, b.session_key, b.server_started
           into r from holdfast.lease l left join holdfast.beat b on b.id = l.beat where l.name = lease_acquire.name;
         taken := found;
-        if taken and r.token = want then
-            status := 'acquired'; token := want; beat := r.beat; fence := r.fence;  -- the same request once more: its answer was lost
+        if taken and r.token = want and not r.dead and not r.expired then
+            -- The same request once more, its answer was lost. The write makes this commit wait for a standby, too.
+            update holdfast.lease l set holder = r.holder where l.name = r.name and l.token = want;
+            status := 'acquired'; token := want; beat := r.beat; fence := r.fence;
             remaining := extract(epoch from r.expires_at - clock_timestamp());
             return;
         end if;
@@ -249,11 +259,13 @@ begin
             status := case when r.dead or r.expired or gone then 'taken_over' else 'reentered' end;
             number := holdfast.next_fence();
             update holdfast.lease l set holder = lease_acquire.holder, beat = beat_id, token = want, fence = number,
-                   acquired_at = clock_timestamp(), keep_until = keep
+                   acquired_at = clock_timestamp(), keep_until = keep, kept = false
              where l.name = lease_acquire.name;
-            insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
-            values (r.name, r.holder, r.host, r.pid, r.fence, r.acquired_at, least(coalesce(r.expires_at, clock_timestamp()), clock_timestamp()),
-                    case when status = 'reentered' then 'reentered' when gone then 'session_lost' else 'expired' end);
+            if not r.kept then
+                insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+                values (r.name, r.holder, r.host, r.pid, r.fence, r.acquired_at, least(coalesce(r.expires_at, clock_timestamp()), clock_timestamp()),
+                        case when status = 'reentered' then 'reentered' when gone then 'session_lost' else 'expired' end);
+            end if;
             if r.solo and r.beat <> beat_id then
                 delete from holdfast.beat b where b.id = r.beat;
             elsif status = 'reentered' then
@@ -382,6 +394,8 @@ begin
      where b.id in (select x.id from holdfast.beat x where not x.dead and x.expires_at <= clock_timestamp() order by x.id for no key update skip locked);
     for l in select x.* from holdfast.lease x
               where not exists (select from holdfast.beat b where b.id = x.beat and not b.dead) order by x.name limit 1000 for update skip locked loop
+        -- The row is locked now, and may have passed on since it was chosen: to a beat that the choice could not see.
+        continue when exists (select from holdfast.beat b where b.id = l.beat and not b.dead);
         perform holdfast.lease_end(l, 'expired');
         ended := ended + 1;
     end loop;

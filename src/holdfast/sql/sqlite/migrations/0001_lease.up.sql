@@ -33,7 +33,8 @@ create table holdfast_lease (
     token       text not null,
     fence       integer not null,
     acquired_at real not null,
-    keep_until  real
+    keep_until  real,
+    kept        integer not null default 0
 ) without rowid;
 
 create table holdfast_history (

@@ -1,0 +1,110 @@
+"""``python -m bench [NAME…] [--quick] [--json]``: all benchmarks, or the named ones, and a table of what they cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import costs, processes
+from bench.measure import Effort, Result, pin
+from bench.place import Place
+from holdfast.testing import available
+
+BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
+    each.__name__: each
+    for each in (
+        costs.pair,
+        costs.sqlite,
+        costs.refused,
+        costs.protect,
+        processes.heartbeat,
+        processes.handover,
+        processes.start,
+        processes.memory,
+    )
+}
+
+
+def machine(core: int | None) -> dict[str, object]:
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "pinned to core": core,
+        "load": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "postgresql": max(available(), default=None),
+    }
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def human(result: Result) -> str:
+    if result.unit != "s":
+        return f"{result.value:,.0f} {result.unit}"
+    return f"{result.value * 1e6:,.0f} µs" if result.value < 0.01 else f"{result.value * 1e3:,.1f} ms"
+
+
+def show(results: list[Result], about: dict[str, object], seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("benchmark", no_wrap=True)
+    table.add_column("variant", no_wrap=True)
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("ratio", justify="right", no_wrap=True)
+    previous = None
+    for result in results:
+        if previous is not None and result.benchmark != previous:
+            table.add_section()
+        label = "" if result.benchmark == previous else result.benchmark
+        table.add_row(label, result.variant, human(result), "" if result.ratio is None else f"{result.ratio:.2f}")
+        previous = result.benchmark
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(", ".join(f"{key}: {value}" for key, value in about.items()), f"({seconds:.0f} s)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all of them by default")
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {unknown[0]!r}: there are {', '.join(BENCHMARKS)}")
+    began = time.monotonic()
+    core = pin()
+    results: list[Result] = []
+    for name in arguments.names or BENCHMARKS:
+        print(f"{name}: {BENCHMARKS[name].__doc__}", file=sys.stderr, flush=True)
+        with Place(Effort(arguments.quick)) as place:
+            results += BENCHMARKS[name](place)
+    about = machine(core)
+    if arguments.json:
+        print(json.dumps({"machine": about, "results": [asdict(result) for result in results]}, indent=2))
+    else:
+        show(results, about, time.monotonic() - began)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Rounds of every variant in turn, medians, ratios within a round: what a noisy machine leaves of a measurement.
+
+A ratio is taken between neighbours of the same round and the median of those is reported, so a slow minute of the
+machine slows both sides. Absolute times belong to the machine they were measured on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+Run = Callable[[int], float | None]
+"""Does it so many times. Returns the seconds for all of them, or None to be timed from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    benchmark: str
+    variant: str
+    value: float
+    unit: str
+    ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure."""
+
+    quick: bool
+
+    def rounds(self, full: int = 15) -> int:
+        return 3 if self.quick else full
+
+    def times(self, full: int) -> int:
+        return max(5, full // 20) if self.quick else full
+
+
+def pin() -> int | None:
+    """Put this process, and every server it starts from now on, on one core: otherwise luck decides about wake-ups."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    core = max(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, {core})
+        return core
+    return None
+
+
+def compare(benchmark: str, variants: Iterable[tuple[str, Run]], *, rounds: int, times: int) -> list[Result]:
+    """Seconds for one of each; the first variant is 1.0."""
+    runs = list(variants)
+    taken: dict[str, list[float]] = {name: [] for name, _ in runs}
+    for _, run in runs:
+        run(max(2, times // 10))  # statements prepared, pages read
+    for number in range(rounds):
+        turn = number % len(runs)
+        for name, run in runs[turn:] + runs[:turn]:
+            began = perf_counter()
+            seconds = run(times)
+            taken[name].append((perf_counter() - began if seconds is None else seconds) / times)
+    base = taken[runs[0][0]]
+    return [
+        Result(
+            benchmark,
+            name,
+            median(each),
+            "s",
+            median(seconds / least for seconds, least in zip(each, base, strict=True)),
+        )
+        for name, each in taken.items()
+    ]

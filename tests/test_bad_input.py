@@ -1,0 +1,251 @@
+"""Wrong arguments and wrong databases: an error that says what to do, before anything is written, without a password."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from holdfast.testing.portal import Blocking
+from holdfast.testing.server import until
+from tests.conftest import migrated, server
+
+Connect = Callable[..., Any]
+SECRET = "hunter2"
+BAD_NAMES = ["", "x" * 201, "x" * 300, "a\nb", "a\x00b", "a\x7fb", "a\x85b", "\ud800"]
+NO_STRINGS = [5, b"import", ["import"], 1.5]
+NO_NUMBERS = [True, "30", b"30", [30]]
+
+
+@pytest.fixture
+def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
+    """A client of a file that must not even be made."""
+    yield connect(f"sqlite:///{tmp_path / 'app.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """What a traceback of it would show."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+@contextmanager
+def keeps_the_secret(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The block raises, and neither the errors nor the log say the password."""
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        yield
+    for error in chain(raised.value):
+        assert SECRET not in f"{error} {error!r} {vars(error)}"
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_bad_name_or_holder_is_refused(untouched: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="^name must"):
+        untouched.lease(name)
+    with pytest.raises(ValueError, match="^holder must"):
+        untouched.lease("import", holder=name)
+    with pytest.raises(ValueError, match="^name must"):
+        untouched.leases.get(name)
+    with pytest.raises(ValueError, match="^name must"):
+        untouched.leases.history(name)
+    with pytest.raises(ValueError, match="^name must"):
+        untouched.leases.force_release(name, actor="operator", reason="stuck")
+    with pytest.raises(ValueError, match="^actor must"):
+        untouched.leases.force_release("import", actor=name, reason="stuck")
+
+
+@pytest.mark.parametrize("name", NO_STRINGS)
+def test_a_name_or_holder_that_is_no_str_is_refused(untouched: Any, name: object) -> None:
+    with pytest.raises(TypeError, match="^name must be a str"):
+        untouched.lease(name)
+    with pytest.raises(TypeError, match="^holder must be a str"):
+        untouched.lease("import", holder=name)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 0.049, 86401, math.nan, math.inf, -math.inf])
+def test_a_bad_ttl_is_refused(untouched: Any, ttl: float) -> None:
+    with pytest.raises(ValueError, match=r"^ttl must be between 0\.05 and 86400 seconds, not "):
+        untouched.lease("import", ttl=ttl)
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.001, math.nan, -math.inf])
+def test_bad_durations_are_refused(untouched: Any, seconds: float) -> None:
+    with pytest.raises(ValueError, match="^timeout must"):
+        untouched.lease("import", timeout=seconds)
+    with pytest.raises(ValueError, match="^timeout must"):
+        untouched.lease("import").acquire(timeout=seconds)
+    with pytest.raises(ValueError, match="^at_least must"):
+        untouched.lease("import", at_least=seconds)
+    with pytest.raises(ValueError, match="^renew_every must"):
+        untouched.lease("import", renew_every=seconds)
+
+
+@pytest.mark.parametrize("seconds", NO_NUMBERS)
+@pytest.mark.parametrize("argument", ["ttl", "timeout", "at_least", "renew_every"])
+def test_a_duration_that_is_no_number_is_refused(untouched: Any, argument: str, seconds: object) -> None:
+    with pytest.raises(TypeError, match=f"^{argument} must be a number of seconds"):
+        untouched.lease("import", **{argument: seconds})
+
+
+def test_a_heartbeat_without_room_for_a_second_try_is_refused(untouched: Any) -> None:
+    with pytest.raises(ValueError, match="renew_every must leave room"):
+        untouched.lease("import", ttl=3, renew_every=2.1)
+
+
+@pytest.mark.parametrize("on_lost", ["explode", "", None, 5])
+def test_an_unknown_on_lost_is_refused(untouched: Any, on_lost: object) -> None:
+    with pytest.raises(ValueError, match="^on_lost must be 'flag', 'cancel', 'exit' or a callable"):
+        untouched.lease("import", on_lost=on_lost)
+
+
+def test_options_that_contradict_each_other_are_refused(untouched: Any) -> None:
+    with pytest.raises(ValueError, match="^failover must be"):
+        untouched.lease("import", failover="magic")
+    with pytest.raises(ValueError, match="^on_lost needs auto_renew=True"):
+        untouched.lease("import", auto_renew=False, on_lost="exit")
+    with pytest.raises(ValueError, match="^failover='session' needs auto_renew=True"):
+        untouched.lease("import", auto_renew=False, failover="session")
+
+
+def test_cancel_is_for_asyncio_alone(untouched: Any) -> None:
+    if isinstance(untouched, Blocking):
+        assert untouched.lease("import", on_lost="cancel").name == "import"
+    else:
+        with pytest.raises(ValueError, match="'cancel' is for AsyncClient"):
+            untouched.lease("import", on_lost="cancel")
+
+
+def test_a_forced_release_needs_a_reason(untouched: Any) -> None:
+    for reason in ("", "x" * 1001):
+        with pytest.raises(ValueError, match="^reason must"):
+            untouched.leases.force_release("import", actor="operator", reason=reason)
+
+
+@pytest.mark.parametrize("schema", ["", "Holdfast", "a-b", "1a", "pg_mine", "x" * 41, 'a"b', "a;b", "a.b", "a b", "a\n"])
+@pytest.mark.parametrize("url", ["sqlite:///app.db", "postgresql://localhost/app"])
+def test_a_bad_schema_name_is_refused(connect: Connect, url: str, schema: str) -> None:
+    with pytest.raises(ValueError, match="^schema must be"):
+        connect(url, schema=schema)
+
+
+def test_without_a_url_there_is_no_default(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for nothing in (None, ""):
+        with pytest.raises(ValueError, match="HOLDFAST_URL"):
+            connect(nothing)
+    monkeypatch.setenv("HOLDFAST_URL", "sqlite:///from-environment.db")
+    assert connect(None).lease("import").try_acquire() is not None
+    assert (tmp_path / "from-environment.db").exists()
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/app", "http://localhost", "postgresqlite://x", "app.db", "/app.db", "sqlite:app.db"])
+def test_an_unknown_scheme_is_told_what_is_known(connect: Connect, url: str) -> None:
+    with pytest.raises(ValueError, match="expected sqlite:///file.db or postgresql://host/name"):
+        connect(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://app.db", "sqlite:///folder/", "sqlite:///?mode=memory"])
+def test_an_sqlite_url_must_name_a_file(connect: Connect, url: str) -> None:
+    with pytest.raises(ValueError, match="sqlite:///app.db"):
+        connect(url)
+
+
+def test_an_sqlite_file_in_a_missing_folder_is_not_made(connect: Connect, tmp_path: Path) -> None:
+    with pytest.raises(holdfast.EngineError, match="Does the folder exist"):
+        connect(f"sqlite:///{tmp_path / 'missing' / 'app.db'}").lease("import").acquire()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_a_folder_that_cannot_be_written_is_named(connect: Connect) -> None:
+    with pytest.raises(holdfast.EngineError, match=r"/proc/holdfast\.db.*may this user write to it"):
+        connect("sqlite:////proc/holdfast.db").lease("import").acquire()
+
+
+def test_a_file_that_is_no_database_stays_as_it_is(connect: Connect, tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear database, " * 100)
+    with pytest.raises(holdfast.EngineError, match=r"letter\.txt.*not a database"):
+        connect(f"sqlite:///{letter}").lease("import").acquire()
+    assert letter.read_text() == "Dear database, " * 100
+    with pytest.raises(holdfast.EngineError, match="cannot open"):
+        connect(f"sqlite:///{tmp_path}").lease("import").acquire()
+
+
+def test_a_closed_port_is_told_with_its_address(connect: Connect) -> None:
+    with socket.socket() as taken:  # bound, not listening: nobody else gets it, and nobody answers
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(holdfast.EngineError, match=rf"127\.0\.0\.1:{port}/app.*Is the server running"):
+            connect(f"postgresql://somebody@127.0.0.1:{port}/app").lease("import").acquire()
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        client = connect(f"postgresql://somebody:{SECRET}@127.0.0.1:{hole.getsockname()[1]}/app")
+        begun = time.monotonic()
+        with pytest.raises(holdfast.EngineError, match="no answer within") as raised:
+            client._engine.call("lease_list", {"name": None}, timeout=0.3)
+        assert 0.29 < time.monotonic() - begun < 8
+        assert SECRET not in str(raised.value)
+
+
+@pytest.fixture
+def guarded() -> str:
+    """``host:port/database`` that wants a password from the role ``guarded``, which may do nothing else."""
+    postgres = server()
+    url = migrated(postgres.database())
+    place = url.partition("@")[2]
+    if not postgres.execute("select from pg_roles where rolname = 'guarded'"):
+        postgres.execute("create role guarded login password 'the right one'")
+        rules = postgres.data / "pg_hba.conf"
+        rules.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+        postgres.execute("select pg_reload_conf()")
+    until(lambda: not enters(f"postgresql://guarded:wrong@{place}"), what="the password is asked for")
+    assert enters(f"postgresql://guarded:the%20right%20one@{place}")
+    return place
+
+
+def enters(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_a_wrong_password_is_told_but_never_shown(
+    connect: Connect, guarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url in (f"postgresql://guarded:{SECRET}@{guarded}", f"postgresql://guarded@{guarded}?password={SECRET}"):
+        client = connect(url)
+        assert SECRET not in f"{client!r} {client} {client._database!r}"
+        for failover in ("ttl", "session"):
+            with keeps_the_secret(caplog), pytest.raises(holdfast.EngineError, match="Check the user and the password"):
+                try:
+                    client.lease("import", failover=failover).acquire()
+                except holdfast.EngineError:
+                    raise
+            with keeps_the_secret(caplog):
+                client.lease("import", failover=failover).acquire()
+        with keeps_the_secret(caplog):
+            client.migrate()

@@ -1,0 +1,187 @@
+"""How many connections holdfast has, and when: an application with many replicas pays for each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+
+import holdfast
+from tests.children import NONE, Child, backends, eventually, last_queries, query, rows
+
+MANY = 40
+
+_HOLDERS = """
+import os, sys
+import psycopg, holdfast, holdfast._wire.postgres, holdfast._sync.client
+from signal import pause
+url, many = sys.argv[1], int(sys.argv[2])
+for number in range(many):
+    if os.fork() == 0:
+        client = holdfast.Client(url)
+        grant = client.lease(f"lease-{number}", ttl=3).acquire()
+        os.write(1, b"held\\n")
+        sys.stdin.read()
+        os._exit(0)
+sys.stdin.read()
+"""
+
+
+def count(url: str) -> int:
+    return len(backends(url))
+
+
+def only_heartbeats(url: str, connections: int) -> bool:
+    asked = last_queries(url)
+    return len(asked) == connections and all("beat_renew" in text for text in asked)
+
+
+def test_a_client_that_did_nothing_has_no_connection(connect: Callable[..., Any], postgres_url: str) -> None:
+    connect(postgres_url)
+    assert count(postgres_url) == 0
+
+
+def test_one_lease_costs_one_connection_and_none_when_it_is_over(
+    connect: Callable[..., Any], postgres_url: str
+) -> None:
+    """The session for calls goes when it is idle, the keeper's when there is nothing to keep."""
+    client = connect(postgres_url)
+    grant = client.lease("a", ttl=1.5).acquire()
+    eventually(lambda: only_heartbeats(postgres_url, 1), "the session for calls is closed when idle")
+    for _ in range(20):
+        assert count(postgres_url) == 1
+    assert not grant.lost
+    grant.release()
+    eventually(lambda: count(postgres_url) == 0, "nothing is open when nothing is held", timeout=8.0)
+    assert rows(postgres_url) == NONE
+    with client.lease("a", ttl=1.5):
+        assert count(postgres_url) >= 1
+
+
+def test_a_closed_client_has_no_connection(connect: Callable[..., Any], postgres_url: str) -> None:
+    client = connect(postgres_url)
+    client.lease("a", ttl=30).acquire()
+    client.close()
+    assert rows(postgres_url) == NONE
+    eventually(lambda: count(postgres_url) == 0, "nothing is open after close", timeout=8.0)
+
+
+def test_forty_processes_with_a_lease_each_have_at_most_forty_connections(postgres_url: str) -> None:
+    with Child(_HOLDERS, postgres_url, MANY) as family:
+        family.expect(*["held"] * MANY)
+        eventually(lambda: only_heartbeats(postgres_url, MANY), "one connection a process")
+        most, until = 0, time.monotonic() + 1.5
+        while time.monotonic() < until:
+            most = max(most, count(postgres_url))
+            time.sleep(0.05)
+        assert most <= MANY
+        assert rows(postgres_url) == {"lease": MANY, "beat": MANY}
+
+
+def test_waiters_share_the_session_of_the_keeper(postgres_url: str) -> None:
+    """Fifty waiters are no fifty connections."""
+    with holdfast.Client(postgres_url) as other, ExitStack() as stack:
+        held = other.lease("a", ttl=60).acquire()
+        waiter = stack.enter_context(
+            Child(
+                """
+                import sys, threading, holdfast
+                client = holdfast.Client(sys.argv[1])
+                turns = []
+                def take():
+                    with client.lease("a", ttl=60, timeout=60) as grant:
+                        turns.append(grant.fence)
+                threads = [threading.Thread(target=take) for _ in range(50)]
+                for thread in threads: thread.start()
+                print("waiting")
+                for thread in threads: thread.join()
+                print(len(turns), turns == sorted(turns))
+                """,
+                postgres_url,
+            )
+        )
+        waiter.expect("waiting")
+        eventually(lambda: query(postgres_url, WAITING) != [], "somebody waits")
+        for _ in range(20):
+            assert count(postgres_url) <= 4  # two processes, each with one for calls and one for its keeper
+        held.release()
+        waiter.expect("50 True")
+
+
+WAITING = """
+select 1 from pg_locks join pg_database d on d.oid = database and d.datname = current_database()
+ where locktype = 'advisory' and mode = 'ShareLock' and granted
+"""
+
+
+def test_a_waiting_client_is_woken_by_the_release_and_not_by_its_polling(postgres_url: str) -> None:
+    """Twenty hand-overs between two processes; by polling alone they would take 10 s on average."""
+    with Child(_WAITER, postgres_url, 20) as waiter, holdfast.Client(postgres_url) as client:
+        for _ in range(20):
+            grant = client.lease("a", ttl=60).acquire(timeout=30)
+            waiter.say("wait")
+            eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
+            grant.release()
+            waiter.expect("got it")
+            eventually(lambda: rows(postgres_url)["lease"] == 0, "the waiter has let go")
+        took = float(waiter.line())
+        assert took < 5.0, f"20 hand-overs took {took:.1f} s"
+
+
+_WAITER = """
+import sys, time, holdfast
+took = 0.0
+with holdfast.Client(sys.argv[1]) as client:
+    for _ in range(int(sys.argv[2])):
+        input()
+        started = time.monotonic()
+        with client.lease("a", ttl=60, timeout=30) as grant:
+            took += time.monotonic() - started
+            print("got it")
+print(took)
+"""
+
+
+def test_nobody_is_notified_when_nobody_waits(postgres_url: str) -> None:
+    """NOTIFY on every release would halve the throughput of everybody."""
+    with psycopg.connect(postgres_url, autocommit=True) as ear, holdfast.Client(postgres_url) as client:
+        ear.execute('listen "holdfast.free"')
+        for _ in range(5):
+            client.lease("a", ttl=30).acquire().release()
+        assert list(ear.notifies(timeout=0.3)) == []
+        held = client.lease("a", ttl=30).acquire()
+        with Child(_WAITER, postgres_url, 1) as waiter:
+            waiter.say("wait")
+            eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
+            held.release()
+            assert [heard.payload for heard in ear.notifies(timeout=10, stop_after=1)] == ["a"]
+            waiter.expect("got it")
+
+
+def test_a_missed_notification_is_healed_by_polling(postgres_url: str) -> None:
+    """The waiter's sessions are ended and the lease released while it is deaf."""
+    with Child(_WAITER, postgres_url, 1) as waiter, holdfast.Client(postgres_url) as client:
+        held = client.lease("a", ttl=60).acquire()
+        mine = set(backends(postgres_url))
+        waiter.say("wait")
+        eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
+        for pid in set(backends(postgres_url)) - mine:
+            query(postgres_url, "select pg_terminate_backend(%s)", pid)
+        held.release()
+        waiter.expect("got it")
+
+
+def test_eight_processes_of_waiters_all_get_their_turn(url: str) -> None:
+    with ExitStack() as stack:
+        with holdfast.Client(url) as client:
+            held = client.lease("a", ttl=60).acquire()
+            waiters = [stack.enter_context(Child(_WAITER, url, 3)) for _ in range(8)]
+            for waiter in waiters:
+                for _ in range(3):
+                    waiter.say("wait")
+            held.release()
+        for waiter in waiters:
+            waiter.expect("got it", "got it", "got it")

@@ -1,0 +1,184 @@
+"""How processes end and divide: fork, exit, kill, a loop closed without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+import holdfast
+from tests.children import NONE, Child, eventually, rows
+
+_FORK = """
+import gc, os, sys, holdfast
+url = sys.argv[1]
+client = holdfast.Client(either)
+grant = client.lease("a", ttl=2).acquire()
+client.leases.list()
+child = os.fork()
+if child == 0:
+    try:
+        assert grant.lost and grant.remaining() == 0
+        try:
+            grant.check()
+        except holdfast.LeaseLost as error:
+            assert "parent" in str(error)
+        assert grant.release() is False
+        assert client.lease("a", ttl=2).try_acquire() is None
+        with client.lease("b", ttl=2) as own:
+            assert not own.lost and own.fence > grant.fence
+        client.close()
+        del client, grant
+        gc.collect()
+        print("child: content")
+        sys.exit(0)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            print("child:", repr(error))
+        raise
+print("parent: held")
+os.waitpid(child, 0)
+print("parent: waited")
+input()
+grant.check()
+grant.renew()
+print("parent: kept")
+client.close()
+"""
+
+
+def test_the_parent_keeps_its_lease_through_the_childs_use_close_and_exit(either: str) -> None:
+    """The child says nothing on the parent's connections, not even goodbye."""
+    with Child(_FORK, either) as parent:
+        assert {parent.line(), parent.line()} == {"parent: held", "child: content"}
+        parent.expect("parent: waited")
+        held_since = time.monotonic()
+        with holdfast.Client(either) as other:
+            eventually(lambda: time.monotonic() > held_since + 2.5, "a whole TTL has passed")
+            assert other.lease("a", ttl=2).try_acquire() is None
+        parent.say("go on")
+        parent.expect("parent: kept")
+        assert parent.wait() == 0
+    assert rows(either) == NONE
+
+
+_POOL = """
+import multiprocessing, sys, holdfast
+client = holdfast.Client(sys.argv[1])
+
+def work(number):
+    assert grant.lost
+    with client.lease(f"part-{number}", ttl=5) as own:
+        return own.fence
+
+with client.lease("a", ttl=2) as grant:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(3) as pool:
+        fences = pool.map(work, range(12))
+    assert len(set(fences)) == 12 and min(fences) > grant.fence
+    grant.renew()
+    print("kept")
+"""
+
+
+def test_a_multiprocessing_pool_uses_the_client_of_its_parent(either: str) -> None:
+    with Child(_POOL, either) as parent:
+        parent.expect("kept")
+        assert parent.wait() == 0
+    eventually(lambda: rows(either)["lease"] == 0, "the workers have released theirs")
+
+
+_ORPHAN = """
+import os, sys, holdfast
+client = holdfast.Client(sys.argv[1])
+grant = client.lease("a", ttl=1.5, failover=sys.argv[2]).acquire()
+if os.fork() == 0:
+    print("child", os.getpid())
+    sys.stdin.read()
+    os._exit(0)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("failover", ["ttl", "session"])
+def test_a_killed_parents_lease_is_freed_although_its_child_lives(either: str, failover: str) -> None:
+    """The child inherited the sockets and the kernel's locks, but must not keep them alive."""
+    with Child(_ORPHAN, either, failover) as parent, holdfast.Client(either) as other:
+        child = int(parent.line().split()[1])
+        parent.kill()
+        with other.lease("a", ttl=2, timeout=20):
+            os.kill(child, 0)  # it lives: no ProcessLookupError
+
+
+def test_a_childs_session_lease_ends_with_the_parent_long_before_the_ttl(either: str) -> None:
+    """failover="session" with a TTL of a minute: what the child inherited does not stand for the parent's life."""
+    program = _ORPHAN.replace("1.5", "60")
+    with Child(program, either, "session") as parent, holdfast.Client(either) as other:
+        child = int(parent.line().split()[1])
+        parent.kill()
+        other.lease("a", ttl=60, timeout=20).acquire().release()
+        os.kill(child, 0)
+
+
+_EXIT = """
+import os, signal, sys, holdfast
+client = holdfast.Client(sys.argv[1])
+grant = client.lease("a", ttl=60).acquire()
+other = client.lease("b", ttl=50).acquire()
+print("held")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("pass", 0), ("sys.exit(3)", 3), ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError", 1)],
+    ids=["normally", "sys.exit", "exception"],
+)
+def test_exit_without_close_releases_at_once(either: str, end: str, status: int) -> None:
+    with Child(_EXIT.format(end=end), either) as child:
+        child.expect("held")
+        assert child.wait() == status
+    assert rows(either) == NONE
+
+
+def test_exit_of_an_async_program_without_close_releases_at_once(either: str) -> None:
+    program = """
+    import asyncio, sys, holdfast
+    async def main():
+        client = holdfast.AsyncClient(sys.argv[1])
+        await client.lease("a", ttl=60).acquire()
+        print("held")
+    asyncio.run(main())
+    """
+    with Child(program, either) as child:
+        child.expect("held")
+        assert child.wait() == 0
+    assert rows(either) == NONE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_ended_by_a_signal_is_freed_by_its_ttl(either: str, number: signal.Signals) -> None:
+    with Child(_EXIT.format(end="signal.pause()").replace("60", "1"), either) as child:
+        child.expect("held")
+        child.signal(number)
+        assert child.wait() == -number
+        with holdfast.Client(either) as other:
+            other.lease("a", ttl=2, timeout=10).acquire().release()
+
+
+def test_an_event_loop_closed_without_close_frees_its_leases_within_the_ttl(either: str) -> None:
+    """The process lives on, and so does its keeper, which must not renew for nobody."""
+    clients = []
+
+    async def forget() -> None:
+        client = holdfast.AsyncClient(either)
+        clients.append(client)
+        await client.lease("a", ttl=1.5).acquire()
+
+    asyncio.run(forget())
+    with holdfast.Client(either) as other:
+        other.lease("a", ttl=2, timeout=10).acquire().release()

@@ -1,0 +1,236 @@
+"""Who waits for a protected transaction, for how long, and who does not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import EngineError, FencedOut
+from tests.children import eventually
+from tests.subjects import ask, make_table, shared_postgres
+
+EXPIRE = """
+update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
+"""
+STATUS = "select status from holdfast.lease_acquire(%s, 'thief', 30)"
+FORCED_WAITS = """
+select 1 from pg_stat_activity
+ where datname = current_database() and wait_event_type = 'Lock' and query like '%lease_force_release%'
+"""
+
+
+@pytest.fixture
+def url() -> str:
+    return shared_postgres()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"lease-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(url) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(url: str) -> Iterator[holdfast.Client]:
+    """Somebody else: another client, with a connection of its own."""
+    with holdfast.Client(url) as made:
+        yield made
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(url) as made:
+        yield made
+        made.rollback()
+
+
+def limit(connection: psycopg.Connection[Any]) -> str:
+    row = connection.execute("show idle_in_transaction_session_timeout").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+@pytest.mark.parametrize(("before", "ttl", "within"), [("0", 30, "30s"), ("1min", 30, "30s"), ("20s", 30, "20s"), ("0", 0.05, "50ms"), ("7ms", 0.05, "7ms")])  # fmt: skip
+def test_a_protected_transaction_may_idle_for_one_ttl_and_never_longer_than_before(
+    client: holdfast.Client, connection: psycopg.Connection[Any], name: str, before: str, ttl: float, within: str
+) -> None:
+    """A limit of 0 would be none at all. Asked in one round trip with it, so that the shortest does not strike first."""
+    connection.execute(f"set idle_in_transaction_session_timeout = '{before}'".encode())
+    connection.commit()
+    grant = client.lease(name, ttl=ttl).acquire()
+    with connection.pipeline():
+        asked = connection.execute(
+            "select holdfast.lease_protect(%s, %s::uuid)::text"
+            " || (select ' ' || current_setting('idle_in_transaction_session_timeout'))",
+            [grant.name, grant.token],
+        )
+        row = asked.fetchone()
+        connection.rollback()
+    assert row is not None
+    assert row[0].split() == [str(grant.fence), within]
+    assert limit(connection) == before
+
+
+def test_a_transaction_protected_at_commit_may_idle_as_before(
+    client: holdfast.Client, connection: psycopg.Connection[Any], name: str
+) -> None:
+    """Nobody waits for it, so nothing has to end it."""
+    client.lease(name).acquire().protect(connection, at="commit")
+    assert limit(connection) == "0"
+
+
+def test_overlapping_protected_transactions_cannot_starve_a_takeover(
+    url: str, client: holdfast.Client, operator: holdfast.Client, name: str
+) -> None:
+    """There is never a moment without one; but once the beat has expired no new one may begin."""
+    grant = client.lease(name).acquire()
+
+    def overlap() -> int:
+        with psycopg.connect(url) as one, psycopg.connect(url) as two:
+            grant.protect(one)
+            for count in range(1_000_000):
+                grant.protect(two)
+                one.commit()
+                one, two = two, one
+                ready.append(count)
+        return 0
+
+    ready: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        overlapping = pool.submit(overlap)
+        eventually(lambda: len(ready) > 20, "they overlap")
+        ask(url, EXPIRE, name)
+        assert operator.lease(name).acquire(timeout=30).fence > grant.fence
+        with pytest.raises(FencedOut):
+            overlapping.result(30)
+
+
+def test_a_thief_is_told_busy_and_others_of_the_same_dead_beat_go_on(
+    url: str, client: holdfast.Client, operator: holdfast.Client, connection: psycopg.Connection[Any], name: str
+) -> None:
+    grants = [client.lease(f"{name}-{number}").acquire() for number in range(3)]
+    grants[0].protect(connection)
+    ask(url, EXPIRE, grants[0].name)
+    assert operator.lease(grants[0].name).try_acquire() is None
+    assert ask(url, STATUS, grants[0].name) == [("busy",)]
+    for stolen in grants[1:]:
+        assert operator.lease(stolen.name).acquire().fence > stolen.fence
+    assert ask(url, STATUS, grants[0].name) == [("busy",)]
+    connection.commit()
+    assert operator.lease(grants[0].name).acquire().fence > grants[0].fence
+
+
+def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_release_gives_up(
+    url: str, client: holdfast.Client, operator: holdfast.Client, connection: psycopg.Connection[Any], name: str
+) -> None:
+    """As long as the forced release waits, leases come and go, and the heartbeat of the protected one goes on."""
+    grant = client.lease(name, ttl=3, renew_every=0.2).acquire()
+    grant.protect(connection)
+    renewals, rounds = set(), 0
+    with ThreadPoolExecutor(1) as pool, holdfast.Client(url) as bystander:
+        forced = pool.submit(lambda: operator.leases.force_release(name, actor="test", reason="too long"))
+        eventually(lambda: ask(url, FORCED_WAITS), "the forced release waits")
+        while not forced.done():
+            for each in (client, bystander):
+                with each.lease(f"{name}-other", ttl=3).acquire(), each.lease(f"{name}-another").acquire():
+                    assert each.leases.get(name)
+            row = connection.execute("select b.expires_at from holdfast.beat b join holdfast.lease l on l.beat = b.id").fetchone()  # fmt: skip
+            renewals.add(row)
+            rounds += not forced.done()
+        with pytest.raises(EngineError, match="lock"):
+            forced.result()
+    assert rounds > 10
+    assert len(renewals) > 5
+    assert not grant.lost
+    connection.commit()
+    assert grant.release()
+
+
+def test_a_forced_release_comes_after_the_transaction_that_was_protected_at_start(
+    url: str, client: holdfast.Client, operator: holdfast.Client, connection: psycopg.Connection[Any], name: str
+) -> None:
+    table = make_table(url)
+    grant = client.lease(name).acquire()
+    grant.protect(connection)
+    connection.execute(f"insert into {table} values ('in time')".encode())
+
+    def force() -> tuple[bool, list[tuple[Any, ...]]]:
+        done = operator.leases.force_release(name, actor="test", reason="stuck")
+        return done, ask(url, f"select what from {table}")
+
+    with ThreadPoolExecutor(1) as pool:
+        forced = pool.submit(force)
+        eventually(lambda: ask(url, FORCED_WAITS), "the forced release waits")
+        assert not forced.done()
+        connection.commit()
+        assert forced.result(30) == (True, [("in time",)])
+    with pytest.raises(FencedOut):
+        grant.protect(connection)
+
+
+@pytest.mark.parametrize("isolation", psycopg.IsolationLevel)
+def test_after_a_forced_release_the_old_holder_cannot_commit(
+    url: str,
+    client: holdfast.Client,
+    operator: holdfast.Client,
+    connection: psycopg.Connection[Any],
+    name: str,
+    isolation: psycopg.IsolationLevel,
+) -> None:
+    """Its beat is alive and its snapshot shows the lease as it was: only the row itself can tell."""
+    table = make_table(url)
+    connection.isolation_level = isolation
+    grant = client.lease(name).acquire()
+    connection.execute("select 1")
+    assert operator.leases.force_release(name, actor="test", reason="stuck")
+    with pytest.raises(FencedOut):
+        commit_late(connection, table, lambda: grant.protect(connection, at="commit"))
+    connection.rollback()
+    assert ask(url, f"select what from {table}") == []
+
+
+def commit_late(connection: psycopg.Connection[Any], table: str, protect: Callable[[], object]) -> None:
+    protect()
+    connection.execute(f"insert into {table} values ('stale')".encode())
+    connection.commit()
+
+
+@pytest.mark.parametrize("at", ["start", "commit"])
+def test_concurrent_protected_transactions_at_serializable_do_not_disturb_each_other(
+    url: str, client: holdfast.Client, name: str, at: Any
+) -> None:
+    """They have nothing in common but holdfast's own tables, which must not make them conflict."""
+    grants = [client.lease(f"{name}-{number}").acquire() for number in range(2)]
+    with psycopg.connect(url) as one, psycopg.connect(url) as two:
+        one.isolation_level = two.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+        grants[0].protect(one, at=at)
+        grants[1].protect(two, at=at)
+        one.commit()
+        two.commit()
+
+
+def test_a_release_inside_its_own_protected_transaction_says_so_and_keeps_the_lease(
+    client: holdfast.Client, connection: psycopg.Connection[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database cannot see that both are the same program, and would let it wait for itself for ever."""
+    monkeypatch.setattr("holdfast._sync.primitives.grant._RELEASE_PATIENCE", 0.2)
+    grant = client.lease(name).acquire()
+    grant.protect(connection)
+    with pytest.raises(EngineError, match="commit or roll back first"):
+        grant.release()
+    assert not grant.lost
+    assert (held := client.leases.get(name)) and held.fence == grant.fence
+    connection.commit()
+    assert grant.release()
+    assert client.leases.get(name) is None
