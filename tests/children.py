@@ -40,7 +40,10 @@ class Child:
 
     def line(self, timeout: float = PATIENCE) -> str:
         """The next line it prints; ``<end>`` when there is none to come."""
-        return self._lines.get(timeout=timeout)
+        line = self._lines.get(timeout=timeout)
+        if line == "<end>":
+            self._lines.put(line)
+        return line
 
     def expect(self, *wanted: str) -> None:
         for text in wanted:

@@ -44,10 +44,10 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def keeps_the_secret(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def keeps_the_secret(caplog: pytest.LogCaptureFixture, kind: Any, message: str = "") -> Iterator[None]:
     """The block raises, and neither the errors nor the log say the password."""
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(Exception) as raised:  # noqa: PT011
+    with pytest.raises(kind, match=message) as raised:
         yield
     for error in chain(raised.value):
         assert SECRET not in f"{error} {error!r} {vars(error)}"
@@ -137,16 +137,16 @@ def test_a_forced_release_needs_a_reason(untouched: Any) -> None:
             untouched.leases.force_release("import", actor="operator", reason=reason)
 
 
-@pytest.mark.parametrize("schema", ["", "Holdfast", "a-b", "1a", "pg_mine", "x" * 41, 'a"b', "a;b", "a.b", "a b", "a\n"])
+@pytest.mark.parametrize(
+    "schema", ["", "Holdfast", "a-b", "1a", "pg_mine", "x" * 41, 'a"b', "a;b", "a.b", "a b", "a\n"]
+)
 @pytest.mark.parametrize("url", ["sqlite:///app.db", "postgresql://localhost/app"])
 def test_a_bad_schema_name_is_refused(connect: Connect, url: str, schema: str) -> None:
     with pytest.raises(ValueError, match="^schema must be"):
         connect(url, schema=schema)
 
 
-def test_without_a_url_there_is_no_default(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_url_there_is_no_default(connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     for nothing in (None, ""):
@@ -157,13 +157,18 @@ def test_without_a_url_there_is_no_default(
     assert (tmp_path / "from-environment.db").exists()
 
 
-@pytest.mark.parametrize("url", ["mysql://localhost/app", "http://localhost", "postgresqlite://x", "app.db", "/app.db", "sqlite:app.db"])
+@pytest.mark.parametrize(
+    "url", ["mysql://localhost/app", "http://localhost", "postgresqlite://x", "app.db", "/app.db", "sqlite:app.db"]
+)
 def test_an_unknown_scheme_is_told_what_is_known(connect: Connect, url: str) -> None:
     with pytest.raises(ValueError, match="expected sqlite:///file.db or postgresql://host/name"):
         connect(url)
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://app.db", "sqlite:///folder/", "sqlite:///?mode=memory"])
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://app.db", "sqlite:///folder/", "sqlite:///?mode=memory"],
+)
 def test_an_sqlite_url_must_name_a_file(connect: Connect, url: str) -> None:
     with pytest.raises(ValueError, match="sqlite:///app.db"):
         connect(url)
@@ -233,19 +238,129 @@ def enters(url: str) -> bool:
     return True
 
 
+def inner(client: Any) -> Any:
+    return client._inner if isinstance(client, Blocking) else client
+
+
 def test_a_wrong_password_is_told_but_never_shown(
     connect: Connect, guarded: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for url in (f"postgresql://guarded:{SECRET}@{guarded}", f"postgresql://guarded@{guarded}?password={SECRET}"):
         client = connect(url)
-        assert SECRET not in f"{client!r} {client} {client._database!r}"
-        for failover in ("ttl", "session"):
-            with keeps_the_secret(caplog), pytest.raises(holdfast.EngineError, match="Check the user and the password"):
-                try:
-                    client.lease("import", failover=failover).acquire()
-                except holdfast.EngineError:
-                    raise
-            with keeps_the_secret(caplog):
+        assert SECRET not in f"{inner(client)!r} {inner(client)._database!r} {inner(client)._database}"
+        for failover in ("ttl", "session"):  # on the client's own connection, and on the keeper's
+            with keeps_the_secret(caplog, holdfast.EngineError, "Check the user and the password"):
                 client.lease("import", failover=failover).acquire()
-        with keeps_the_secret(caplog):
+        with keeps_the_secret(caplog, holdfast.EngineError, "Check the user and the password"):
             client.migrate()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"mysql://somebody:{SECRET}@localhost/app",
+        f"somebody:{SECRET}@localhost/app",
+        f"host=localhost password={SECRET}",
+        f"host=localhost password='my {SECRET}'",
+        f"postgresql://somebody:{SECRET}%zz@localhost/app",
+        f"postgresql://somebody:a%zz{SECRET}@localhost/app",
+        f"postgresql://somebody:{SECRET}@localhost/app?nonsense=1",
+        f"postgresql://localhost/app?password={SECRET}%zz",
+        f"postgresql://somebody:{SECRET}@[::1/app",
+        f"postgresql://somebody:a@{SECRET}@127.0.0.1:1/app",
+        f"postgresql://somebody:a/{SECRET}@127.0.0.1:1/app",
+        f"postgresql://somebody:a:{SECRET}@127.0.0.1:1/app?sslmode=nonsense",
+        f"sqlite://somebody:{SECRET}@localhost/app",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_not_shown_with_its_password(
+    connect: Connect, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The password may be where nobody looks for one, because the URL is wrong."""
+    with keeps_the_secret(caplog, (ValueError, holdfast.EngineError)):
+        client = connect(url)
+        assert SECRET not in repr(inner(client))
+        client.lease("import").acquire()
+
+
+def test_a_read_only_session_is_refused(connect: Connect, postgres_url: str) -> None:
+    with pytest.raises(holdfast.EngineError, match="Leases need the primary"):
+        connect(f"{postgres_url}?options=-c%20default_transaction_read_only%3Don").lease("import").acquire()
+
+
+def test_a_standby_is_refused_and_the_primary_found_beside_it(connect: Connect) -> None:
+    with Postgres.create() as primary:
+        url = migrated(primary.database())
+        standby = primary.standby()
+        place = f"127.0.0.1:{standby.port}"
+        with pytest.raises(holdfast.EngineError, match=f"{place}.*Leases need the primary"):
+            connect(url.replace(f"127.0.0.1:{primary.port}", place)).lease("import").acquire()
+        both = url.replace(f"127.0.0.1:{primary.port}", f"{place},127.0.0.1:{primary.port}")
+        client = connect(both)
+        assert client.lease("import").try_acquire() is not None
+        client.close()
+
+
+def test_a_missing_schema_names_the_command_and_is_not_made(connect: Connect) -> None:
+    url = server().database()
+    client = connect(url)
+    for call in (client.leases.list, client.lease("import").acquire, client.lease("import", timeout=5).try_acquire):
+        with pytest.raises(holdfast.SchemaMismatch, match="'holdfast' in .* is not there.*'holdfast migrate up'"):
+            call()
+    with psycopg.connect(url) as database:
+        assert database.execute("select from pg_namespace where nspname = 'holdfast'").fetchone() is None
+
+
+def test_a_schema_of_another_version_is_refused(connect: Connect, url: str) -> None:
+    with holdfast.Client(url) as client:
+        client.leases.list()
+    newer = "insert into holdfast.schema_version (version, name) values (99, 'later')"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            file.execute(newer.replace("holdfast.", "holdfast_"))
+            file.commit()
+    else:
+        with psycopg.connect(url) as database:
+            database.execute(newer)
+    with pytest.raises(holdfast.SchemaMismatch, match=r"is at version 99.*upgrade holdfast"):
+        connect(url).lease("import").acquire()
+
+
+def test_a_damaged_schema_names_the_command(connect: Connect, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as database:
+        database.execute("drop function holdfast.lease_list")
+    with pytest.raises(holdfast.SchemaMismatch, match="is not complete: run 'holdfast migrate up'"):
+        connect(postgres_url).leases.list()
+
+
+def test_a_missing_database_is_told(connect: Connect, postgres_url: str) -> None:
+    with pytest.raises(holdfast.EngineError, match="Create the database first"):
+        connect(f"{postgres_url}_not").lease("import").acquire()
+
+
+def test_a_closed_client_says_so(connect: Connect, url: str) -> None:
+    client = connect(url)
+    grant, lease = client.lease("import").acquire(), client.lease("export")
+    client.close()
+    for call in (lease.acquire, lease.try_acquire, client.leases.list, client.migrate):
+        with pytest.raises(holdfast.EngineError, match="is closed"):
+            call()
+    with pytest.raises(holdfast.LeaseLost, match="closed"):
+        grant.renew()
+    assert connect(url).leases.list() == []
+
+
+def test_an_async_client_used_from_another_loop_names_both(url: str) -> None:
+    client = holdfast.AsyncClient(url)
+
+    async def list_leases() -> str:
+        await client.leases.list()
+        return repr(asyncio.get_running_loop())
+
+    with closing(asyncio.new_event_loop()) as one, closing(asyncio.new_event_loop()) as two:
+        owner = one.run_until_complete(list_leases())
+        with pytest.raises(RuntimeError) as raised:
+            two.run_until_complete(list_leases())
+        for loop in (owner.partition(" running")[0], repr(two).partition(" running")[0]):
+            assert loop in str(raised.value)
+        one.run_until_complete(client.close())

@@ -14,8 +14,7 @@ from tests.children import NONE, Child, eventually, rows
 
 _FORK = """
 import gc, os, sys, holdfast
-url = sys.argv[1]
-client = holdfast.Client(either)
+client = holdfast.Client(sys.argv[1])
 grant = client.lease("a", ttl=2).acquire()
 client.leases.list()
 child = os.fork()

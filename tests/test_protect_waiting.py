@@ -18,6 +18,7 @@ from tests.subjects import ask, make_table, shared_postgres
 EXPIRE = """
 update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
 """
+EXPIRES = "select b.expires_at from holdfast.beat b join holdfast.lease l on l.beat = b.id where l.name = %s"
 STATUS = "select status from holdfast.lease_acquire(%s, 'thief', 30)"
 FORCED_WAITS = """
 select 1 from pg_stat_activity
@@ -61,11 +62,14 @@ def limit(connection: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
-@pytest.mark.parametrize(("before", "ttl", "within"), [("0", 30, "30s"), ("1min", 30, "30s"), ("20s", 30, "20s"), ("0", 0.05, "50ms"), ("7ms", 0.05, "7ms")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "ttl", "within"),
+    [("0", 30, "30s"), ("1min", 30, "30s"), ("20s", 30, "20s"), ("0", 0.05, "50ms"), ("7ms", 0.05, "7ms")],
+)
 def test_a_protected_transaction_may_idle_for_one_ttl_and_never_longer_than_before(
     client: holdfast.Client, connection: psycopg.Connection[Any], name: str, before: str, ttl: float, within: str
 ) -> None:
-    """A limit of 0 would be none at all. Asked in one round trip with it, so that the shortest does not strike first."""
+    """A limit of 0 would be none at all. Looked at in the same statement, so that the shortest does not strike first."""
     connection.execute(f"set idle_in_transaction_session_timeout = '{before}'".encode())
     connection.commit()
     grant = client.lease(name, ttl=ttl).acquire()
@@ -96,15 +100,13 @@ def test_overlapping_protected_transactions_cannot_starve_a_takeover(
     """There is never a moment without one; but once the beat has expired no new one may begin."""
     grant = client.lease(name).acquire()
 
-    def overlap() -> int:
+    def overlap() -> None:
         with psycopg.connect(url) as one, psycopg.connect(url) as two:
             grant.protect(one)
             for count in range(1_000_000):
-                grant.protect(two)
-                one.commit()
-                one, two = two, one
+                grant.protect((two, one)[count % 2])
+                (one, two)[count % 2].commit()
                 ready.append(count)
-        return 0
 
     ready: list[int] = []
     with ThreadPoolExecutor(1) as pool:
@@ -145,8 +147,7 @@ def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_rel
             for each in (client, bystander):
                 with each.lease(f"{name}-other", ttl=3).acquire(), each.lease(f"{name}-another").acquire():
                     assert each.leases.get(name)
-            row = connection.execute("select b.expires_at from holdfast.beat b join holdfast.lease l on l.beat = b.id").fetchone()  # fmt: skip
-            renewals.add(row)
+            renewals.add(connection.execute(EXPIRES, [name]).fetchone())
             rounds += not forced.done()
         with pytest.raises(EngineError, match="lock"):
             forced.result()
@@ -230,7 +231,29 @@ def test_a_release_inside_its_own_protected_transaction_says_so_and_keeps_the_le
     with pytest.raises(EngineError, match="commit or roll back first"):
         grant.release()
     assert not grant.lost
-    assert (held := client.leases.get(name)) and held.fence == grant.fence
+    assert [held.fence for held in client.leases.list() if held.name == name] == [grant.fence]
     connection.commit()
     assert grant.release()
     assert client.leases.get(name) is None
+
+
+@pytest.mark.parametrize("at", ["start", "commit"])
+def test_a_conflict_between_the_users_own_serializable_transactions_is_not_told_as_a_lost_lease(
+    url: str, client: holdfast.Client, name: str, at: Any
+) -> None:
+    """Trying again helps there. Each of the two has read what the other is about to write."""
+    table = make_table(url)
+    grant = client.lease(name).acquire()
+    with psycopg.connect(url) as one, psycopg.connect(url) as two:
+        for each in (one, two):
+            each.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+            if at == "commit":
+                grant.protect(each, at=at)
+            each.execute(f"select count(*) from {table}".encode())
+        for each in (one, two):
+            each.execute(f"insert into {table} values ('skewed')".encode())
+        one.commit()
+        with pytest.raises((EngineError, psycopg.errors.SerializationFailure), match="read/write dependencies") as told:
+            commit_late(two, table, lambda: at == "commit" or grant.protect(two))
+        assert not isinstance(told.value, FencedOut)
+        two.rollback()

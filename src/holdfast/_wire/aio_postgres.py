@@ -20,17 +20,17 @@ from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast._wire.pgconn import PgWire
 from holdfast._wire.postgres import PostgresSession
-from holdfast.core.errors import Refused, Unanswered
+from holdfast.core.errors import Refused, Unanswered, Unreachable
 from holdfast.sql import Statement
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     statement: Statement | None
     parameters: Mapping[str, Any]
     text: str
     answer: asyncio.Future[list[Row]]
-    deadline: float
+    timer: asyncio.TimerHandle | None = None
     preparing: bool = False
 
 
@@ -41,7 +41,7 @@ class AsyncPostgresSession(PgWire):
         self._loop = loop
         self._queue: deque[_Request] = deque()
         self._result: pq.abc.PGresult | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
         self._writing = False
         self._socket = self.pgconn.socket
         loop.add_reader(self._socket, self._readable)
@@ -82,23 +82,28 @@ class AsyncPostgresSession(PgWire):
         await self._submit(None, {}, text, timeout)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._closed:  # the descriptor may be somebody else's by now
+            return
+        self._closed = True
         if not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
-            if self._writing:
-                self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._socket)
         self.pgconn.finish()
         self._fail_all(Unanswered(f"the session on {self.database} was closed"))
 
     def abandon(self) -> None:
         super().abandon()
+        self._closed = True
         self._queue.clear()
 
     def _submit(
         self, statement: Statement | None, parameters: Mapping[str, Any], text: str, timeout: float
     ) -> asyncio.Future[list[Row]]:
-        request = _Request(statement, parameters, text, self._loop.create_future(), self._loop.time() + timeout)
+        request = _Request(statement, parameters, text, self._loop.create_future())
+        if self._closed:
+            request.answer.set_exception(Unanswered(f"the session on {self.database} was closed"))
+            return request.answer
+        request.timer = self._loop.call_later(timeout, self._late, request)
         self._queue.append(request)
         if len(self._queue) == 1:
             self._start()
@@ -109,7 +114,7 @@ class AsyncPostgresSession(PgWire):
         while self._queue:
             request = self._queue[0]
             if request.answer.cancelled():  # cancelled before it was sent: nothing happened
-                self._queue.popleft()
+                self._take()
                 continue
             try:
                 if request.statement is None:
@@ -124,9 +129,13 @@ class AsyncPostgresSession(PgWire):
                 self._write()
             except OperationalError as error:
                 self._lost(error)
-                return
-            self._timer = self._loop.call_at(request.deadline, self._late)
             return
+
+    def _take(self) -> _Request:
+        request = self._queue.popleft()
+        if request.timer is not None:
+            request.timer.cancel()
+        return request
 
     def _write(self) -> None:
         if self.pgconn.flush():
@@ -157,8 +166,6 @@ class AsyncPostgresSession(PgWire):
         return self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR
 
     def _answered(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         request = self._queue[0]
         result, self._result = self._result, None
         try:
@@ -179,7 +186,7 @@ class AsyncPostgresSession(PgWire):
         self._start()  # the same request again: now prepared, or without preparing
 
     def _finish(self, outcome: list[Row] | Exception) -> None:
-        answer = self._queue.popleft().answer
+        answer = self._take().answer
         if not answer.done():
             if isinstance(outcome, Exception):
                 answer.set_exception(outcome)
@@ -187,8 +194,15 @@ class AsyncPostgresSession(PgWire):
                 answer.set_result(outcome)
         self._start()
 
-    def _late(self) -> None:
-        self._lost(None, f"{self.database} did not answer in time")
+    def _late(self, request: _Request) -> None:
+        if self._queue and self._queue[0] is request:
+            self._lost(None, f"{self.database} did not answer in time")
+            return
+        self._queue.remove(request)  # it was never sent
+        if not request.answer.done():
+            request.answer.set_exception(
+                Unreachable(f"{self.database} was busy with other requests of ours for too long")
+            )
 
     def _lost(self, error: Exception | None, why: str = "") -> None:
         failure = Unanswered(why or f"the connection to {self.database} was lost")
@@ -199,6 +213,8 @@ class AsyncPostgresSession(PgWire):
     def _fail_all(self, failure: Exception) -> None:
         requests, self._queue = self._queue, deque()
         for request in requests:
+            if request.timer is not None:
+                request.timer.cancel()
             if not request.answer.done():
                 request.answer.set_exception(failure)
                 request.answer.exception()  # a caller that went away is no "exception was never retrieved"

@@ -6,7 +6,6 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast._wire import Row
@@ -31,7 +30,7 @@ class AsyncSqliteSession:
         self = cls(asyncio.get_running_loop())
         try:
             self._session = await self._submit(lambda: SqliteSession.open(database, timeout))
-        except BaseException:
+        except Exception:
             self._jobs.put(None)
             raise
         return self
@@ -68,10 +67,8 @@ class AsyncSqliteSession:
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def settle(result: T | None, error: BaseException | None) -> None:
-            if answer.done():
-                if isinstance(result, SqliteSession):
-                    self._jobs.put(result.close)
-                    self._jobs.put(None)
+            if answer.done():  # cancelled: nobody waits for it any more
+                self._forget(result)
             elif error is not None:
                 answer.set_exception(error)
             else:
@@ -83,8 +80,16 @@ class AsyncSqliteSession:
                 result = action()
             except Exception as error:
                 failed = error
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            try:
                 self._loop.call_soon_threadsafe(settle, result, failed)
+            except RuntimeError:  # the loop was closed meanwhile
+                self._forget(result)
 
         self._jobs.put(job)
         return answer
+
+    def _forget(self, result: object) -> None:
+        """A session that nobody took, because whoever opened it went away."""
+        if isinstance(result, SqliteSession):
+            self._jobs.put(result.close)
+            self._jobs.put(None)

@@ -19,6 +19,19 @@ def sqlstate(error: BaseException | None) -> str | None:
     return None
 
 
+def raced(error: BaseException | None) -> bool:
+    """A serialization failure on the lease's row, which only a takeover or a release writes. One among serializable
+    transactions of the user's is another matter, and has a detail: the reason code."""
+    if sqlstate(error) != "40001":
+        return False
+    while error is not None:
+        detail = getattr(getattr(error, "diag", error), "message_detail", None) or getattr(error, "detail", None)
+        if detail and isinstance(detail, str):
+            return False
+        error = getattr(error, "orig", None) or error.__cause__
+    return True
+
+
 def teach_psycopg() -> None:
     """psycopg looks the class of an error up by its SQLSTATE; ours becomes both a psycopg error and FencedOut."""
     from psycopg import errors

@@ -24,7 +24,7 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
 
 # It did not run, and this session will never run anything: a restart, a shutdown, a primary that is one no more.
 _GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
-_PREPARED_UNSAFE = frozenset({"26000", "42P05", "08P01"})
+_PREPARED_UNSAFE = frozenset({"26000", "42P05"})
 
 
 def encode(value: Any) -> bytes | None:

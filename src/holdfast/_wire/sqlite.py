@@ -193,8 +193,8 @@ class _Write:
 
     def __enter__(self) -> None:
         session = self._session
-        session._turnstile.enter(max(0.0, self._deadline - now()))
         try:
+            session._turnstile.enter(max(0.0, self._deadline - now()))
             session._patiently(lambda: session._connection.execute("begin immediate"), self._deadline)
         except BaseException:
             session._turnstile.leave()

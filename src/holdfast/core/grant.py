@@ -8,11 +8,20 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any, Literal
 
 from holdfast.core.errors import AcquireTimeout, NotAcquired
 
 MIN_TTL, MAX_TTL = 0.05, 86400.0
+
+
+class Unset(Enum):
+    """An argument that was not given, where None means something."""
+
+    UNSET = "unset"
+
+
 Failover = Literal["ttl", "session"]
 OnLost = Literal["flag", "cancel", "exit"] | Callable[[Any], object]
 

@@ -111,6 +111,7 @@ class Ears:
         self._ready_at = 0.0
         if session.pooled or session.fileno() is None:
             self._watched = set(self._waiting)
+            self._keys.clear()
             return
         if wanted:
             session.call("listen", {}, timeout)

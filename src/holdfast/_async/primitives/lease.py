@@ -21,7 +21,7 @@ from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, here, sleep
 from holdfast._wire.clock import now
 from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
-from holdfast.core.grant import Held, LeaseTerms, check_timeout
+from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
 
@@ -47,9 +47,9 @@ class AsyncLease:
     def name(self) -> str:
         return self._terms.name
 
-    async def acquire(self, *, timeout: float | None = -1) -> AsyncLeaseGrant:
+    async def acquire(self, *, timeout: float | None | Unset = Unset.UNSET) -> AsyncLeaseGrant:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
-        limit = self._timeout if timeout == -1 else check_timeout(timeout)
+        limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
         grant = await self._wait(limit)
         if isinstance(grant, Held):
             raise grant.refusal(limit or None, datetime.now(UTC))

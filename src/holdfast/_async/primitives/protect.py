@@ -15,9 +15,6 @@ from holdfast._wire import drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, FencedOut
 
-_RACED = "40001"
-"""Only a takeover or a release writes the lease's row, so a serialization failure on it means one of them."""
-
 
 async def protect(database: Database, name: str, token: str, connection: Any, at: str) -> int:
     """Protect the transaction that is open on ``connection``, or that this opens; returns the fence."""
@@ -55,7 +52,7 @@ async def _protect(database: Database, name: str, token: str, known: AsyncConnec
     except ValueError:
         raise
     except Exception as error:
-        if drivers.sqlstate(error) in (drivers.SQLSTATE, _RACED):
+        if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error):
             raise _fenced_out(name) from error
         reason = getattr(error, "orig", error)  # SQLAlchemy adds the parameters, and the token is one
         raise EngineError(f"cannot protect the transaction with lease {name!r}: {reason}") from error

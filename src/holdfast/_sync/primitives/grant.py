@@ -151,10 +151,13 @@ class LeaseGrant:
                 [row] = self._engine.call("lease_release", {"name": self.name, "token": self.token})
                 return bool(row["done"])
             except Refused as error:
-                if error.sqlstate != "55P03" or now() + pause > until:
-                    raise EngineError(
+                if error.sqlstate != "55P03":
+                    raise
+                if now() + pause > until:
+                    raise Refused(
                         f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
-                        "commit or roll back first"
+                        "commit or roll back first",
+                        error.sqlstate,
                     ) from error
             sleep(pause)
             pause = min(pause * 2, 0.1)

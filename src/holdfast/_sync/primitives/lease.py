@@ -22,7 +22,7 @@ from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import Scope, Signal, here, sleep
 from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
-from holdfast.core.grant import Held, LeaseTerms, check_timeout
+from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
 
@@ -48,9 +48,9 @@ class Lease:
     def name(self) -> str:
         return self._terms.name
 
-    def acquire(self, *, timeout: float | None = -1) -> LeaseGrant:
+    def acquire(self, *, timeout: float | None | Unset = Unset.UNSET) -> LeaseGrant:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
-        limit = self._timeout if timeout == -1 else check_timeout(timeout)
+        limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
         grant = self._wait(limit)
         if isinstance(grant, Held):
             raise grant.refusal(limit or None, datetime.now(UTC))

@@ -483,38 +483,46 @@ end $$;
 
 create function holdfast.commit_check() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    detail text;
 begin
-    begin
-        perform from holdfast.lease l where l.name = new.name and l.token = new.token for share;
-        if not found then
-            perform holdfast.fenced_out(new.name);
-        end if;
-    exception when serialization_failure then
-        perform holdfast.fenced_out(new.name);  -- only a takeover or a release writes the row
-    end;
-    delete from holdfast.commit_check c where c.name = new.name and c.token = new.token;
+    perform from holdfast.lease l where l.name = new.name and l.token = new.token for share;
+    if not found then
+        perform holdfast.fenced_out(new.name);
+    end if;
+    return null;
+exception when serialization_failure then
+    get stacked diagnostics detail = pg_exception_detail;
+    if detail <> '' then
+        raise;  -- with a reason code: a conflict with another serializable transaction of the user's, who may try again
+    end if;
+    perform holdfast.fenced_out(new.name);  -- without one: the row was written, and only a takeover or a release does that
     return null;
 end $$;
 
 create constraint trigger commit_check after insert on holdfast.commit_check
     deferrable initially deferred for each row execute function holdfast.commit_check();
 
--- For long transactions: asks now, and again inside COMMIT. Nobody waits for this transaction meanwhile.
+-- For long transactions: asks now, and again inside COMMIT. Nobody waits for this transaction meanwhile. The row that
+-- brings the trigger about is deleted at once, which the trigger does not mind; by its place and never by a scan of the
+-- table, which would make serializable transactions that protect different leases conflict.
 create function holdfast.lease_protect_at_commit(name text, token uuid) returns bigint
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 declare
     f bigint;
     x xid;
+    place tid;
 begin
     select s.fence into f from holdfast.lease_status(name, token) s;
     if not found then
         perform holdfast.fenced_out(name);
     end if;
-    insert into holdfast.commit_check as c values (name, token) returning c.xmin into x;
+    insert into holdfast.commit_check as c values (name, token) returning c.xmin, c.ctid into x, place;
     if x <> pg_current_xact_id()::xid then
         raise exception 'a lease cannot protect a savepoint: ROLLBACK TO would drop the protection'
             using errcode = 'HF002', hint = 'Protect the transaction before its first savepoint.';
     end if;
+    delete from holdfast.commit_check c where c.ctid = place;
     return f;
 end $$;
 

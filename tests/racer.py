@@ -1,0 +1,24 @@
+"""A contender of its own process: acquires when told to, says what it got, and holds it until it is told or killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import holdfast
+
+
+def main(url: str, name: str, ttl: str) -> None:
+    with holdfast.Client(url) as client:
+        client.leases.get(name)
+        grant = None
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        for _ in sys.stdin:
+            grant = grant or client.lease(name, ttl=float(ttl)).try_acquire()
+            sys.stdout.write(json.dumps(grant.fence if grant else None) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

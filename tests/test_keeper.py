@@ -1,0 +1,273 @@
+"""The heartbeat goes on: through ended sessions, restarts, blocked loops, a busy interpreter, a silent other database."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg_pool
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from tests.children import NONE, Child, backends, eventually, query, rows
+from tests.conftest import migrated
+
+
+@pytest.fixture
+def own_server() -> Iterator[Postgres]:
+    """A server that the test may break."""
+    with Postgres.create() as server:
+        yield server
+
+
+def pass_time(seconds: float, busy: Callable[[], None] = lambda: None) -> None:
+    """The passing of a TTL is the point."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        busy()
+        time.sleep(0.01)
+
+
+def updates(url: str) -> int:
+    """Rows of the beat table ever updated on this database."""
+    [(count,)] = query(url, "select n_tup_upd from pg_stat_user_tables where schemaname = 'holdfast' and relname = 'beat'")
+    return int(count)
+
+
+def test_a_thousand_leases_survive_the_end_of_every_session(connect: Callable[..., Any], postgres_url: str) -> None:
+    """pg_terminate_backend on the keeper and on the calls session, again and again, for longer than the TTL."""
+    client = connect(postgres_url)
+    grants = [client.lease(f"lease-{number}", ttl=3).acquire() for number in range(1000)]
+    ended = 0
+
+    def end_all() -> None:
+        nonlocal ended
+        for pid in backends(postgres_url):
+            query(postgres_url, "select pg_terminate_backend(%s)", pid)
+            ended += 1
+        time.sleep(0.09)
+
+    pass_time(4.5, end_all)
+    assert ended >= 3
+    assert not any(grant.lost for grant in grants)
+    assert rows(postgres_url) == {"lease": 1000, "beat": 1}
+    assert client.leases.get("lease-999") is not None
+    client.close()
+    assert rows(postgres_url) == NONE
+
+
+def test_one_beat_a_ttl_whatever_the_number_of_leases(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    for number in range(20):
+        client.lease(f"short-{number}", ttl=5).acquire()
+    assert rows(either) == {"lease": 20, "beat": 1}
+    for number in range(20):
+        client.lease(f"long-{number}", ttl=6).acquire()
+    assert rows(either) == {"lease": 40, "beat": 2}
+
+
+def test_heartbeats_do_not_grow_with_the_leases(postgres_url: str) -> None:
+    """Row updates while one lease is kept, and while a hundred are."""
+    counts = []
+    with holdfast.Client(postgres_url) as client:
+        for many in (1, 99):
+            for number in range(many):
+                client.lease(f"{many}-{number}", ttl=3, renew_every=0.1).acquire()
+            eventually(lambda: not last_calls(postgres_url), "the session for calls is closed")
+            before = updates(postgres_url)
+            started = time.monotonic()
+            eventually(lambda before=before: updates(postgres_url) >= before + 10, "ten heartbeats")  # type: ignore[misc]
+            counts.append((updates(postgres_url) - before) / (time.monotonic() - started))
+    assert counts[1] < counts[0] * 3, f"updates a second: {counts}"
+
+
+def last_calls(url: str) -> list[tuple[Any, ...]]:
+    return query(
+        url,
+        "select query from pg_stat_activity where application_name = 'holdfast' and datname = current_database()"
+        " and query not like '%%beat_renew%%'",
+    )
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash"])
+def test_leases_survive_a_server_restart_shorter_than_the_ttl(own_server: Postgres, crash: bool) -> None:
+    url = migrated(own_server.database())
+    with holdfast.Client(url) as client:
+        grant = client.lease("a", ttl=6, renew_every=0.2).acquire()
+        eventually(lambda: updates(url) > 0, "a heartbeat")
+        if crash:
+            own_server.kill()
+        else:
+            own_server.stop()
+        own_server.start()
+        pass_time(6.5)
+        grant.check()
+        record = client.leases.get("a")
+        assert record is not None
+        assert record.fence == grant.fence
+
+
+def test_a_server_away_for_longer_than_the_ttl_means_unknown_and_stays_so(own_server: Postgres) -> None:
+    url = migrated(own_server.database())
+    told: list[Any] = []
+    with holdfast.Client(url) as client:
+        grant = client.lease("a", ttl=1.5, on_lost=told.append).acquire()
+        own_server.stop()
+        eventually(lambda: told, "the loss is told", timeout=5.0)
+        own_server.start()
+        for _ in range(50):
+            assert grant.lost
+            with pytest.raises(holdfast.OwnershipUnknown):
+                grant.check()
+        assert told == [grant]
+        with client.lease("a", ttl=5, timeout=10) as successor:
+            assert successor.fence > grant.fence
+            assert grant.lost
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async"])
+def test_a_paused_server_ends_trust_before_the_ttl(own_server: Postgres, flavour: str) -> None:
+    """The holder stops believing first; the database frees the lease later. In between nobody has it."""
+    url = migrated(own_server.database())
+    told = threading.Event()
+    ended: list[float] = []
+
+    def note(_: object) -> None:
+        ended.append(time.monotonic())
+        told.set()
+
+    async def hold() -> Any:
+        client = holdfast.AsyncClient(url)
+        grant = await client.lease("a", ttl=2, renew_every=0.1, on_lost=note).acquire()
+        await asyncio.sleep(0.3)
+        own_server.pause()
+        paused = time.monotonic()
+        while not told.is_set():
+            await asyncio.sleep(0.01)
+        own_server.resume()
+        return client, grant, paused
+
+    if flavour == "async":
+
+        async def run() -> None:
+            client, grant, paused = await hold()
+            check(grant, paused)
+            await client.close()
+
+        asyncio.run(run())
+        return
+    with holdfast.Client(url) as client:
+        grant = client.lease("a", ttl=2, renew_every=0.1, on_lost=note).acquire()
+        pass_time(0.3)
+        own_server.pause()
+        paused = time.monotonic()
+        assert told.wait(10)
+        own_server.resume()
+        check(grant, paused)
+
+
+def check(grant: Any, paused: float) -> None:
+    assert grant.lost
+    assert grant.remaining() == 0
+    with pytest.raises(holdfast.OwnershipUnknown):
+        grant.check()
+
+
+def test_trust_never_exceeds_the_ttl_when_the_servers_clock_steps(connect: Callable[..., Any], postgres_url: str) -> None:
+    """A clock that went back looks like a beat that expires in an hour."""
+    client = connect(postgres_url)
+    grant = client.lease("a", ttl=2).acquire()
+    query(postgres_url, "update holdfast.beat set expires_at = expires_at + interval '1 hour'")
+    assert grant.remaining() <= 2
+    grant.renew()
+    assert grant.remaining() <= 2
+    query(postgres_url, "update holdfast.beat set expires_at = expires_at + interval '1 hour'")
+    second = client.lease("b", ttl=2).acquire()
+    assert second.remaining() <= 2
+
+
+def test_a_clock_that_went_ahead_is_learned_as_a_loss(connect: Callable[..., Any], postgres_url: str) -> None:
+    client = connect(postgres_url)
+    grant = client.lease("a", ttl=2, renew_every=0.1).acquire()
+    query(postgres_url, "update holdfast.beat set expires_at = expires_at - interval '1 hour'")
+    eventually(lambda: grant.lost, "the next heartbeat learns", timeout=2.0)
+    with pytest.raises(holdfast.LeaseLost):
+        grant.check()
+
+
+def test_a_blocked_event_loop_does_not_lose_a_lease(either: str) -> None:
+    async def run() -> None:
+        async with holdfast.AsyncClient(either) as client:
+            async with client.lease("a", ttl=1) as grant:
+                time.sleep(2.5)  # noqa: ASYNC251
+                grant.check()
+                await grant.renew()
+
+    asyncio.run(run())
+
+
+def test_a_busy_interpreter_does_not_lose_a_lease(either: str) -> None:
+    """Four threads that never wait for anything, in a process with the usual switch interval."""
+    program = """
+    import sys, threading, time, holdfast
+    over = time.monotonic() + 4
+    def spin():
+        while time.monotonic() < over:
+            sum(range(1000))
+    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=1.5) as grant:
+        threads = [threading.Thread(target=spin) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        grant.check()
+        grant.renew()
+        print("kept")
+    """
+    with Child(program, either) as child:
+        child.expect("kept")
+
+
+def test_an_exhausted_application_pool_does_not_lose_a_lease(postgres_url: str) -> None:
+    with (
+        psycopg_pool.ConnectionPool(postgres_url, min_size=1, max_size=1, open=True) as pool,
+        pool.connection(),
+        holdfast.Client(postgres_url) as client,
+        client.lease("a", ttl=1) as grant,
+    ):
+        pass_time(1.5)
+        grant.check()
+        with client.lease("b", ttl=1):
+            pass
+
+
+def test_a_database_that_never_answers_starves_no_other(connect: Callable[..., Any], either: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        dead = holdfast.Client(f"postgresql://postgres@127.0.0.1:{hole.getsockname()[1]}/app")
+        thread = threading.Thread(target=lambda: pytest.raises(holdfast.EngineError, dead.lease("a").acquire))
+        client = connect(either)
+        with client.lease("a", ttl=1) as grant:
+            thread.start()
+            pass_time(2.0)
+            assert thread.is_alive()
+            grant.check()
+            grant.renew()
+        hole.close()
+        dead.close()
+        thread.join(15)
+
+
+def test_a_paused_other_server_starves_no_heartbeat(own_server: Postgres, postgres_url: str) -> None:
+    """Both databases have leases of this process; one stops answering in the middle."""
+    with holdfast.Client(migrated(own_server.database())) as gone, holdfast.Client(postgres_url) as client:
+        lost = gone.lease("a", ttl=1).acquire()
+        with client.lease("a", ttl=1) as grant:
+            own_server.pause()
+            pass_time(2.0)
+            assert lost.lost
+            grant.check()
+            grant.renew()
+            own_server.resume()

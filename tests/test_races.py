@@ -1,0 +1,280 @@
+"""Races aimed at the instant that decides them. Requests of two or three sessions are sent without waiting, microseconds
+apart and in every order; their answers must never contradict each other. HOLDFAST_TRIALS multiplies the trials.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast._wire.clock import now
+from tests.conftest import MAJORS, migrated, server
+from tests.raw import Raw, Row, acquisition, trials
+
+Ask = tuple[str, Row]
+
+
+class Arena:
+    """A few sessions on one database, and requests sent at once."""
+
+    def __init__(self, url: str) -> None:
+        self.raws = [Raw(url) for _ in range(4)]
+        self.setup = self.raws[3]
+        self.random = random.Random(5)
+        for raw in self.raws:  # prepared here, so that in a race only the execution is sent
+            if not raw.sqlite:
+                for statement, parameters in WARM.items():
+                    raw.call(statement, **parameters)
+        self.setup.clear()
+
+    def at_once(self, *asks: Ask) -> list[list[Row]]:
+        answers = (self._threads if self.setup.sqlite else self._sockets)(asks)
+        return [answers[number] for number in range(len(asks))]
+
+    def _sockets(self, asks: tuple[Ask, ...]) -> dict[int, list[Row]]:
+        order = self.random.sample(range(len(asks)), len(asks))
+        for number in order:
+            session = self.raws[number].session
+            session._send(session._statements[asks[number][0]], asks[number][1])
+            session.pgconn.flush()
+            self._spin(self.random.choice([0, 0, 3e-5, 1e-4, 3e-4]))
+        sessions = {number: self.raws[number].session for number in order}
+        return {number: session._rows(session._answer(now() + 30)) for number, session in sessions.items()}
+
+    def _threads(self, asks: tuple[Ask, ...]) -> dict[int, list[Row]]:
+        answers: dict[int, list[Row]] = {}
+        barrier = threading.Barrier(len(asks))
+
+        def run(number: int) -> None:
+            barrier.wait()
+            answers[number] = self.raws[number].session.call(*asks[number], 30.0)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(asks))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
+
+    def expire_soon(self, least: float = 0.0003, most: float = 0.0025) -> None:
+        """Every beat ends in a moment, and we go on a hair before or after."""
+        moment = self.random.uniform(least, most)
+        clock = "((julianday('now') - 2440587.5) * 86400.0)" if self.setup.sqlite else "clock_timestamp()"
+        length = moment if self.setup.sqlite else f"interval '{moment} seconds'"
+        self.setup.run(f"update holdfast.beat set expires_at = {clock} + {length} where not dead;\n")
+        self._spin(max(0.0, moment + self.random.uniform(-0.0008, 0.0003)))
+
+    @staticmethod
+    def _spin(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    def ends(self, old: Row, name: str) -> list[str]:
+        """How that grant ended, as history tells it."""
+        return [row["outcome"] for row in self.setup.history(name) if row["fence"] == old["fence"]]
+
+
+WARM: dict[str, Row] = {
+    "lease_acquire": acquisition("warm"),
+    "lease_renew": {"name": "warm", "token": acquisition("x")["token"]},
+    "lease_release": {"name": "warm", "token": acquisition("x")["token"]},
+    "lease_force_release": {"name": "warm", "actor": "a", "reason": "b"},
+    "beat_renew": {"beat": acquisition("x")["token"]},
+    "purge": {},
+}
+
+
+@pytest.fixture(params=["sqlite", *(f"postgres{major}" for major in MAJORS)])
+def arena(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[Arena]:
+    engine = request.param.removeprefix("postgres")
+    made = Arena(migrated(sqlite_url if engine == "sqlite" else server(int(engine)).database()))
+    yield made
+    for raw in made.raws:
+        raw.close()
+
+
+def rounds(arena: Arena, number: int) -> Iterator[str]:
+    """Names, one a trial. The blocking engine gets fewer: there the writers queue anyway."""
+    for trial in range(trials(number // 4 if arena.setup.sqlite else number)):
+        if trial % 50 == 0:
+            arena.setup.clear()
+        yield f"trial {trial}"
+
+
+@pytest.mark.parametrize("form", ["lease_renew", "beat_renew"])
+def test_never_both_renewed_and_taken_over_at_the_instant_of_expiry(arena: Arena, form: str) -> None:
+    """Promise 1. Both outcomes must come up, or the race was not aimed well."""
+    seen: Counter[str] = Counter()
+    for name in rounds(arena, 400):
+        old = arena.setup.acquire(name, solo=form == "lease_renew")
+        asked = {"name": name, "token": old["token"]} if form == "lease_renew" else {"beat": old["beat"]}
+        thief = acquisition(name, "thief")
+        arena.expire_soon()
+        renewal, [attempt] = arena.at_once((form, asked), ("lease_acquire", thief))
+        renewed = bool(renewal and renewal[0].get("done", True))
+        taken = attempt["fence"] is not None
+        assert not (renewed and taken), f"two holders of {name}: {attempt}"
+        assert arena.setup.call("lease_status", name=name, token=thief["token"]) != [] or not taken
+        assert arena.ends(old, name) == (["expired"] if taken else [])
+        seen["renewed" if renewed else "taken" if taken else "neither"] += 1
+        arena.setup.force(name)
+    assert seen["renewed"] > 0, seen
+    assert seen["taken"] > 0, seen
+
+
+def test_a_renewed_lease_is_never_purged(arena: Arena) -> None:
+    seen: Counter[bool] = Counter()
+    for name in rounds(arena, 200):
+        old = arena.setup.acquire(name, solo=False)
+        arena.expire_soon()
+        renewal, _ = arena.at_once(("beat_renew", {"beat": old["beat"]}), ("purge", {}))
+        kept = bool(arena.setup.call("lease_status", name=name, token=old["token"]))
+        assert kept or not renewal, "renewed, and purged all the same"
+        seen[kept] += 1
+        arena.setup.force(name)
+    assert len(seen) == 2, seen
+
+
+def test_of_two_thieves_exactly_one_wins(arena: Arena) -> None:
+    for name in rounds(arena, 200):
+        old = arena.setup.acquire(name)
+        arena.setup.pass_time(31)
+        thieves = [acquisition(name, f"thief {number}") for number in range(3)]
+        rows = [row for [row] in arena.at_once(*(("lease_acquire", thief) for thief in thieves))]
+        won = [row for row in rows if row["fence"] is not None]
+        assert len(won) == 1, rows
+        assert won[0]["fence"] > old["fence"]
+        assert arena.ends(old, name) == ["expired"]
+
+
+def test_of_several_clients_on_a_free_name_exactly_one_wins(arena: Arena) -> None:
+    for name in rounds(arena, 200):
+        asks = [acquisition(name, f"client {number}") for number in range(3)]
+        rows = [row for [row] in arena.at_once(*(("lease_acquire", ask) for ask in asks))]
+        assert sorted(row["status"] == "acquired" for row in rows) == [False, False, True], rows
+
+
+def test_a_lease_released_and_taken_over_at_once_ends_once(arena: Arena) -> None:
+    for name in rounds(arena, 200):
+        old = arena.setup.acquire(name)
+        arena.setup.pass_time(31)
+        release = ("lease_release", {"name": name, "token": old["token"]})
+        try:
+            [done], [row] = arena.at_once(release, ("lease_acquire", acquisition(name, "thief")))
+        except Exception as error:  # the release does not wait for a row that is just being changed
+            assert getattr(error, "sqlstate", None) == "55P03", error
+            arena.setup.release(name, old["token"])
+            continue
+        assert not (done["done"] and row["status"] == "taken_over"), "both had the row"
+        assert arena.ends(old, name) == ["released" if done["done"] else "expired"]
+
+
+def test_a_takeover_is_never_purged_although_its_old_beat_was_dead(arena: Arena) -> None:
+    """A crashed process had many leases; one is taken over while the purge is at work on the others."""
+    for _ in range(trials(6)):
+        arena.setup.clear()
+        first = arena.setup.acquire("a", solo=False)
+        for number in range(150):
+            arena.setup.acquire(f"m{number}", beat=first["beat"])
+        for name in ("y", "z"):
+            arena.setup.acquire(name, beat=first["beat"])
+        arena.setup.pass_time(31)
+        assert arena.setup.acquire("a", "thief")["status"] == "taken_over"
+        asks = [acquisition(name, "thief") for name in ("y", "z")]
+        _, *rows = arena.at_once(("purge", {}), *(("lease_acquire", ask) for ask in asks))
+        for ask, [row] in zip(asks, rows, strict=True):
+            held = arena.setup.call("lease_status", name=ask["name"], token=ask["token"])
+            assert bool(held) is (row["fence"] is not None), f"{row} and then nothing"
+
+
+def test_forced_release_renewal_and_acquire_never_deadlock(arena: Arena) -> None:
+    """Lock order: a deadlock would come out as an error of one of the three, SQLSTATE 40P01."""
+    for name in rounds(arena, 200):
+        old = arena.setup.acquire(name, "same", solo=arena.random.random() < 0.5)
+        again = acquisition(name, "same", reenter=True)
+        force = {"name": name, "actor": "operator", "reason": "test"}
+        if arena.random.random() < 0.3:
+            arena.expire_soon()
+        [renewed], [forced], [row] = arena.at_once(
+            ("lease_renew", {"name": name, "token": old["token"]}),
+            ("lease_force_release", force),
+            ("lease_acquire", again),
+        )
+        assert not arena.setup.renew(name, old["token"]), "the old token is worth nothing after either of the two"
+        assert forced["done"] or row["fence"] is not None, (renewed, forced, row)
+        assert len(arena.ends(old, name)) == 1
+        arena.setup.force(name)
+
+
+def test_renewal_that_waited_for_a_forced_reacquire_is_refused(postgres_url: str) -> None:
+    """The secret must be in the row that is locked: looked up elsewhere, the stale holder would be told True."""
+    raw, helper = Raw(postgres_url), Raw(postgres_url)
+    for shared in (False, True):
+        old = raw.acquire("x", "old", solo=not shared)
+        answers: list[Any] = []
+        stale = threading.Thread(target=lambda old=old: answers.append(raw.renew("x", old["token"])))
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("select holdfast.lease_force_release('x', 'operator', 'test')")
+            connection.execute("select holdfast.lease_acquire('x', 'new', 30)")
+            stale.start()
+            waiting = "select count(*) from pg_locks where not granted"
+            until_true(lambda: connection.execute(waiting).fetchone() == (1,))
+        stale.join()
+        assert answers == [False]
+        assert helper.force("x")
+    raw.close()
+    helper.close()
+
+
+def until_true(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+HAMMER = """
+create table grants (id bigint generated always as identity (cache 1), fence bigint, client int);
+create procedure hammer(client int, seconds float) language plpgsql as $$
+declare
+    finish timestamptz := clock_timestamp() + make_interval(secs => seconds);
+    got record;
+begin
+    while clock_timestamp() < finish loop
+        select * into got from holdfast.lease_acquire('one name', 'client ' || client, 30, reenter => false);
+        commit;
+        if got.fence is not null then
+            insert into grants (fence, client) values (got.fence, client);
+            commit;
+            perform holdfast.lease_release('one name', got.token);
+            commit;
+        end if;
+    end loop;
+end $$;
+"""
+
+
+def test_with_16_clients_on_one_name_fences_never_go_back(postgres_url: str) -> None:
+    """A number drawn before the row is owned can be older than that of a grant that came and went meanwhile."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(HAMMER)
+        clients = [Raw(postgres_url) for _ in range(16)]
+        for number, client in enumerate(clients):
+            client.session.pgconn.send_query(f"call hammer({number}, {trials(2)})".encode())
+            client.session.pgconn.flush()
+        for client in clients:
+            client.session._rows(client.session._answer(now() + 100))
+            client.close()
+        fences = [row[0] for row in connection.execute("select fence from grants order by id")]
+    assert len(fences) > 500
+    back = [(one, two) for one, two in itertools.pairwise(fences) if two <= one]
+    assert not back, f"{len(back)} of {len(fences)} grants got a fence below that of the grant before"

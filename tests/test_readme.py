@@ -1,0 +1,112 @@
+"""The README is run, block by block, on both engines: what it says works, works."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import available
+from tests.conftest import NEWEST, server
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def for_postgres(code: str, url: str) -> str:
+    """What a reader changes to go there: the URL, and the driver of the connection that is theirs."""
+    code = code.replace('create_engine("sqlite:///app.db")', f'create_engine("{url.replace("://", "+psycopg://")}")')
+    code = code.replace('sqlite3.connect("app.db")', f'psycopg.connect("{url}", autocommit=True)')
+    return code.replace("import sqlite3,", "import psycopg,").replace("sqlite:///app.db", url)
+
+
+def run(code: str, known: dict[str, Any]) -> None:
+    exec(compile(ast.parse(code), "README.md", "exec"), known)
+
+
+@pytest.fixture
+def known() -> Iterator[dict[str, Any]]:
+    """The names that the blocks have made so far; connections are closed at the end."""
+    names: dict[str, Any] = {}
+    yield names
+    for name in ("client", "conn"):
+        if name in names:
+            names[name].close()
+    if "engine" in names:
+        names["engine"].dispose()
+
+
+def test_the_first_block_has_eight_lines() -> None:
+    assert len([line for line in blocks("python")[0].splitlines() if line]) <= 8
+
+
+def test_every_python_block_runs_on_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code in blocks("python"):
+        run(code, known)
+    assert len(known["conn"].execute("select * from imports").fetchall()) == 2
+
+
+def test_every_python_block_runs_on_postgresql(postgres_url: str, known: dict[str, Any]) -> None:
+    for code in blocks("python"):
+        run(for_postgres(code, postgres_url), known)
+    assert len(known["conn"].execute("select * from imports").fetchall()) == 2
+
+
+def test_every_sql_block_runs_in_psql_and_the_role_it_makes_can_hold_and_protect(postgres_url: str) -> None:
+    psql = [str(available()[NEWEST] / "psql"), postgres_url, "-v", "ON_ERROR_STOP=1", "-qAt"]
+    try:
+        for block in blocks("sql"):
+            done = subprocess.run(psql, input=block, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+            assert "f\n" not in done.stdout  # renew and release say t
+        url = postgres_url.replace("postgres@", "worker@")
+        with holdfast.Client(url) as client, psycopg.connect(url, autocommit=True) as connection:
+            with client.lease("x", ttl=30) as grant, grant.transaction(connection):
+                assert connection.execute("select current_user").fetchone() == ("worker",)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute("select token from holdfast.lease")
+    finally:
+        server().execute("drop owned by worker", dbname=postgres_url.rpartition("/")[2])
+        server().execute("drop role worker")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", text):
+        assert "://" in target or (document.parent / target).exists(), target
+    for anchor in re.findall(r"\]\(#([\w-]+)\)", text):
+        assert re.search(rf"^#+ {anchor.replace('-', ' ')}$", text, re.MULTILINE | re.IGNORECASE), anchor
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_documents_is_valid(document: Path) -> None:
+    for code in blocks("python", document.read_text(encoding="utf-8")):
+        ast.parse(code)
+
+
+def test_the_command_that_the_readme_names_migrates() -> None:
+    url = server().database()
+    command = [sys.executable, "-m", "holdfast.cli", "--url", url, "migrate"]
+    if not (ROOT / "src" / "holdfast" / "cli" / "__main__.py").exists():
+        command[1:3] = ["-c", "from holdfast.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    with holdfast.Client(url) as client, client.lease("x", ttl=30):
+        pass
