@@ -1,4 +1,4 @@
-"""Wrong arguments and wrong databases: an error that says what to do, before anything is written, without a password."""
+"""Wrong arguments, wrong databases: errors that say what to do, before anything is written, and show no password."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """What a traceback of it would show."""
+    """What a traceback of it would show; none of it twice."""
+    seen: list[BaseException] = []
     while error is not None:
+        assert error not in seen
+        seen.append(error)
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @contextmanager
-def keeps_the_secret(caplog: pytest.LogCaptureFixture, kind: Any, message: str = "") -> Iterator[None]:
+def keeps_the_secret(caplog: pytest.LogCaptureFixture, kind: Any, message: str | None = None) -> Iterator[None]:
     """The block raises, and neither the errors nor the log say the password."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(kind, match=message) as raised:
@@ -56,25 +59,25 @@ def keeps_the_secret(caplog: pytest.LogCaptureFixture, kind: Any, message: str =
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_bad_name_or_holder_is_refused(untouched: Any, name: str) -> None:
-    with pytest.raises(ValueError, match="^name must"):
+    with pytest.raises(ValueError, match=r"^name must"):
         untouched.lease(name)
-    with pytest.raises(ValueError, match="^holder must"):
+    with pytest.raises(ValueError, match=r"^holder must"):
         untouched.lease("import", holder=name)
-    with pytest.raises(ValueError, match="^name must"):
+    with pytest.raises(ValueError, match=r"^name must"):
         untouched.leases.get(name)
-    with pytest.raises(ValueError, match="^name must"):
+    with pytest.raises(ValueError, match=r"^name must"):
         untouched.leases.history(name)
-    with pytest.raises(ValueError, match="^name must"):
+    with pytest.raises(ValueError, match=r"^name must"):
         untouched.leases.force_release(name, actor="operator", reason="stuck")
-    with pytest.raises(ValueError, match="^actor must"):
+    with pytest.raises(ValueError, match=r"^actor must"):
         untouched.leases.force_release("import", actor=name, reason="stuck")
 
 
 @pytest.mark.parametrize("name", NO_STRINGS)
 def test_a_name_or_holder_that_is_no_str_is_refused(untouched: Any, name: object) -> None:
-    with pytest.raises(TypeError, match="^name must be a str"):
+    with pytest.raises(TypeError, match=r"^name must be a str"):
         untouched.lease(name)
-    with pytest.raises(TypeError, match="^holder must be a str"):
+    with pytest.raises(TypeError, match=r"^holder must be a str"):
         untouched.lease("import", holder=name)
 
 
@@ -86,13 +89,13 @@ def test_a_bad_ttl_is_refused(untouched: Any, ttl: float) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, -0.001, math.nan, -math.inf])
 def test_bad_durations_are_refused(untouched: Any, seconds: float) -> None:
-    with pytest.raises(ValueError, match="^timeout must"):
+    with pytest.raises(ValueError, match=r"^timeout must"):
         untouched.lease("import", timeout=seconds)
-    with pytest.raises(ValueError, match="^timeout must"):
+    with pytest.raises(ValueError, match=r"^timeout must"):
         untouched.lease("import").acquire(timeout=seconds)
-    with pytest.raises(ValueError, match="^at_least must"):
+    with pytest.raises(ValueError, match=r"^at_least must"):
         untouched.lease("import", at_least=seconds)
-    with pytest.raises(ValueError, match="^renew_every must"):
+    with pytest.raises(ValueError, match=r"^renew_every must"):
         untouched.lease("import", renew_every=seconds)
 
 
@@ -110,16 +113,16 @@ def test_a_heartbeat_without_room_for_a_second_try_is_refused(untouched: Any) ->
 
 @pytest.mark.parametrize("on_lost", ["explode", "", None, 5])
 def test_an_unknown_on_lost_is_refused(untouched: Any, on_lost: object) -> None:
-    with pytest.raises(ValueError, match="^on_lost must be 'flag', 'cancel', 'exit' or a callable"):
+    with pytest.raises(ValueError, match=r"^on_lost must be 'flag', 'cancel', 'exit' or a callable"):
         untouched.lease("import", on_lost=on_lost)
 
 
 def test_options_that_contradict_each_other_are_refused(untouched: Any) -> None:
-    with pytest.raises(ValueError, match="^failover must be"):
+    with pytest.raises(ValueError, match=r"^failover must be"):
         untouched.lease("import", failover="magic")
-    with pytest.raises(ValueError, match="^on_lost needs auto_renew=True"):
+    with pytest.raises(ValueError, match=r"^on_lost needs auto_renew=True"):
         untouched.lease("import", auto_renew=False, on_lost="exit")
-    with pytest.raises(ValueError, match="^failover='session' needs auto_renew=True"):
+    with pytest.raises(ValueError, match=r"^failover='session' needs auto_renew=True"):
         untouched.lease("import", auto_renew=False, failover="session")
 
 
@@ -133,7 +136,7 @@ def test_cancel_is_for_asyncio_alone(untouched: Any) -> None:
 
 def test_a_forced_release_needs_a_reason(untouched: Any) -> None:
     for reason in ("", "x" * 1001):
-        with pytest.raises(ValueError, match="^reason must"):
+        with pytest.raises(ValueError, match=r"^reason must"):
             untouched.leases.force_release("import", actor="operator", reason=reason)
 
 
@@ -142,7 +145,7 @@ def test_a_forced_release_needs_a_reason(untouched: Any) -> None:
 )
 @pytest.mark.parametrize("url", ["sqlite:///app.db", "postgresql://localhost/app"])
 def test_a_bad_schema_name_is_refused(connect: Connect, url: str, schema: str) -> None:
-    with pytest.raises(ValueError, match="^schema must be"):
+    with pytest.raises(ValueError, match=r"^schema must be"):
         connect(url, schema=schema)
 
 
@@ -161,7 +164,7 @@ def test_without_a_url_there_is_no_default(connect: Connect, monkeypatch: pytest
     "url", ["mysql://localhost/app", "http://localhost", "postgresqlite://x", "app.db", "/app.db", "sqlite:app.db"]
 )
 def test_an_unknown_scheme_is_told_what_is_known(connect: Connect, url: str) -> None:
-    with pytest.raises(ValueError, match="expected sqlite:///file.db or postgresql://host/name"):
+    with pytest.raises(ValueError, match=r"expected sqlite:///file.db or postgresql://host/name"):
         connect(url)
 
 
@@ -170,7 +173,7 @@ def test_an_unknown_scheme_is_told_what_is_known(connect: Connect, url: str) -> 
     ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://app.db", "sqlite:///folder/", "sqlite:///?mode=memory"],
 )
 def test_an_sqlite_url_must_name_a_file(connect: Connect, url: str) -> None:
-    with pytest.raises(ValueError, match="sqlite:///app.db"):
+    with pytest.raises(ValueError, match=r"sqlite:///app.db"):
         connect(url)
 
 
@@ -305,7 +308,7 @@ def test_a_missing_schema_names_the_command_and_is_not_made(connect: Connect) ->
     url = server().database()
     client = connect(url)
     for call in (client.leases.list, client.lease("import").acquire, client.lease("import", timeout=5).try_acquire):
-        with pytest.raises(holdfast.SchemaMismatch, match="'holdfast' in .* is not there.*'holdfast migrate up'"):
+        with pytest.raises(holdfast.SchemaMismatch, match=r"'holdfast' in .* is not there.*'holdfast migrate up'"):
             call()
     with psycopg.connect(url) as database:
         assert database.execute("select from pg_namespace where nspname = 'holdfast'").fetchone() is None

@@ -20,16 +20,6 @@ except ImportError:  # pragma: no cover - Windows: no fair turns, SQLite's own l
 _FLOCK = "hhqqi4x"
 
 
-def let_go(descriptor: int) -> None:
-    """In a forked child: a lock like these lives until its last descriptor is closed, and the parent's must die with it.
-
-    The number stays taken, so that closing it once more hits nobody else's.
-    """
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, descriptor, inheritable=False)
-    os.close(null)
-
-
 class Turnstile:
     def __init__(self, path: str) -> None:
         self._path = path
@@ -54,9 +44,6 @@ class Turnstile:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def abandon(self) -> None:
-        let_go(self._descriptor)
 
     def _queue_up(self, timeout: float) -> None:
         """The kernel's queue is fair but knows no timeout: another thread stands in it, on a descriptor of its own."""
@@ -111,6 +98,3 @@ class Marks:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def abandon(self) -> None:
-        let_go(self._descriptor)

@@ -103,9 +103,6 @@ class SqliteSession:
         that is not there. The kernel's locks are the parent's, and must not live on in us when it dies."""
         self._mutex = threading.RLock()
         self._close_locks()
-        self._turnstile.abandon()
-        if self._marks is not None:
-            self._marks.abandon()
 
     def close(self) -> None:
         self._connection.close()

@@ -77,11 +77,13 @@ class AsyncEngine:
                     raise
                 unanswered = error
             except Unreachable as error:
-                raise (
-                    unanswered or error
-                ) from error  # the first attempt may have happened, whatever became of the second
+                if unanswered is None:
+                    raise
+                raise unanswered from error  # the first attempt may have happened, whatever became of the second
             except Refused as error:
-                raise self._translate(error) from error
+                if (told := self._translate(error)) is error:
+                    raise
+                raise told from error
 
     @asynccontextmanager
     async def separately(self, timeout: float = CALL_TIMEOUT) -> AsyncIterator[AsyncSession]:

@@ -19,7 +19,9 @@ class AsyncPostgresEngine(AsyncEngine):
         except Refused as error:
             if error.sqlstate in _MISSING:
                 self._check_version(None)
-            raise self._translate(error) from error
+            if (told := self._translate(error)) is error:
+                raise
+            raise told from error
         self._check_version(row["version"])
 
     def _translate(self, error: Refused) -> EngineError | SchemaMismatch:

@@ -78,11 +78,13 @@ class Engine:
                     raise
                 unanswered = error
             except Unreachable as error:
-                raise (
-                    unanswered or error
-                ) from error  # the first attempt may have happened, whatever became of the second
+                if unanswered is None:
+                    raise
+                raise unanswered from error  # the first attempt may have happened, whatever became of the second
             except Refused as error:
-                raise self._translate(error) from error
+                if (told := self._translate(error)) is error:
+                    raise
+                raise told from error
 
     @contextmanager
     def separately(self, timeout: float = CALL_TIMEOUT) -> Iterator[Session]:
