@@ -98,10 +98,13 @@ class Subject:
             then()
 
     async def commit(self) -> None:
-        await settled(self.connection.commit())
+        await settled(self.run("commit") if self.begin_with else self.connection.commit())
 
     async def rollback(self) -> None:
-        await settled(self.connection.rollback())
+        if not self.begin_with:
+            await settled(self.connection.rollback())
+        elif self.connection.in_transaction:
+            await self.run("rollback")
 
     def rows(self) -> list[str]:
         return [row[0] for row in ask(self.url, f"select what from {self.table} order by 1")]
@@ -169,6 +172,7 @@ SQLITE: dict[str, Callable[[str], AbstractAsyncContextManager[Opened]]] = {
 }
 if hasattr(sqlite3, "LEGACY_TRANSACTION_CONTROL"):
     SQLITE["sqlite3-autocommit-off"] = lambda url: _sqlite3(url, autocommit=False)
+    SQLITE["sqlite3-autocommit-on"] = lambda url: _sqlite3(url, autocommit=True)
 ALCHEMY: dict[str, Callable[[str], AbstractAsyncContextManager[Opened]]] = {
     "connection-psycopg": _over("psycopg", lambda engine: engine.connect()),
     "session-psycopg": _over("psycopg", _session),
@@ -195,7 +199,7 @@ async def subject(kind: str, url: str) -> AsyncIterator[Subject]:
         other.leases.list()  # SQLite makes its tables now
         try:
             async with _ALL[kind](url) as (connection, sql):
-                begin_with = "begin" if kind == "sqlite3-manual" else None
+                begin_with = "begin" if kind in ("sqlite3-manual", "sqlite3-autocommit-on") else None
                 yield Subject(url, client, connection, sql, other, begin_with, table=make_table(url))
         finally:
             await settled(client.close())

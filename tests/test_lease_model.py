@@ -267,7 +267,8 @@ def test_lease_and_model_agree_on_every_answer(engine: str, sqlite_url: str) -> 
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+    machine: Any = lambda: LeaseMachine(raw)  # noqa: E731
     try:
-        run_state_machine_as_test(lambda: LeaseMachine(raw), settings=bounded)
+        run_state_machine_as_test(machine, settings=bounded)
     finally:
         raw.close()

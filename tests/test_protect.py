@@ -144,6 +144,8 @@ async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject, at: An
 
 @FORMS
 async def test_an_open_transaction_is_not_opened_again(subject: Subject, at: Any) -> None:
+    if getattr(subject.connection, "autocommit", None) is False and not subject.on_postgres:
+        pytest.skip("this connection always has one open, and nobody can tell whether it has written")
     grant = await subject.acquire()
     await subject.begin()
     await subject.write("first")

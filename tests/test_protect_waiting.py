@@ -20,10 +20,7 @@ update holdfast.beat set expires_at = clock_timestamp() where id = (select beat 
 """
 EXPIRES = "select b.expires_at from holdfast.beat b join holdfast.lease l on l.beat = b.id where l.name = %s"
 STATUS = "select status from holdfast.lease_acquire(%s, 'thief', 30)"
-FORCED_WAITS = """
-select 1 from pg_stat_activity
- where datname = current_database() and wait_event_type = 'Lock' and query like '%lease_force_release%'
-"""
+FORCING = "select 1 from pg_stat_activity where datname = current_database() and query like '%lease_force_release(%'"
 
 
 @pytest.fixture
@@ -69,7 +66,7 @@ def limit(connection: psycopg.Connection[Any]) -> str:
 def test_a_protected_transaction_may_idle_for_one_ttl_and_never_longer_than_before(
     client: holdfast.Client, connection: psycopg.Connection[Any], name: str, before: str, ttl: float, within: str
 ) -> None:
-    """A limit of 0 would be none at all. Looked at in the same statement, so that the shortest does not strike first."""
+    """A limit of 0 would be none at all. Looked at in the same statement: the shortest may strike right after."""
     connection.execute(f"set idle_in_transaction_session_timeout = '{before}'".encode())
     connection.commit()
     grant = client.lease(name, ttl=ttl).acquire()
@@ -142,14 +139,14 @@ def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_rel
     renewals, rounds = set(), 0
     with ThreadPoolExecutor(1) as pool, holdfast.Client(url) as bystander:
         forced = pool.submit(lambda: operator.leases.force_release(name, actor="test", reason="too long"))
-        eventually(lambda: ask(url, FORCED_WAITS), "the forced release waits")
+        eventually(lambda: ask(url, FORCING), "the forced release has asked")
         while not forced.done():
-            for each in (client, bystander):
+            for each in (client, operator, bystander):
                 with each.lease(f"{name}-other", ttl=3).acquire(), each.lease(f"{name}-another").acquire():
                     assert each.leases.get(name)
             renewals.add(connection.execute(EXPIRES, [name]).fetchone())
             rounds += not forced.done()
-        with pytest.raises(EngineError, match="lock"):
+        with pytest.raises(EngineError, match=f"{name}.* cannot be taken away while"):
             forced.result()
     assert rounds > 10
     assert len(renewals) > 5
@@ -172,7 +169,7 @@ def test_a_forced_release_comes_after_the_transaction_that_was_protected_at_star
 
     with ThreadPoolExecutor(1) as pool:
         forced = pool.submit(force)
-        eventually(lambda: ask(url, FORCED_WAITS), "the forced release waits")
+        eventually(lambda: ask(url, FORCING), "the forced release has asked")
         assert not forced.done()
         connection.commit()
         assert forced.result(30) == (True, [("in time",)])
@@ -235,6 +232,50 @@ def test_a_release_inside_its_own_protected_transaction_says_so_and_keeps_the_le
     connection.commit()
     assert grant.release()
     assert client.leases.get(name) is None
+
+
+async def test_an_async_release_inside_its_own_protected_transaction_says_so_and_keeps_the_lease(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast._async.primitives.grant._RELEASE_PATIENCE", 0.2)
+    async with holdfast.AsyncClient(url) as client, await psycopg.AsyncConnection.connect(url) as connection:
+        grant = await client.lease(name).acquire()
+        await grant.protect(connection)
+        with pytest.raises(EngineError, match="commit or roll back first"):
+            await grant.release()
+        assert not grant.lost
+        await connection.commit()
+        assert await grant.release()
+
+
+def test_the_block_of_a_lease_left_with_the_transaction_open_frees_it_when_that_ends(
+    client: holdfast.Client,
+    operator: holdfast.Client,
+    connection: psycopg.Connection[Any],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever leaves the block does not get an error for it: the release is made up for, and is not waited for."""
+    monkeypatch.setattr("holdfast._sync.primitives.grant._RELEASE_PATIENCE", 0.1)
+    with client.lease(name) as grant:
+        grant.protect(connection)
+    assert grant.lost
+    assert operator.lease(name).try_acquire() is None
+    connection.commit()
+    assert operator.lease(name).acquire(timeout=20).fence > grant.fence
+
+
+def test_a_release_inside_a_transaction_protected_at_commit_costs_the_commit(
+    url: str, client: holdfast.Client, connection: psycopg.Connection[Any], name: str
+) -> None:
+    table = make_table(url)
+    grant = client.lease(name).acquire()
+    grant.protect(connection, at="commit")
+    connection.execute(f"insert into {table} values ('too early')".encode())
+    assert grant.release()
+    with pytest.raises(FencedOut):
+        connection.commit()
+    assert ask(url, f"select what from {table}") == []
 
 
 @pytest.mark.parametrize("at", ["start", "commit"])

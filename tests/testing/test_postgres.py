@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.testing import Postgres, available, watcher
+from holdfast.testing import Postgres, available, binaries, folders, watcher
 from holdfast.testing.account import account
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no PostgreSQL on this machine")
@@ -261,3 +261,13 @@ def test_a_forked_child_does_not_close_its_parents_server(postgres: Postgres) ->
         os._exit(0)
     assert os.waitpid(child, 0) == (child, 0)
     assert postgres.execute("select 1") == [(1,)]
+
+
+def test_a_server_given_up_while_it_starts_ends_at_once() -> None:
+    """Ctrl-C may come before the watcher has even begun the server: then there is nothing to kill yet."""
+    postgres = Postgres(binaries.find(), None)
+    folders.initialise(postgres.binaries, postgres.data)
+    postgres._launch()
+    postgres.close()
+    assert not postgres.running
+    assert not postgres.folder.exists()

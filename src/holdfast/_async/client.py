@@ -12,7 +12,7 @@ from holdfast._async.engines.migrate import AsyncMigrations
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire.database import parse
-from holdfast.core.errors import EngineError
+from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
 
@@ -98,7 +98,7 @@ class AsyncClient:
                 last.pop()
             if beats:
                 await self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
-        except EngineError as error:
+        except HoldfastError as error:
             log.warning("what %r held is released later, the database did not take it now: %s", self, error)
         finally:
             for statement, parameters in last:

@@ -13,7 +13,7 @@ from holdfast._sync.engines.migrate import Migrations
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.leases import Leases
 from holdfast._wire.database import parse
-from holdfast.core.errors import EngineError
+from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
 
@@ -99,7 +99,7 @@ class Client:
                 last.pop()
             if beats:
                 self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
-        except EngineError as error:
+        except HoldfastError as error:
             log.warning("what %r held is released later, the database did not take it now: %s", self, error)
         finally:
             for statement, parameters in last:

@@ -129,6 +129,8 @@ class AsyncPostgresSession(PgWire):
                 self._write()
             except OperationalError as error:
                 self._lost(error)
+            except Exception as error:  # a value that cannot be encoded: nothing was sent, and only its caller is told
+                self._finish(error)
             return
 
     def _take(self) -> _Request:

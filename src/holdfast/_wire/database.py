@@ -6,10 +6,10 @@ The password is in ``target`` alone; ``str()`` and ``repr()`` never show it.
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from holdfast.sql import Dialect, check_schema
 
@@ -51,47 +51,56 @@ def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -
     check_schema(schema)
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise ValueError(f"not a database URL: {redact(url)!r}; expected sqlite:///file.db or postgresql://host/name")
+        raise ValueError("not a database URL: expected sqlite:///file.db or postgresql://host/name")
     kind = scheme.partition("+")[0].lower()
     if kind == "sqlite":
-        return Database("sqlite", _sqlite_path(url, rest), f"sqlite:///{_sqlite_path(url, rest)}", schema)
+        path = _sqlite_path(rest)
+        return Database("sqlite", path, f"sqlite:///{path}", schema)
     if kind in ("postgres", "postgresql"):
-        return Database("postgres", _conninfo(f"postgresql://{rest}"), redact(f"postgresql://{rest}"), schema, prepared)
+        return Database("postgres", *_conninfo(f"postgresql://{rest}"), schema, prepared)
     raise ValueError(f"unknown URL scheme {scheme!r}: expected sqlite:///file.db or postgresql://host/name")
 
 
-def redact(url: str) -> str:
-    """The URL without its password, wherever it stands."""
-    url = re.sub(r"(://[^:/@?]*):[^@]*@", r"\1:***@", url)
-    return re.sub(r"(?i)\b((?:ssl)?password)=[^&\s]*", r"\1=***", url)
-
-
-def _sqlite_path(url: str, rest: str) -> str:
+def _sqlite_path(rest: str) -> str:
     path = unquote(rest.partition("?")[0])
     if not path.startswith("/"):
         raise ValueError(
-            f"{url!r} names a host; an SQLite URL has three slashes (four for an absolute path): sqlite:///app.db"
+            "an SQLite URL names no host and has three slashes, four before an absolute path: sqlite:///app.db"
         )
     path = path[1:]
     if path in ("", ":memory:") or path.endswith("/"):
         raise ValueError(
-            f"{url!r} names no file: leases in the memory of one process would coordinate nobody; use sqlite:///app.db"
+            f"sqlite:///{path} names no file: leases in the memory of one process would coordinate nobody; "
+            "use sqlite:///app.db"
         )
     return str(Path(path).absolute())
 
 
-def _conninfo(url: str) -> str:
+def _conninfo(url: str) -> tuple[str, str]:
+    """The connection string, and a label. A URL that makes no sense is not repeated: the password may be anywhere."""
     try:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
     except ImportError as error:
         raise ValueError("PostgreSQL needs the postgres extra: pip install 'holdfast[postgres]'") from error
     try:
-        given = conninfo_to_dict(url)
+        given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
     except ProgrammingError as error:
-        secrets = [urlsplit(url).password or ""] if "@" in url else []
         reason = str(error).strip()
-        for secret in filter(None, secrets):
-            reason = reason.replace(secret, "***").replace(unquote(secret), "***")
-        raise ValueError(f"not a valid PostgreSQL URL: {redact(url)!r} ({reason})") from None
-    return make_conninfo(**_DEFAULTS | {key: str(value) for key, value in given.items() if value is not None})
+        if "query parameter" not in reason:
+            reason = reason.partition(': "')[0]
+        raise ValueError(f"not a valid PostgreSQL URL: {reason}") from None
+    hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
+    if any("@" in host for host in hosts) or not all(port.isdecimal() for port in ports if port):
+        raise ValueError(
+            "not a valid PostgreSQL URL: in the user and the password write @ as %40, : as %3A, / as %2F, ? as %3F"
+        )
+    return make_conninfo(**_DEFAULTS | given), _label(given, hosts, ports)
+
+
+def _label(given: Mapping[str, str], hosts: list[str], ports: list[str]) -> str:
+    user = quote(given.get("user", "")) + (":***" if "password" in given else "")
+    places = [f"[{host}]" if ":" in host else quote(host, safe="") for host in hosts]
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    places = [f"{place}:{port}" if port else place for place, port in zip(places, ports, strict=False)]
+    return f"postgresql://{user}{'@' if user else ''}{','.join(places)}/{quote(given.get('dbname', ''))}"

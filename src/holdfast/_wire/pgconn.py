@@ -140,7 +140,7 @@ def connect(database: Database, timeout: float) -> pq.abc.PGconn:
         try:
             return _connect_one(conninfo, now() + share)
         except (OperationalError, TimeoutError) as error:
-            problems.append(str(error).strip() or f"no answer within {share:.1f} s")
+            problems.append(" ".join(str(error).split()) or f"no answer within {share:.1f} s")
     raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}")
 
 

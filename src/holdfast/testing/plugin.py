@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import holdfast
     from holdfast.testing import Postgres
 
+pytest.register_assert_rewrite("holdfast.testing.contract")
+
 
 def _missing() -> str | None:
     """Why there can be no PostgreSQL server here, or None when there can."""

@@ -101,8 +101,7 @@ class Server:
     def kill(self) -> None:
         """Crash: SIGKILL to every process of the server at once."""
         if self._watcher is not None and self.running:
-            watcher.tell(list(watcher.family(self._watcher.pid)), signal.SIGKILL)
-            self._wait_for_end()
+            until(self._killed, what=f"{self} is killed")
             self.forget_crash()
 
     def pause(self) -> None:
@@ -156,6 +155,12 @@ class Server:
         states = watcher.family(self._watcher.pid)
         watcher.tell([pid for pid, state in states.items() if state not in "Tt"], signal.SIGSTOP)
         return all(state in "Tt" for state in states.values())
+
+    def _killed(self) -> bool:
+        """Kill what there is; a server just being started may appear only after the first look."""
+        assert self._watcher is not None
+        watcher.tell(list(watcher.family(self._watcher.pid)), signal.SIGKILL)
+        return not self.running
 
     def _wait_for_end(self) -> None:
         assert self._watcher is not None

@@ -137,10 +137,11 @@ class AsyncSqlite3:
         _check_file(database, self._ask("pragma database_list", {}))
 
     def in_transaction(self) -> bool:
-        return self._connection.in_transaction and getattr(self._connection, "autocommit", -1) is not False
+        return self._connection.in_transaction and _autocommit(self._connection) is not False  # else one always is
 
     def begins_by_itself(self) -> bool:
-        return self._connection.isolation_level is not None or getattr(self._connection, "autocommit", -1) is False
+        autocommit = _autocommit(self._connection)
+        return self._connection.isolation_level is not None if autocommit is None else not autocommit
 
     def begin(self) -> AsyncSqliteTransaction:
         return AsyncSqliteTransaction(self._connection)
@@ -153,6 +154,12 @@ class AsyncSqlite3:
         cursor = self._connection.cursor()
         cursor.row_factory = None  # whatever the user's makes
         return cursor.execute(sql, parameters).fetchall()
+
+
+def _autocommit(connection: sqlite3.Connection) -> bool | None:
+    """None when isolation_level decides: before Python 3.12, and by default."""
+    mode = getattr(connection, "autocommit", -1)
+    return None if mode == -1 else bool(mode)
 
 
 class AsyncSqliteTransaction:
@@ -168,7 +175,9 @@ class AsyncSqliteTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if _autocommit(self._connection):
+            self._connection.execute("commit" if kind is None else "rollback")  # the methods do nothing then
+        elif kind is None:
             self._connection.commit()
         else:
             self._connection.rollback()

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.engines.engine import LOCKED, AsyncEngine
 from holdfast._async.primitives import protect
-from holdfast._wire.aio_waiting import AsyncScope, sleep
+from holdfast._wire.aio_waiting import AsyncScope
 from holdfast._wire.clock import now
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
@@ -145,23 +145,18 @@ class AsyncLeaseGrant:
         return self._over
 
     async def _release(self) -> bool:
-        """A transaction that this lease protects may still be open: ask again for a while, holding up nobody else."""
-        until, pause = now() + _RELEASE_PATIENCE, 0.002
-        while True:
-            try:
-                [row] = await self._engine.call("lease_release", {"name": self.name, "token": self.token})
-                return bool(row["done"])
-            except Refused as error:
-                if error.sqlstate != "55P03":
-                    raise
-                if now() + pause > until:
-                    raise Refused(
-                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
-                        "commit or roll back first",
-                        error.sqlstate,
-                    ) from error
-            await sleep(pause)
-            pause = min(pause * 2, 0.1)
+        parameters = {"name": self.name, "token": self.token}
+        try:
+            [row] = await self._engine.call_when_free("lease_release", parameters, patience=_RELEASE_PATIENCE)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
+                "commit or roll back first",
+                LOCKED,
+            ) from error
+        return bool(row["done"])
 
     def _finish(self) -> None:
         self._released = True

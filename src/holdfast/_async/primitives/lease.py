@@ -38,7 +38,7 @@ class AsyncLease:
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not AsyncScope.cancels:
             raise ValueError(
-                "on_lost='cancel' is for AsyncClient: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
+                "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
         self._entered: dict[int, list[AsyncLeaseGrant]] = {}
@@ -47,7 +47,7 @@ class AsyncLease:
     def name(self) -> str:
         return self._terms.name
 
-    async def acquire(self, *, timeout: float | None | Unset = Unset.UNSET) -> AsyncLeaseGrant:
+    async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> AsyncLeaseGrant:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
         grant = await self._wait(limit)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.engines.engine import LOCKED, AsyncEngine
+from holdfast.core.errors import Refused
 from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
+
+_PATIENCE = 5.0
 
 Records = list[LeaseRecord]
 Past = list[HistoryRecord]
@@ -35,6 +38,15 @@ class AsyncLeases:
         if not 1 <= len(reason) <= 1000:
             raise ValueError(f"reason must have 1 to 1000 characters, not {reason!r}")
         parameters = {"name": check_name(name), "actor": check_name(actor, "actor"), "reason": reason}
-        [row] = await self._engine.call("lease_force_release", parameters)
+        try:
+            [row] = await self._engine.call_when_free("lease_force_release", parameters, patience=_PATIENCE)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                f"lease {name!r} cannot be taken away while its holder has a transaction open that it protects; "
+                "the server ends one that idles for a TTL: try again",
+                LOCKED,
+            ) from error
         self._engine.keeper.wake(name)
         return bool(row["done"])

@@ -18,12 +18,13 @@ from typing import Any, Protocol
 from holdfast._wire import Row
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.waiting import Owner, Turn
+from holdfast._wire.waiting import Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.keeper import Keeper, keeper_of
 from holdfast.sql import migrations
 
 CALL_TIMEOUT = 10.0
+LOCKED = "55P03"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
 
@@ -85,6 +86,18 @@ class Engine:
                 if (told := self._translate(error)) is error:
                     raise
                 raise told from error
+
+    def call_when_free(self, name: str, parameters: Mapping[str, Any], *, patience: float) -> list[Row]:
+        """A statement that is refused while a protected transaction is open: ask again for a while, in nobody's way."""
+        until, pause = now() + patience, 0.002
+        while True:
+            try:
+                return self.call(name, parameters)
+            except Refused as error:
+                if error.sqlstate != LOCKED or now() + pause > until:
+                    raise
+            sleep(pause)
+            pause = min(pause * 2, 0.1)
 
     @contextmanager
     def separately(self, timeout: float = CALL_TIMEOUT) -> Iterator[Session]:

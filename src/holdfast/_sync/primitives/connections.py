@@ -138,10 +138,11 @@ class Sqlite3:
         _check_file(database, self._ask("pragma database_list", {}))
 
     def in_transaction(self) -> bool:
-        return self._connection.in_transaction and getattr(self._connection, "autocommit", -1) is not False
+        return self._connection.in_transaction and _autocommit(self._connection) is not False  # else one always is
 
     def begins_by_itself(self) -> bool:
-        return self._connection.isolation_level is not None or getattr(self._connection, "autocommit", -1) is False
+        autocommit = _autocommit(self._connection)
+        return self._connection.isolation_level is not None if autocommit is None else not autocommit
 
     def begin(self) -> SqliteTransaction:
         return SqliteTransaction(self._connection)
@@ -154,6 +155,12 @@ class Sqlite3:
         cursor = self._connection.cursor()
         cursor.row_factory = None  # whatever the user's makes
         return cursor.execute(sql, parameters).fetchall()
+
+
+def _autocommit(connection: sqlite3.Connection) -> bool | None:
+    """None when isolation_level decides: before Python 3.12, and by default."""
+    mode = getattr(connection, "autocommit", -1)
+    return None if mode == -1 else bool(mode)
 
 
 class SqliteTransaction:
@@ -169,7 +176,9 @@ class SqliteTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if _autocommit(self._connection):
+            self._connection.execute("commit" if kind is None else "rollback")  # the methods do nothing then
+        elif kind is None:
             self._connection.commit()
         else:
             self._connection.rollback()

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast._sync.engines.engine import Engine
+from holdfast._sync.engines.engine import LOCKED, Engine
 from holdfast._sync.primitives import protect
 from holdfast._wire.clock import now
-from holdfast._wire.waiting import Scope, sleep
+from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.renewal import Trust
@@ -144,23 +144,18 @@ class LeaseGrant:
         return self._over
 
     def _release(self) -> bool:
-        """A transaction that this lease protects may still be open: ask again for a while, holding up nobody else."""
-        until, pause = now() + _RELEASE_PATIENCE, 0.002
-        while True:
-            try:
-                [row] = self._engine.call("lease_release", {"name": self.name, "token": self.token})
-                return bool(row["done"])
-            except Refused as error:
-                if error.sqlstate != "55P03":
-                    raise
-                if now() + pause > until:
-                    raise Refused(
-                        f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
-                        "commit or roll back first",
-                        error.sqlstate,
-                    ) from error
-            sleep(pause)
-            pause = min(pause * 2, 0.1)
+        parameters = {"name": self.name, "token": self.token}
+        try:
+            [row] = self._engine.call_when_free("lease_release", parameters, patience=_RELEASE_PATIENCE)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                f"lease {self.name!r} cannot be released while a transaction that it protects is open: "
+                "commit or roll back first",
+                LOCKED,
+            ) from error
+        return bool(row["done"])
 
     def _finish(self) -> None:
         self._released = True

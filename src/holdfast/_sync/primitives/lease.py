@@ -39,7 +39,7 @@ class Lease:
     def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not Scope.cancels:
             raise ValueError(
-                "on_lost='cancel' is for Client: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
+                "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
         self._entered: dict[int, list[LeaseGrant]] = {}
@@ -48,7 +48,7 @@ class Lease:
     def name(self) -> str:
         return self._terms.name
 
-    def acquire(self, *, timeout: float | None | Unset = Unset.UNSET) -> LeaseGrant:
+    def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> LeaseGrant:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
         grant = self._wait(limit)

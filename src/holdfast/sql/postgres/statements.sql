@@ -37,7 +37,7 @@ select holder, fence, ttl, remaining from holdfast.lease_status(:name, :token::u
 select holdfast.lease_release(:name, :token::uuid, false) as done
 
 -- name: lease_force_release
-select holdfast.lease_force_release(:name, :actor, :reason) as done
+select holdfast.lease_force_release(:name, :actor, :reason, false) as done
 
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast.lease_list(:name)

@@ -11,7 +11,7 @@ drop function holdfast.purge(bigint);
 drop function holdfast.beat_end(uuid);
 drop function holdfast.beat_leases(uuid);
 drop function holdfast.beat_renew(uuid);
-drop function holdfast.lease_force_release(text, text, text);
+drop function holdfast.lease_force_release(text, text, text, boolean);
 drop function holdfast.lease_release(text, uuid, boolean);
 drop function holdfast.lease_status(text, uuid);
 drop function holdfast.lease_renew(text, uuid);

@@ -329,8 +329,9 @@ begin
     return true;
 end $$;
 
--- For operators: takes the lease away from whoever has it. Waits (5 s at most) for transactions it protects.
-create function holdfast.lease_force_release(name text, actor text, reason text) returns boolean
+-- For operators: takes the lease away from whoever has it. Waits (5 s at most) for transactions it protects; with
+-- wait => false it answers 55P03 at once instead.
+create function holdfast.lease_force_release(name text, actor text, reason text, wait boolean default true) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
     l holdfast.lease;
@@ -339,7 +340,11 @@ begin
     if coalesce(length(reason), 0) not between 1 and 1000 then
         raise exception 'reason must have 1 to 1000 characters' using errcode = 'invalid_parameter_value';
     end if;
-    select * into l from holdfast.lease x where x.name = lease_force_release.name for update;
+    if wait then
+        select * into l from holdfast.lease x where x.name = lease_force_release.name for update;
+    else
+        select * into l from holdfast.lease x where x.name = lease_force_release.name for update nowait;
+    end if;
     if not found then
         return false;
     end if;

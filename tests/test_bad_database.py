@@ -1,0 +1,237 @@
+"""Wrong databases: errors that say what to do, before anything is written, and show no password."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from holdfast.testing.portal import Blocking
+from holdfast.testing.server import until
+from tests.conftest import migrated, server
+
+Connect = Callable[..., Any]
+SECRET = "hunter2"
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """What a traceback of it would show; none of it twice."""
+    seen: list[BaseException] = []
+    while error is not None:
+        assert error not in seen
+        seen.append(error)
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+@contextmanager
+def keeps_the_secret(caplog: pytest.LogCaptureFixture, kind: Any, message: str | None = None) -> Iterator[None]:
+    """The block raises, and neither the errors nor the log say the password."""
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(kind, match=message) as raised:
+        yield
+    for error in chain(raised.value):
+        assert SECRET not in f"{error} {error!r} {vars(error)}"
+    assert SECRET not in caplog.text
+
+
+def test_without_a_url_there_is_no_default(connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for nothing in (None, ""):
+        with pytest.raises(ValueError, match="HOLDFAST_URL"):
+            connect(nothing)
+    monkeypatch.setenv("HOLDFAST_URL", "sqlite:///from-environment.db")
+    assert connect(None).lease("import").try_acquire() is not None
+    assert (tmp_path / "from-environment.db").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://localhost/app", "http://localhost", "postgresqlite://x", "app.db", "/app.db", "sqlite:app.db"]
+)
+def test_an_unknown_scheme_is_told_what_is_known(connect: Connect, url: str) -> None:
+    with pytest.raises(ValueError, match=r"expected sqlite:///file.db or postgresql://host/name"):
+        connect(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://app.db", "sqlite:///folder/", "sqlite:///?mode=memory"],
+)
+def test_an_sqlite_url_must_name_a_file(connect: Connect, url: str) -> None:
+    with pytest.raises(ValueError, match=r"sqlite:///app.db"):
+        connect(url)
+
+
+def test_an_sqlite_file_in_a_missing_folder_is_not_made(connect: Connect, tmp_path: Path) -> None:
+    with pytest.raises(holdfast.EngineError, match="Does the folder exist"):
+        connect(f"sqlite:///{tmp_path / 'missing' / 'app.db'}").lease("import").acquire()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_a_folder_that_cannot_be_written_is_named(connect: Connect) -> None:
+    with pytest.raises(holdfast.EngineError, match=r"/proc/holdfast\.db.*may this user write to it"):
+        connect("sqlite:////proc/holdfast.db").lease("import").acquire()
+
+
+def test_a_file_that_is_no_database_stays_as_it_is(connect: Connect, tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear database, " * 100)
+    with pytest.raises(holdfast.EngineError, match=r"letter\.txt.*not a database"):
+        connect(f"sqlite:///{letter}").lease("import").acquire()
+    assert letter.read_text() == "Dear database, " * 100
+    with pytest.raises(holdfast.EngineError, match="cannot open"):
+        connect(f"sqlite:///{tmp_path}").lease("import").acquire()
+
+
+def test_a_closed_port_is_told_with_its_address(connect: Connect) -> None:
+    with socket.socket() as taken:  # bound, not listening: nobody else gets it, and nobody answers
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(holdfast.EngineError, match=rf"127\.0\.0\.1:{port}/app.*Is the server running"):
+            connect(f"postgresql://somebody@127.0.0.1:{port}/app").lease("import").acquire()
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        client = connect(f"postgresql://somebody:{SECRET}@127.0.0.1:{hole.getsockname()[1]}/app")
+        begun = time.monotonic()
+        with pytest.raises(holdfast.EngineError, match="no answer within") as raised:
+            client._engine.call("lease_list", {"name": None}, timeout=0.3)
+        assert 0.29 < time.monotonic() - begun < 8
+        assert SECRET not in str(raised.value)
+
+
+@pytest.fixture
+def guarded() -> str:
+    """``host:port/database`` that wants a password from the role ``guarded``, which may do nothing else."""
+    postgres = server()
+    url = migrated(postgres.database())
+    place = url.partition("@")[2]
+    if not postgres.execute("select 1 from pg_roles where rolname = 'guarded'"):
+        postgres.execute("create role guarded login password 'the right one'")
+        rules = postgres.data / "pg_hba.conf"
+        rules.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+        postgres.execute("select pg_reload_conf()")
+    until(lambda: not enters(f"postgresql://guarded:wrong@{place}"), what="the password is asked for")
+    assert enters(f"postgresql://guarded:the%20right%20one@{place}")
+    return place
+
+
+def enters(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def inner(client: Any) -> Any:
+    return client._inner if isinstance(client, Blocking) else client
+
+
+def test_a_wrong_password_is_told_but_never_shown(
+    connect: Connect, guarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url in (f"postgresql://guarded:{SECRET}@{guarded}", f"postgresql://guarded@{guarded}?password={SECRET}"):
+        client = connect(url)
+        assert SECRET not in f"{inner(client)!r} {inner(client)._database!r} {inner(client)._database}"
+        for failover in ("ttl", "session"):  # on the client's own connection, and on the keeper's
+            with keeps_the_secret(caplog, holdfast.EngineError, "Check the user and the password"):
+                client.lease("import", failover=failover).acquire()
+        with keeps_the_secret(caplog, holdfast.EngineError, "Check the user and the password"):
+            client.migrate()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"mysql://somebody:{SECRET}@localhost/app",
+        f"somebody:{SECRET}@localhost/app",
+        f"host=localhost password={SECRET}",
+        f"host=localhost password='my {SECRET}'",
+        f"postgresql://somebody:{SECRET}%zz@localhost/app",
+        f"postgresql://somebody:a%zz{SECRET}@localhost/app",
+        f"postgresql://somebody:{SECRET}@localhost/app?nonsense=1",
+        f"postgresql://localhost/app?password={SECRET}%zz",
+        f"postgresql://somebody:{SECRET}@[::1/app",
+        f"postgresql://somebody:a@{SECRET}@127.0.0.1:1/app",
+        f"postgresql://somebody:a/{SECRET}@127.0.0.1:1/app",
+        f"postgresql://somebody:a:{SECRET}@127.0.0.1:1/app?sslmode=nonsense",
+        f"sqlite://somebody:{SECRET}@localhost/app",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_not_shown_with_its_password(
+    connect: Connect, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The password may be where nobody looks for one, because the URL is wrong."""
+    with keeps_the_secret(caplog, (ValueError, holdfast.EngineError)):
+        client = connect(url)
+        assert SECRET not in repr(inner(client))
+        client.lease("import").acquire()
+
+
+def test_a_read_only_session_is_refused(connect: Connect, postgres_url: str) -> None:
+    with pytest.raises(holdfast.EngineError, match="Leases need the primary"):
+        connect(f"{postgres_url}?options=-c%20default_transaction_read_only%3Don").lease("import").acquire()
+
+
+def test_a_standby_is_refused_and_the_primary_found_beside_it(connect: Connect) -> None:
+    with Postgres.create() as primary:
+        url = migrated(primary.database())
+        standby = primary.standby()
+        place = f"127.0.0.1:{standby.port}"
+        with pytest.raises(holdfast.EngineError, match=f"{place}.*Leases need the primary"):
+            connect(url.replace(f"127.0.0.1:{primary.port}", place)).lease("import").acquire()
+        both = url.replace(f"127.0.0.1:{primary.port}", f"{place},127.0.0.1:{primary.port}")
+        client = connect(both)
+        assert client.lease("import").try_acquire() is not None
+        client.close()
+
+
+def test_a_missing_schema_names_the_command_and_is_not_made(connect: Connect) -> None:
+    url = server().database()
+    client = connect(url)
+    for call in (client.leases.list, client.lease("import").acquire, client.lease("import", timeout=5).try_acquire):
+        with pytest.raises(holdfast.SchemaMismatch, match=r"'holdfast' in .* is not there.*'holdfast migrate up'"):
+            call()
+    with psycopg.connect(url) as database:
+        assert database.execute("select from pg_namespace where nspname = 'holdfast'").fetchone() is None
+
+
+def test_a_schema_of_another_version_is_refused(connect: Connect, url: str) -> None:
+    with holdfast.Client(url) as client:
+        client.leases.list()
+    newer = "insert into holdfast.schema_version (version, name) values (99, 'later')"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            file.execute(newer.replace("holdfast.", "holdfast_"))
+            file.commit()
+    else:
+        with psycopg.connect(url) as database:
+            database.execute(newer)
+    with pytest.raises(holdfast.SchemaMismatch, match=r"is at version 99.*upgrade holdfast"):
+        connect(url).lease("import").acquire()
+
+
+def test_a_damaged_schema_names_the_command(connect: Connect, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as database:
+        database.execute("drop function holdfast.lease_list")
+    with pytest.raises(holdfast.SchemaMismatch, match="is not complete: run 'holdfast migrate up'"):
+        connect(postgres_url).leases.list()
+
+
+def test_a_missing_database_is_told(connect: Connect, postgres_url: str) -> None:
+    with pytest.raises(holdfast.EngineError, match="Create the database first"):
+        connect(f"{postgres_url}_not").lease("import").acquire()

@@ -1,0 +1,218 @@
+"""Migrations: whole or not at all, once however many run them, gone without a trace when taken back."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.core.errors import EngineError
+from holdfast.sql import Dialect, Migration, migrations, split, statements
+from tests.conftest import MAJORS, migrated, server
+from tests.raw import Raw
+
+Connect = Callable[..., Any]
+DIALECTS: tuple[Dialect, ...] = ("postgres", "sqlite")
+
+MIGRATE = """
+import sys, holdfast
+client = holdfast.Client(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(len(client.migrate()), flush=True)
+client.close()
+"""
+
+CATALOG = """
+select 'relation', relnamespace::regnamespace::text, relname from pg_class
+union all select 'function', pronamespace::regnamespace::text, oid::regprocedure::text from pg_proc
+union all select 'schema', '', nspname from pg_namespace where nspname !~ '^pg_(toast_)?temp_'
+union all select 'type', typnamespace::regnamespace::text, typname from pg_type
+union all select 'trigger', '', tgname from pg_trigger
+union all select 'constraint', '', conname from pg_constraint
+union all select 'comment', classoid::regclass::text, description from pg_description
+union all select 'default', '', adrelid::text from pg_attrdef
+order by 1, 2, 3
+"""
+
+
+@pytest.fixture(params=["sqlite", *MAJORS])
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    return f"sqlite:///{tmp_path / 'app.db'}" if request.param == "sqlite" else server(request.param).database()
+
+
+def contents(url: str) -> list[tuple[Any, ...]]:
+    """Whatever exists in the database."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            return file.execute("select type, name, sql from sqlite_master order by 1, 2").fetchall()
+    with psycopg.connect(url, autocommit=True) as database:
+        return database.execute(CATALOG).fetchall()
+
+
+def parts(script: str) -> list[str]:
+    """The statements of a script; those in the body of a function are not ours to cut."""
+    found, lines, quoted = [], [], False
+    for line in script.splitlines(keepends=True):
+        lines.append(line)
+        quoted ^= line.count("$$") % 2 == 1
+        if not quoted and line.split("--")[0].rstrip().endswith(";"):
+            found.append("".join(lines))
+            lines = []
+    return found
+
+
+def breaks(url: str, script: str) -> Iterator[str]:
+    """The script, broken off after each of its statements: by an error, and by the end of the session."""
+    sqlite = url.startswith("sqlite")
+    pieces = [f"{text};\n" for text, _ in split(script)] if sqlite else parts(script)
+    assert len(pieces) > 5
+    for count in range(1, len(pieces) + 1):
+        yield "".join(pieces[:count]) + ("select no_such_function();\n" if sqlite else "select 1/0;\n")
+        if not sqlite:
+            yield "".join(pieces[:count]) + "select pg_terminate_backend(pg_backend_pid());\n"
+
+
+def test_up_then_down_leaves_nothing_behind(connect: Connect, bare: str) -> None:
+    before = contents(bare)
+    client = connect(bare)
+    assert [migration.version for migration in client.migrate()] == [1]
+    with client.lease("import"):
+        assert contents(bare) != before
+    assert [migration.version for migration in client.migrations.down(to=0)] == [1]
+    assert contents(bare) == before
+    assert client.migrations.down(to=0) == []
+    client.migrate()
+    assert client.lease("import").try_acquire() is not None
+
+
+def test_a_second_up_changes_nothing(connect: Connect, bare: str) -> None:
+    client = connect(bare)
+    assert [when for _, when in client.migrations.status()] == [None]
+    client.migrate()
+    once, status = contents(bare), client.migrations.status()
+    assert client.migrate() == []
+    assert (contents(bare), client.migrations.status()) == (once, status)
+    assert all(when for _, when in status)
+
+
+def test_many_processes_migrate_at_once(bare: str) -> None:
+    with ExitStack() as stack:
+        children = []
+        for _ in range(3):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            child: Any = stack.enter_context(subprocess.Popen([sys.executable, "-c", MIGRATE, bare], **pipes))  # type: ignore[call-overload]
+            stack.callback(child.kill)
+            children.append(child)
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        applied = [int(child.stdout.readline()) for child in children]
+        assert [child.wait(30) for child in children] == [0, 0, 0]
+    assert sorted(applied) == [0, 0, 1], "exactly one did it"
+    with holdfast.Client(bare) as client:
+        assert client.lease("import").try_acquire() is not None
+
+
+def test_a_migration_broken_off_anywhere_leaves_nothing_and_can_be_run_again(bare: str) -> None:
+    before = contents(bare)
+    for script in breaks(bare, _only(bare).up):
+        with closing(Raw(bare)) as raw, pytest.raises(EngineError):
+            raw.session.script(script, 30.0)
+    assert contents(bare) == before
+    with holdfast.Client(bare) as client:
+        assert len(client.migrate()) == 1
+        assert client.lease("import").try_acquire() is not None
+
+
+def test_a_way_back_broken_off_anywhere_takes_nothing(bare: str) -> None:
+    migrated(bare)
+    before = contents(bare)
+    for script in breaks(bare, _only(bare).down):
+        with closing(Raw(bare)) as raw, pytest.raises(EngineError):
+            raw.session.script(script, 30.0)
+    assert contents(bare) == before
+    with holdfast.Client(bare) as client:
+        assert len(client.migrations.down(to=0)) == 1
+
+
+def test_a_process_killed_inside_a_migration_of_a_file_leaves_nothing(sqlite_url: str) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    script = "".join(f"{text};\n" for text, _ in split(_only(sqlite_url).up)[:-1])
+    child = (
+        "import os, signal, sqlite3, sys\n"
+        "file = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "file.execute('pragma journal_mode = wal')\n"
+        "file.execute('begin immediate')\n"
+        "for statement in sys.argv[2].split(';\\n'): file.execute(statement)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", child, path, script], check=False).returncode == -9
+    assert contents(sqlite_url) == []
+    with holdfast.Client(sqlite_url) as client:
+        assert client.lease("import").try_acquire() is not None
+
+
+def test_another_schema_name_is_used_everywhere(connect: Connect, bare: str) -> None:
+    before = {row[:3] for row in contents(bare)}
+    client, other = connect(bare, schema="my_leases"), connect(bare, schema="yours")
+    client.migrate()
+    made = [row for row in contents(bare) if row[:3] not in before]
+    assert len(made) > 5
+    assert [row for row in made if "holdfast" in str(row)] == []
+    if not bare.startswith("sqlite"):
+        with psycopg.connect(bare) as database:
+            sources = (
+                "select prosrc from pg_proc where pronamespace = 'my_leases'::regnamespace and prosrc ~ 'holdfast'"
+            )
+            assert database.execute(sources).fetchall() == []
+    other.migrate()
+    with client.lease("import", holder="mine") as grant, other.lease("import", holder="theirs"):
+        assert [each.holder for each in client.leases.list()] == ["mine"]
+        with pytest.raises(holdfast.AcquireTimeout):
+            connect(bare, schema="my_leases").lease("import").acquire(timeout=0.05)
+        assert grant.renew() is True
+    client.migrations.down(to=0)
+    assert other.lease("import").try_acquire() is not None
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_migrations_are_numbered_without_a_gap_and_the_same_in_both_dialects(dialect: Dialect) -> None:
+    numbered = [(migration.version, migration.name) for migration in migrations(dialect)]
+    assert [version for version, _ in numbered] == list(range(1, len(numbered) + 1))
+    assert numbered == [(migration.version, migration.name) for migration in migrations("postgres")]
+
+
+def test_each_migration_records_itself(bare: str) -> None:
+    """Inside its own script, so that it is applied and recorded together."""
+    with closing(Raw(bare)) as raw:
+        for migration in migrations(raw.database.dialect):
+            raw.session.script(migration.up, 30.0)
+            assert (
+                raw.call("schema_applied")[-1].items() >= {"version": migration.version, "name": migration.name}.items()
+            )
+
+
+def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> None:
+    postgres, sqlite = statements("postgres"), statements("sqlite")
+    assert sqlite.keys() - postgres.keys() == set()
+    of_sessions = {"session_open", "session_tune", "session_hold", "listen", "wait_begin", "wait_end", "wait_for_ever"}
+    assert postgres.keys() - sqlite.keys() == of_sessions | {"vigil", "migrate_lock", "protect_at_commit"}
+    for name in postgres.keys() & sqlite.keys():
+        assert set(postgres[name].parameters) <= set(sqlite[name].parameters), name
+
+
+def _only(url: str) -> Migration:
+    [migration] = migrations("sqlite" if url.startswith("sqlite") else "postgres")
+    return migration

@@ -1,0 +1,207 @@
+"""The SQL functions as a door of their own: for psql and for any language, safe from whoever may call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.errors import InsufficientPrivilege, InvalidParameterValue, RaiseException
+from psycopg.rows import namedtuple_row
+
+import holdfast
+from holdfast.testing.server import until
+from tests.conftest import MAJORS, migrated, server
+
+Connect = Callable[..., Any]
+TABLES = ["lease", "beat", "history", "meta", "schema_version", "commit_check"]
+
+
+@pytest.fixture(params=MAJORS)
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    return migrated(server(request.param).database())
+
+
+def execute(url: str, *sql: str) -> None:
+    with psycopg.connect(url, autocommit=True) as database:
+        for each in sql:
+            database.execute(each.encode())
+
+
+def role(url: str, *grants: str) -> str:
+    """The database as a new role sees it."""
+    name = f"role_{uuid4().hex[:12]}"
+    execute(url, f"create role {name} login", *(f"{grant} to {name}" for grant in grants))
+    return url.replace("//postgres@", f"//{name}@")
+
+
+@pytest.fixture
+def app_url(postgres_url: str) -> str:
+    """As a role that has been granted what the README says, and no more."""
+    return role(
+        postgres_url,
+        "grant usage on schema holdfast",
+        "grant execute on all functions in schema holdfast",
+        "grant create on schema public",
+    )
+
+
+def test_usage_and_execute_are_enough_to_hold_wait_renew_and_release(connect: Connect, app_url: str) -> None:
+    client, other = connect(app_url), connect(app_url)
+    with client.lease("import", holder="one", renew_every=0.02) as grant:
+        assert grant.renew() is True
+        expires = client.leases.get("import").expires_at
+        until(lambda: other.leases.get("import").expires_at > expires, what="a heartbeat")
+        with pytest.raises(holdfast.AcquireTimeout):
+            other.lease("import").acquire(timeout=0.05)
+        assert other.lease("import").adopt(grant.token).fence == grant.fence
+    assert other.lease("import", failover="session").acquire(timeout=10).fence > grant.fence
+    assert other.leases.force_release("import", actor="operator", reason="test") is True
+    assert [each.outcome for each in client.leases.history("import")] == ["forced", "released"]
+
+
+@pytest.mark.parametrize("at", ["start", "commit"])
+def test_usage_and_execute_are_enough_to_protect(app_url: str, at: Any) -> None:
+    with holdfast.Client(app_url) as client, psycopg.connect(app_url, autocommit=True) as mine:
+        mine.execute("create table public.work (fence bigint)")
+        grant = client.lease("import").acquire()
+        with grant.transaction(mine, at=at):
+            mine.execute("insert into public.work values (1)")
+        with pytest.raises(holdfast.FencedOut), mine.transaction():  # noqa: PT012
+            if at == "commit":
+                grant.protect(mine, at=at)
+            client.leases.force_release("import", actor="operator", reason="test")
+            if at == "start":
+                grant.protect(mine, at=at)
+            mine.execute("insert into public.work values (2)")
+        assert mine.execute("select fence from public.work").fetchall() == [(1,)]
+
+
+def test_usage_and_execute_show_no_table_and_no_token(app_url: str) -> None:
+    with holdfast.Client(app_url) as client, psycopg.connect(app_url, autocommit=True) as mine:
+        grant = client.lease("import").acquire()
+        for table in TABLES:
+            for statement in (f"select from holdfast.{table}", f"delete from holdfast.{table}"):
+                with pytest.raises(InsufficientPrivilege):
+                    mine.execute(statement.encode())
+        with pytest.raises(InsufficientPrivilege):
+            mine.execute("select nextval('holdfast.fence')")
+        refused = mine.execute("select * from holdfast.lease_acquire('import', 'somebody else', 30)").fetchall()
+        listings = [mine.execute(f"select * from holdfast.lease_{each}()".encode()) for each in ("list", "history")]
+        shown = [refused, *(listing.fetchall() for listing in listings)]
+        assert "import" in str(shown)
+        assert grant.token not in str(shown)
+
+
+def test_public_may_nothing(postgres_url: str) -> None:
+    url = role(postgres_url)
+    functions = """
+        select oid::regprocedure::text from pg_proc
+         where pronamespace = 'holdfast'::regnamespace and has_function_privilege(current_user, oid, 'execute')"""
+    tables = """
+        select oid::regclass::text from pg_class where relnamespace = 'holdfast'::regnamespace and relkind = 'r'
+           and (has_any_column_privilege(oid, 'select, insert, update') or has_table_privilege(oid, 'delete, truncate'))
+    """
+    with psycopg.connect(url, autocommit=True) as nobody:
+        assert nobody.execute("select has_schema_privilege('holdfast', 'usage, create')").fetchone() == (False,)
+    execute(postgres_url, f"grant usage on schema holdfast to {url.partition('//')[2].partition('@')[0]}")
+    with psycopg.connect(url, autocommit=True) as nobody:
+        assert nobody.execute(functions).fetchall() == []
+        assert nobody.execute(tables).fetchall() == []
+        assert nobody.execute("select has_sequence_privilege('holdfast.fence', 'usage, select')").fetchone() == (False,)
+        with pytest.raises(InsufficientPrivilege):
+            nobody.execute("select * from holdfast.lease_acquire('import', 'me', 30)")
+    with holdfast.Client(url) as client, pytest.raises(holdfast.EngineError, match="GRANT EXECUTE ON ALL FUNCTIONS"):
+        client.lease("import").acquire()
+
+
+def test_the_owner_of_a_database_can_migrate_it_and_is_no_superuser() -> None:
+    url = server().database()
+    name = url.rpartition("/")[2]
+    owner = role(url)
+    execute(url, f"alter database {name} owner to {owner.partition('//')[2].partition('@')[0]}")
+    with holdfast.Client(owner) as client:
+        assert len(client.migrate()) == 1
+        assert client.lease("import").try_acquire() is not None
+        assert len(client.migrations.down(to=0)) == 1
+
+
+def test_every_function_pins_its_search_path(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as database:
+        functions = database.execute(
+            "select proname, proconfig from pg_proc where pronamespace = 'holdfast'::regnamespace"
+        ).fetchall()
+    assert len(functions) > 10
+    assert [name for name, settings in functions if "search_path=pg_catalog, pg_temp" not in (settings or [])] == []
+
+
+HIJACK = """
+create function evil.{} language plpgsql as $$ begin raise exception 'hijacked'; end $$
+"""
+
+
+def test_a_shadowed_function_or_table_does_not_get_in(postgres_url: str, app_url: str) -> None:
+    """And the same attack gets in where the search_path is not pinned, so it is one."""
+    name = app_url.partition("//")[2].partition("@")[0]
+    shadows = ("clock_timestamp() returns timestamptz", "gen_random_uuid() returns uuid")
+    execute(postgres_url, "create schema evil", *map(HIJACK.format, shadows), f"grant usage on schema evil to {name}")
+    with psycopg.connect(app_url, autocommit=True) as attacker:
+        attacker.execute("set search_path = evil, pg_temp, pg_catalog, public")
+        for table in ("lease", "beat", "meta"):
+            attacker.execute(f"create temp table {table} (name text, one text)".encode())
+        acquire = "select status from holdfast.lease_acquire('import', 'me', 30)"
+        assert attacker.execute(acquire).fetchone() == ("acquired",)
+        assert attacker.execute("select count(*) from holdfast.lease_list()").fetchone() == (1,)
+        signature = "text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb"
+        execute(postgres_url, f"alter function holdfast.lease_acquire({signature}) reset search_path")
+        with pytest.raises(RaiseException, match="hijacked"):
+            attacker.execute(acquire)
+
+
+def test_psql_can_call_the_lease_functions_directly(app_url: str) -> None:
+    """Seven answers: acquired, held, re-entered, a stale token refused, renewed, taken over, released."""
+    with psycopg.connect(app_url, autocommit=True, row_factory=namedtuple_row) as sql:
+
+        def call(statement: str, *parameters: object) -> Any:
+            row = sql.execute(f"select * from holdfast.{statement}".encode(), parameters).fetchone()
+            return row if row is None or len(row) > 1 else row[0]
+
+        first = call("lease_acquire('x', 'A', 30)")
+        assert (first.status, first.held_by) == ("acquired", None)
+        assert 29 < first.remaining <= 30
+        held = call("lease_acquire('x', 'B', 30)")
+        assert (held.status, held.token, held.beat, held.fence, held.held_by) == ("held", None, None, None, "A")
+        assert 0 < held.remaining <= 30
+        again = call("lease_acquire('x', 'A', 0.3)")
+        assert again.status == "reentered"
+        assert again.token != first.token
+        assert again.fence > first.fence
+        assert call("lease_renew('x', %s)", first.token) is False
+        assert call("lease_release('x', %s)", first.token) is False
+        assert call("lease_renew('x', %s)", again.token) is True
+        until(lambda: call("lease_list('x')") is None, what="it expires")
+        thief = call("lease_acquire('x', 'B', 30)")
+        assert (thief.status, thief.held_by) == ("taken_over", "A")
+        assert thief.fence > again.fence
+        assert call("lease_renew('x', %s)", again.token) is False
+        assert call("lease_release('x', %s)", again.token) is False
+        assert [call("lease_release('x', %s)", thief.token) for _ in "12"] == [True, False]
+        assert call("lease_acquire('x', 'C', 30)").status == "acquired"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "'', 'A', 30", "repeat('x', 201), 'A', 30", "E'a\\nb', 'A', 30", "null, 'A', 30", "'x', '', 30",
+        "'x', null, 30",
+        "'x', 'A', 0", "'x', 'A', -1", "'x', 'A', 'NaN'", "'x', 'A', 'Infinity'", "'x', 'A', 86401", "'x', 'A', null",
+    ],
+)  # fmt: skip
+def test_the_functions_refuse_bad_input_themselves(postgres_url: str, arguments: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as sql:
+        with pytest.raises(InvalidParameterValue):
+            sql.execute(f"select * from holdfast.lease_acquire({arguments})".encode())
+        assert sql.execute("select count(*) from holdfast.beat").fetchone() == (0,)
+        assert sql.execute("select is_called from holdfast.fence").fetchone() == (False,)

@@ -1,0 +1,52 @@
+"""A refused acquire is a read: it writes no WAL, waits for no disk and for nobody who writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from holdfast.testing import Postgres
+from tests.conftest import migrated
+from tests.raw import Raw, acquisition
+
+
+def test_a_refused_acquire_writes_no_wal() -> None:
+    """The server's own housekeeping may write a record meanwhile, but not in every round, as an acquire would."""
+    with Postgres.create(settings={"autovacuum": "off"}) as postgres:
+        url = migrated(postgres.database())
+        holder, loser = Raw(url), Raw(url)
+        holder.acquire("x", "holder")
+        written = []
+        for _ in range(8):
+            [(before,)] = postgres.execute("select pg_current_wal_insert_lsn()")
+            for _ in range(50):
+                assert loser.acquire("x", "loser")["status"] == "held"
+            [(difference,)] = postgres.execute("select pg_current_wal_insert_lsn() - %s::pg_lsn", before)
+            written.append(difference)
+        assert 0 in written, f"bytes of WAL by 50 refused acquires each: {written}"
+        holder.close()
+        loser.close()
+
+
+def test_a_refused_acquire_leaves_the_file_and_its_log_as_they_are(sqlite_url: str) -> None:
+    holder, loser = Raw(migrated(sqlite_url)), Raw(sqlite_url)
+    holder.acquire("x", "holder")
+    files = [Path(holder.database.target + suffix) for suffix in ("", "-wal")]
+    before = [file.read_bytes() for file in files]
+    for _ in range(20):
+        assert loser.acquire("x", "loser")["status"] == "held"
+    assert [file.read_bytes() for file in files] == before
+    holder.close()
+    loser.close()
+
+
+def test_a_refused_acquire_waits_for_no_writer(sqlite_url: str) -> None:
+    holder, loser = Raw(migrated(sqlite_url)), Raw(sqlite_url)
+    holder.acquire("x", "holder")
+    with closing(sqlite3.connect(holder.database.target, isolation_level=None)) as users:
+        users.execute("begin immediate")
+        assert loser.call("lease_acquire", timeout=0.2, **acquisition("x"))[0]["status"] == "held"
+        users.execute("rollback")
+    holder.close()
+    loser.close()

@@ -1,0 +1,119 @@
+"""Through PgBouncer in transaction mode: row leases work, what lives in a session is refused by name."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing.account import account
+from holdfast.testing.server import until
+from tests.conftest import migrated, server
+from tests.raw import Raw
+
+PGBOUNCER = shutil.which("pgbouncer")
+pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+
+CONFIG = """
+[databases]
+* = host=127.0.0.1 port={server} user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 2
+ignore_startup_parameters = extra_float_digits
+"""
+
+
+@pytest.fixture
+def pooled_url(tmp_path: Path) -> Iterator[str]:
+    direct = migrated(server().database())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "pgbouncer.ini"
+    config.write_text(CONFIG.format(server=server().port, port=port))
+    for path in (tmp_path, config):
+        account().own(path)
+    command = [*account().prefix, str(PGBOUNCER), "-q", str(config)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = direct.replace(f":{server().port}/", f":{port}/")
+    try:
+        until(lambda: process.poll() is not None or listens(url), what="pgbouncer listens")
+        assert process.poll() is None, "pgbouncer did not start"
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def listens(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_leases_work_through_a_pooler_in_transaction_mode(pooled_url: str) -> None:
+    """More clients than server sessions: every statement may run in another session than the one before."""
+    clients = [holdfast.Client(pooled_url) for _ in range(5)]
+    fences = []
+    for _ in range(3):
+        for client in clients:
+            grant = client.lease("x", ttl=5).acquire()
+            fences.append(grant.fence)
+            others = [other.lease("x").try_acquire() for other in clients if other is not client]
+            assert others == [None] * 4
+            assert grant.release()
+    assert fences == sorted(set(fences))
+    for client in clients:
+        client.close()
+
+
+def test_the_heartbeat_and_protect_work_through_a_pooler(pooled_url: str) -> None:
+    with (
+        holdfast.Client(pooled_url) as client,
+        holdfast.Client(pooled_url) as thief,
+        psycopg.connect(pooled_url, prepare_threshold=None) as users,
+    ):
+        grant = client.lease("x", ttl=0.6).acquire()
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > 1.5, what="more than two TTLs")
+        assert not grant.lost
+        with grant.transaction(users):
+            users.execute("select 1")
+        assert thief.leases.force_release("x", actor="operator", reason="test")
+        with pytest.raises(holdfast.FencedOut), grant.transaction(users):
+            pass
+        until(lambda: grant.lost, what="the forced release is learned of")
+
+
+def test_a_waiter_behind_a_pooler_gets_the_lease(pooled_url: str) -> None:
+    with holdfast.Client(pooled_url) as client, holdfast.Client(pooled_url) as waiter:
+        client.lease("x", ttl=0.5, auto_renew=False).acquire()
+        assert waiter.lease("x", ttl=5).acquire(timeout=30).release()
+
+
+def test_what_lives_in_a_session_is_refused_by_name(pooled_url: str) -> None:
+    with holdfast.Client(pooled_url) as client, pytest.raises(holdfast.SessionUnsafe, match="pooler"):
+        client.lease("x", failover="session").acquire()
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_pooler_is_noticed_and_nothing_is_prepared_through_it(pooled_url: str, prepared: bool) -> None:
+    raws = [Raw(pooled_url, prepared=prepared) for _ in range(6)]
+    assert all(raw.session.pooled for raw in raws)
+    for raw in raws:
+        assert raw.call("lease_list", name=None) == []
+        raw.close()

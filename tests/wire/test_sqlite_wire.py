@@ -1,0 +1,210 @@
+"""The SQLite session: fair between processes, bounded in time, and a fence that survives a crash of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast._wire import sqlite as wire
+from holdfast._wire.aio_sqlite import AsyncSqliteSession
+from holdfast._wire.database import parse
+from holdfast.core.errors import Refused, Unreachable
+from tests.conftest import migrated
+from tests.raw import Raw
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = 60.0
+IN_A_WRITE = """
+import sys
+from holdfast._wire.clock import now
+from holdfast._wire.sqlite import _Write
+from tests.raw import Raw
+raw = Raw(sys.argv[1])
+with _Write(raw.session, now() + 60):
+    print("writing", flush=True)
+    sys.stdin.readline()
+"""
+WAITING = """
+import sys
+from tests.raw import Raw
+raw = Raw(sys.argv[1])
+print("waiting", flush=True)
+try:
+    raw.call("purge", timeout=60.0)
+except KeyboardInterrupt:
+    sys.exit("heard")
+"""
+WRITER = """
+import sys, time
+from tests.raw import Raw
+raw = Raw(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+count, end = 0, time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    raw.release("x" + sys.argv[3], raw.acquire("x" + sys.argv[3])["token"])
+    count += 1
+print(count, flush=True)
+"""
+
+
+@pytest.fixture
+def raw(sqlite_url: str) -> Iterator[Raw]:
+    made = Raw(migrated(sqlite_url))
+    made.call("hello", boot=wire.boot_id() or "")
+    yield made
+    made.close()
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def test_the_file_is_in_wal_mode(raw: Raw) -> None:
+    with closing(sqlite3.connect(raw.database.target)) as connection:
+        assert connection.execute("pragma journal_mode").fetchone() == ("wal",)
+
+
+def test_four_processes_that_write_all_the_time_get_their_share(raw: Raw) -> None:
+    """With SQLite's own busy handler one of them was starved to one operation a second."""
+    with (
+        child(WRITER, raw.url, "1.5", "0") as a,
+        child(WRITER, raw.url, "1.5", "1") as b,
+        child(WRITER, raw.url, "1.5", "2") as c,
+        child(WRITER, raw.url, "1.5", "3") as d,
+    ):
+        for each in (a, b, c, d):
+            assert line(each) == "ready"
+        for each in (a, b, c, d):
+            go(each)
+        counts = [int(line(each)) for each in (a, b, c, d)]
+    assert min(counts) >= max(counts) / 10, counts
+
+
+def test_a_process_stopped_inside_a_write_is_named_in_bounded_time(raw: Raw) -> None:
+    with child(IN_A_WRITE, raw.url) as stopped:
+        assert line(stopped) == "writing"
+        stopped.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(Unreachable, match="is one stopped in the middle of a write"):
+            raw.call("purge", timeout=0.3)
+        assert time.monotonic() - begun < LONG / 2
+        assert raw.call("lease_list", name=None) == [], "readers wait for nobody"
+        stopped.send_signal(signal.SIGCONT)
+        go(stopped)
+        assert stopped.wait(LONG) == 0
+    assert raw.acquire("x")["status"] == "acquired"
+
+
+def test_a_process_killed_inside_a_write_holds_up_nobody(raw: Raw) -> None:
+    with child(IN_A_WRITE, raw.url) as killed:
+        assert line(killed) == "writing"
+    assert raw.acquire("x")["status"] == "acquired"
+
+
+def test_a_transaction_of_the_users_own_is_waited_for_in_bounded_time(raw: Raw) -> None:
+    with closing(sqlite3.connect(raw.database.target, isolation_level=None)) as users:
+        users.execute("begin immediate")
+        with pytest.raises(Unreachable, match="is a transaction open on it"):
+            raw.call("purge", timeout=0.2)
+        users.execute("rollback")
+    assert raw.acquire("x")["status"] == "acquired"
+
+
+def test_ctrl_c_is_heard_while_another_process_writes(raw: Raw) -> None:
+    with child(IN_A_WRITE, raw.url) as writing:
+        assert line(writing) == "writing"
+        with child(WAITING, raw.url) as waiting:
+            assert line(waiting) == "waiting"
+            time.sleep(0.05)
+            waiting.send_signal(signal.SIGINT)
+            _, said = waiting.communicate(timeout=LONG)
+            assert said.strip().endswith("heard")
+        go(writing)
+        assert writing.wait(LONG) == 0
+    assert raw.acquire("x")["status"] == "acquired"
+
+
+def test_a_new_boot_lifts_the_fence_and_the_same_boot_does_not(raw: Raw) -> None:
+    """In WAL mode the last commits may be lost with the machine, and the fences that were given out in them."""
+    before = raw.acquire("a")["fence"]
+    assert raw.call("hello", boot=wire.boot_id() or "") == [{"version": 1}]
+    assert raw.acquire("b")["fence"] == before + 1
+    assert raw.call("hello", boot="another boot") == [{"version": 1}]
+    lifted = raw.acquire("c")["fence"]
+    assert lifted > before + 2**31
+    raw.call("hello", boot="another boot")
+    assert raw.acquire("d")["fence"] == lifted + 1
+
+
+def test_an_old_sqlite_is_refused_by_name(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "OLDEST", (99, 1, 0))
+    with pytest.raises(Unreachable, match=r"is too old: holdfast needs 99\.1\.0 or newer"):
+        Raw(sqlite_url)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="Does the folder exist"):
+        Raw(f"sqlite:///{tmp_path / 'missing' / 'app.db'}")
+
+
+def test_a_script_that_fails_half_way_leaves_nothing(raw: Raw) -> None:
+    with pytest.raises(Refused):
+        raw.run("insert into holdfast.fence values (2, 0, null);\n")
+    with pytest.raises(Refused):
+        raw.run("update holdfast.fence set last = 7;\ninsert into holdfast.missing values (1);\n")
+    assert raw.acquire("x")["fence"] > 7
+
+
+def test_unicode_and_nulls_arrive_whole(raw: Raw) -> None:
+    name, reason = "Grüße 漢字 '\"\\ %s ?1 :name", "𝄞" * 1000
+    assert raw.acquire(name, process=None)["held_by"] is None
+    assert raw.done("lease_force_release", name=name, actor="é", reason=reason)
+    [told] = raw.history(name)
+    assert (told["name"], told["actor"], told["reason"], told["host"]) == (name, "é", reason, None)
+
+
+async def test_a_cancelled_call_leaves_the_session_to_the_next(raw: Raw) -> None:
+    session = await AsyncSqliteSession.open(parse(raw.url), 10.0)
+    raw.acquire("one")
+    calls = [asyncio.ensure_future(session.call("lease_list", {"name": "one"}, 10.0)) for _ in range(50)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, list) and outcome[0]["name"] == "one" for outcome in outcomes[1::2])
+    assert await session.call("lease_list", {"name": "two"}, 10.0) == []
+    session.close()
