@@ -37,6 +37,14 @@ def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
     } | others
 
 
+def waiters(connection: psycopg.Connection[Any]) -> int:
+    """Statements in this database that wait for a lock."""
+    connection.execute("select pg_stat_clear_snapshot()")  # within a transaction the server would repeat itself
+    query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    [count] = connection.execute(query).fetchone() or (0,)
+    return int(count)
+
+
 class Raw:
     """One session."""
 

@@ -21,7 +21,7 @@ from holdfast._wire.clock import now
 from holdfast.core.errors import Refused
 from holdfast.testing.server import until
 from tests.conftest import MAJORS, migrated, server
-from tests.raw import Raw, Row, acquisition, trials
+from tests.raw import Raw, Row, acquisition, trials, waiters
 
 Ask = tuple[str, Row]
 
@@ -179,7 +179,7 @@ def test_of_several_clients_on_a_free_name_exactly_one_wins(arena: Arena) -> Non
 
 
 def refused_a_busy_row(answer: object) -> bool:
-    """What does not wait says so when the row is just being changed; any other error fails the test, 40P01 above all."""
+    """What does not wait says so when the row is just being changed. Any other error fails the test."""
     if not isinstance(answer, Refused):
         return False
     assert answer.sqlstate == "55P03", answer
@@ -259,15 +259,6 @@ def test_renewal_that_waited_for_a_forced_reacquire_is_refused(postgres_url: str
     stale.join()
     assert answers == [False]
     raw.close()
-
-
-def waiters(connection: psycopg.Connection[Any]) -> int:
-    """Statements in this database that wait for a lock. A transaction is waited for outside any database."""
-    query = (
-        """select count(*) from pg_stat_activity a where datname = current_database() and wait_event_type = 'Lock'"""
-    )
-    [count] = connection.execute(query).fetchone() or (0,)
-    return int(count)
 
 
 HAMMER = """

@@ -21,7 +21,7 @@ from holdfast.core.errors import Refused, Unanswered, Unreachable
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.conftest import migrated, server
-from tests.raw import Raw, acquisition
+from tests.raw import Raw, acquisition, waiters
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 60.0
@@ -41,12 +41,6 @@ def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(url) as connection:
         connection.execute("lock table holdfast.lease in access exclusive mode")
         yield connection
-
-
-def waiters(connection: psycopg.Connection[Any]) -> int:
-    query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    [count] = connection.execute(query).fetchone() or (0,)
-    return int(count)
 
 
 def ask(raw: Raw, query: str) -> str:

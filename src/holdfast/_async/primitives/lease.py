@@ -192,11 +192,10 @@ class AsyncLease:
         return self._terms.holder or label
 
     async def _session_key(self) -> int:
-        keeper = self._engine.keeper
-        if keeper.session_key is None:
-            ready = AsyncSignal()
-            keeper.want_session(ready.set)
-            await ready.wait(CALL_TIMEOUT)
+        """Asked for every time, because asking also keeps the session open until the answer has come."""
+        keeper, ready = self._engine.keeper, AsyncSignal()
+        keeper.want_session(ready.set)
+        await ready.wait(CALL_TIMEOUT)
         if keeper.session_key is None:
             raise keeper.session_problem or EngineError(
                 f"no session on {self._engine.database} for lease {self.name!r}"

@@ -193,11 +193,10 @@ class Lease:
         return self._terms.holder or label
 
     def _session_key(self) -> int:
-        keeper = self._engine.keeper
-        if keeper.session_key is None:
-            ready = Signal()
-            keeper.want_session(ready.set)
-            ready.wait(CALL_TIMEOUT)
+        """Asked for every time, because asking also keeps the session open until the answer has come."""
+        keeper, ready = self._engine.keeper, Signal()
+        keeper.want_session(ready.set)
+        ready.wait(CALL_TIMEOUT)
         if keeper.session_key is None:
             raise keeper.session_problem or EngineError(
                 f"no session on {self._engine.database} for lease {self.name!r}"
