@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sqlite3
@@ -26,7 +27,9 @@ class Child:
 
     def __init__(self, program: str, *args: object) -> None:
         command = [sys.executable, "-u", "-c", dedent(program), *map(str, args)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self.pid = self.process.pid
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -72,10 +75,11 @@ class Child:
     ) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()  # its own children end with it
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # and whatever it has forked
         self.process.wait(PATIENCE)
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self._reader.join(PATIENCE)
         self.process.stdout.close()
 

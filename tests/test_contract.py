@@ -51,10 +51,16 @@ class TestLease(LeaseContract):
 
 
 def never_polls(client: Any) -> Any:
-    """A client whose waiters ask again only when they are woken."""
+    """A client whose waiters ask again only when they are woken, or when their time is up."""
     inner = client._inner if isinstance(client, Blocking) else client
     inner._engine.poll = 1e6
     return client
+
+
+def until_somebody_listens(url: str) -> None:
+    listening = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted"
+    with psycopg.connect(url, autocommit=True) as database:
+        until(lambda: database.execute(listening).fetchone() is not None, what="the waiter listens")
 
 
 def test_a_release_in_another_process_wakes_the_waiter(connect: Callable[..., Any], postgres_url: str) -> None:
@@ -62,10 +68,8 @@ def test_a_release_in_another_process_wakes_the_waiter(connect: Callable[..., An
     holder = connect(f"{postgres_url}?application_name=elsewhere")
     waiter = never_polls(connect(postgres_url))
     grant = holder.lease("import", ttl=86400).acquire()
-    with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=LONG)) as won:
-        listening = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted"
-        with psycopg.connect(postgres_url, autocommit=True) as database:
-            until(lambda: database.execute(listening).fetchone() is not None, what="the waiter listens")
+    with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=10 * LONG)) as won:
+        until_somebody_listens(postgres_url)
         assert grant.release() is True
     assert won[0].fence > grant.fence
 
@@ -74,7 +78,8 @@ def test_a_forced_release_wakes_the_waiter(connect: Callable[..., Any], postgres
     operator = connect(f"{postgres_url}?application_name=elsewhere")
     waiter = never_polls(connect(postgres_url))
     operator.lease("import", ttl=86400).acquire()
-    with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=LONG)):
+    with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=10 * LONG)):
+        until_somebody_listens(postgres_url)
         operator.leases.force_release("import", actor="operator", reason="stuck")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import EngineError, FencedOut
 from tests import subjects
+from tests.children import eventually
 from tests.subjects import Subject, ask, entered, settled, shared_postgres
 
 ON_POSTGRES = [*subjects.POSTGRES, *subjects.ALCHEMY]
@@ -76,6 +77,15 @@ async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject, a
     await subject.write("unprotected")
     await subject.commit()
     assert subject.rows() == ["unprotected"]
+
+
+@FORMS
+@pytest.mark.parametrize("subject", ["psycopg", "session-asyncpg-async", "sqlite3", "sqlite3-async"], indirect=True)
+async def test_a_holder_whose_time_is_over_is_refused_although_nobody_has_taken_over(subject: Subject, at: Any) -> None:
+    grant = await subject.acquire(ttl=0.05, auto_renew=False)
+    eventually(lambda: subject.other.leases.get(subject.name) is None, "the TTL has passed")
+    with pytest.raises(FencedOut):
+        await settled(grant.protect(subject.connection, at=at))
 
 
 @FORMS

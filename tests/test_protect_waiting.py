@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -177,47 +177,6 @@ def test_a_forced_release_comes_after_the_transaction_that_was_protected_at_star
         grant.protect(connection)
 
 
-@pytest.mark.parametrize("isolation", psycopg.IsolationLevel)
-def test_after_a_forced_release_the_old_holder_cannot_commit(
-    url: str,
-    client: holdfast.Client,
-    operator: holdfast.Client,
-    connection: psycopg.Connection[Any],
-    name: str,
-    isolation: psycopg.IsolationLevel,
-) -> None:
-    """Its beat is alive and its snapshot shows the lease as it was: only the row itself can tell."""
-    table = make_table(url)
-    connection.isolation_level = isolation
-    grant = client.lease(name).acquire()
-    connection.execute("select 1")
-    assert operator.leases.force_release(name, actor="test", reason="stuck")
-    with pytest.raises(FencedOut):
-        commit_late(connection, table, lambda: grant.protect(connection, at="commit"))
-    connection.rollback()
-    assert ask(url, f"select what from {table}") == []
-
-
-def commit_late(connection: psycopg.Connection[Any], table: str, protect: Callable[[], object]) -> None:
-    protect()
-    connection.execute(f"insert into {table} values ('stale')".encode())
-    connection.commit()
-
-
-@pytest.mark.parametrize("at", ["start", "commit"])
-def test_concurrent_protected_transactions_at_serializable_do_not_disturb_each_other(
-    url: str, client: holdfast.Client, name: str, at: Any
-) -> None:
-    """They have nothing in common but holdfast's own tables, which must not make them conflict."""
-    grants = [client.lease(f"{name}-{number}").acquire() for number in range(2)]
-    with psycopg.connect(url) as one, psycopg.connect(url) as two:
-        one.isolation_level = two.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
-        grants[0].protect(one, at=at)
-        grants[1].protect(two, at=at)
-        one.commit()
-        two.commit()
-
-
 def test_a_release_inside_its_own_protected_transaction_says_so_and_keeps_the_lease(
     client: holdfast.Client, connection: psycopg.Connection[Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,25 +235,3 @@ def test_a_release_inside_a_transaction_protected_at_commit_costs_the_commit(
     with pytest.raises(FencedOut):
         connection.commit()
     assert ask(url, f"select what from {table}") == []
-
-
-@pytest.mark.parametrize("at", ["start", "commit"])
-def test_a_conflict_between_the_users_own_serializable_transactions_is_not_told_as_a_lost_lease(
-    url: str, client: holdfast.Client, name: str, at: Any
-) -> None:
-    """Trying again helps there. Each of the two has read what the other is about to write."""
-    table = make_table(url)
-    grant = client.lease(name).acquire()
-    with psycopg.connect(url) as one, psycopg.connect(url) as two:
-        for each in (one, two):
-            each.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
-            if at == "commit":
-                grant.protect(each, at=at)
-            each.execute(f"select count(*) from {table}".encode())
-        for each in (one, two):
-            each.execute(f"insert into {table} values ('skewed')".encode())
-        one.commit()
-        with pytest.raises((EngineError, psycopg.errors.SerializationFailure), match="read/write dependencies") as told:
-            commit_late(two, table, lambda: at == "commit" or grant.protect(two))
-        assert not isinstance(told.value, FencedOut)
-        two.rollback()

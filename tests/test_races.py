@@ -33,6 +33,7 @@ class Arena:
         self.raws = [Raw(url) for _ in range(4)]
         self.setup = self.raws[3]
         self.random = random.Random(5)
+        self.aim = -0.0005
         for raw in self.raws:  # prepared here, so that in a race only the execution is sent
             if not raw.sqlite:
                 for statement, parameters in WARM.items():
@@ -79,13 +80,17 @@ class Arena:
             thread.join()
         return answers
 
-    def expire_soon(self, least: float = 0.0003, most: float = 0.0025) -> None:
+    def expire_soon(self) -> None:
         """Every beat ends in a moment, and we go on a hair before or after."""
-        moment = self.random.uniform(least, most)
+        moment = self.random.uniform(0.003, 0.004)
         clock = "((julianday('now') - 2440587.5) * 86400.0)" if self.setup.sqlite else "clock_timestamp()"
         length = moment if self.setup.sqlite else f"interval '{moment} seconds'"
         self.setup.run(f"update holdfast.beat set expires_at = {clock} + {length} where not dead;\n")
-        self._spin(max(0.0, moment + self.random.uniform(-0.0008, 0.0003)))
+        self._spin(moment + self.aim + self.random.uniform(-0.0003, 0.0003))
+
+    def learn(self, renewed: bool) -> None:
+        """Aim later when the renewal won, earlier when it lost: the instant is where both are as likely."""
+        self.aim = min(0.003, max(-0.004, self.aim + (0.0001 if renewed else -0.0001)))
 
     @staticmethod
     def _spin(seconds: float) -> None:
@@ -141,6 +146,7 @@ def test_never_both_renewed_and_taken_over_at_the_instant_of_expiry(arena: Arena
         assert arena.setup.call("lease_status", name=name, token=thief["token"]) != [] or not taken
         assert arena.ends(old, name) == (["expired"] if taken else [])
         seen["renewed" if renewed else "taken" if taken else "neither"] += 1
+        arena.learn(renewed)
         arena.setup.force(name)
     assert seen["renewed"] > 0, seen
     assert seen["taken"] > 0, seen
@@ -155,6 +161,7 @@ def test_a_renewed_lease_is_never_purged(arena: Arena) -> None:
         kept = bool(arena.setup.call("lease_status", name=name, token=old["token"]))
         assert kept or not renewal, "renewed, and purged all the same"
         seen[kept] += 1
+        arena.learn(kept)
         arena.setup.force(name)
     assert len(seen) == 2, seen
 

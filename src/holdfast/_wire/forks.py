@@ -30,6 +30,8 @@ def _after_in_child() -> None:
     sessions = list(_sockets)
     _graveyard.extend(sessions)
     _sockets.clear()
+    for callback in _callbacks:
+        callback()
     null = os.open(os.devnull, os.O_RDWR)
     for session in sessions:
         descriptor = session.fileno()
@@ -37,8 +39,6 @@ def _after_in_child() -> None:
             os.dup2(null, descriptor)
         session.abandon()
     os.close(null)
-    for callback in _callbacks:
-        callback()
 
 
 if hasattr(os, "register_at_fork"):

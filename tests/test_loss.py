@@ -1,0 +1,373 @@
+"""Loss is told: by a flag, a callable, the end of the process, or a cancellation that stays within its block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+import holdfast
+from tests.children import NONE, Child, eventually, query, rows
+
+FAST = {"ttl": 5.0, "renew_every": 0.05}
+WHY = {"actor": "operator", "reason": "test"}
+
+Main = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run(main: Main) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(30):
+                await main()
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(bounded())
+
+    return run
+
+
+def cancelling() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+def test_a_forced_release_is_learned_with_the_next_heartbeat_and_the_others_stay(
+    connect: Callable[..., Any], either: str
+) -> None:
+    client, told = connect(either), []
+    taken = client.lease("taken", **FAST, on_lost=told.append).acquire()
+    kept = client.lease("kept", **FAST, on_lost=told.append).acquire()
+    assert client.leases.force_release("taken", **WHY)
+    eventually(lambda: taken.lost, "the holder learns")
+    with pytest.raises(holdfast.LeaseLost, match="'taken'"):
+        taken.check()
+    eventually(lambda: told, "on_lost is called")
+    assert taken.release() is False
+    successor = client.lease("taken", **FAST).acquire()
+    assert successor.fence > taken.fence
+    assert not kept.lost
+    assert len(told) == 1
+
+
+def test_a_twin_of_the_same_holder_takes_it_and_the_first_learns(connect: Callable[..., Any], either: str) -> None:
+    """A service that starts under its own name while its old process still lives."""
+    client = connect(either)
+    first = client.lease("a", **FAST, holder="service").acquire()
+    bystander = client.lease("b", **FAST).acquire()
+    program = """
+    import sys, holdfast
+    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=5, holder="service") as grant:
+        print(grant.fence)
+        input()
+        grant.check()
+        print("kept")
+    """
+    with Child(program, either) as twin:
+        assert int(twin.line()) > first.fence
+        eventually(lambda: first.lost, "the first learns")
+        with pytest.raises(holdfast.LeaseLost):
+            first.check()
+        assert first.release() is False
+        assert not bystander.lost
+        twin.say("go on")
+        twin.expect("kept")
+
+
+def test_an_on_lost_that_raises_or_hangs_harms_no_other_lease(either: str) -> None:
+    hang, told = threading.Event(), []
+
+    def raise_it(grant: Any) -> None:
+        told.append(grant.name)
+        raise RuntimeError("on_lost itself is broken")
+
+    def hang_it(grant: Any) -> None:
+        told.append(grant.name)
+        hang.wait(30)
+
+    with holdfast.Client(either) as client:
+        client.lease("raises", **FAST, on_lost=raise_it).acquire()
+        client.lease("hangs", **FAST, on_lost=hang_it).acquire()
+        client.lease("last", **FAST, on_lost=lambda grant: told.append(grant.name)).acquire()
+        other = client.lease("other", ttl=1).acquire()
+        for name in ("raises", "hangs", "last"):
+            client.leases.force_release(name, **WHY)
+        eventually(lambda: sorted(told) == ["hangs", "last", "raises"], "all three are told")
+        eventually(lambda started=time.monotonic(): time.monotonic() > started + 1.5, "a TTL has passed")  # type: ignore[misc]
+        other.check()
+        hang.set()
+
+
+def test_on_lost_exit_ends_the_process_and_nothing_runs_after(either: str) -> None:
+    program = """
+    import atexit, sys, time, holdfast
+    atexit.register(print, "never")
+    with holdfast.Client(sys.argv[1]) as client:
+        try:
+            with client.lease("a", ttl=5, renew_every=0.05, on_lost="exit") as grant:
+                print("held")
+                time.sleep(60)
+        finally:
+            print("never")
+    """
+    with Child(program, either) as child, holdfast.Client(either) as client:
+        child.expect("held")
+        client.leases.force_release("a", **WHY)
+        child.expect("<end>")
+        assert child.wait() == 70
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine function", "object with async call"])
+def test_an_async_on_lost_runs_on_the_loop(run: Callable[[Main], None], postgres_url: str, kind: str) -> None:
+    async def main() -> None:
+        told: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
+
+        def plain(grant: Any) -> None:
+            told.set_result((grant, asyncio.get_running_loop()))
+
+        async def coroutine(grant: Any) -> None:
+            await asyncio.sleep(0)
+            plain(grant)
+
+        class Caller:
+            async def __call__(self, grant: Any) -> None:
+                await coroutine(grant)
+
+        on_lost = {"function": plain, "coroutine function": coroutine}.get(kind) or Caller()
+        async with holdfast.AsyncClient(postgres_url) as client:
+            grant = await client.lease("a", **FAST, on_lost=on_lost).acquire()
+            await client.leases.force_release("a", **WHY)
+            assert await told == (grant, asyncio.get_running_loop())
+
+    run(main)
+
+
+async def take_away(client: Any, *names: str) -> None:
+    for name in names:
+        await client.leases.force_release(name, **WHY)
+
+
+FORMS = ["lease", "grant", "or_skip", "decorator", "timeout", "task group", "after shield"]
+
+
+async def under_lease(client: Any, form: str, body: Callable[[], Awaitable[None]]) -> None:
+    lease = client.lease("a", **FAST, on_lost="cancel")
+    if form == "grant":
+        async with await lease.acquire():
+            await body()
+    elif form == "or_skip":
+        async with lease.or_skip() as grant:
+            assert grant is not None
+            await body()
+    elif form == "decorator":
+        await lease(body)()
+    elif form == "timeout":
+        async with lease, asyncio.timeout(20):
+            await body()
+    elif form == "task group":
+        async with lease, asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(60))
+            await body()
+    elif form == "after shield":
+        async with lease:
+            await asyncio.shield(asyncio.ensure_future(body()))
+    else:
+        async with lease:
+            await body()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_cancel_becomes_lease_lost_in_every_form(run: Callable[[Main], None], postgres_url: str, form: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+
+            async def body() -> None:
+                await take_away(client, "a")
+                await asyncio.sleep(60)
+
+            with pytest.raises(holdfast.LeaseLost):
+                await under_lease(client, form, body)
+            assert cancelling() == 0
+            await asyncio.sleep(0)  # a cancellation left over would come out here
+            async with client.lease("a", **FAST):
+                pass
+
+    run(main)
+
+
+def test_inside_a_task_group_the_group_sees_lease_lost(run: Callable[[Main], None], postgres_url: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+
+            async def work() -> None:
+                async with client.lease("a", **FAST, on_lost="cancel"):
+                    await take_away(client, "a")
+                    await asyncio.sleep(60)
+
+            with pytest.raises(ExceptionGroup) as caught:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(work())
+                    group.create_task(asyncio.sleep(60))
+            assert [type(error) for error in caught.value.exceptions] == [holdfast.LeaseLost]
+            assert cancelling() == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["alone", "together with the loss"])
+def test_an_outer_cancellation_stays_one(run: Callable[[Main], None], postgres_url: str, lost: bool) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            inside = asyncio.Event()
+
+            async def work() -> None:
+                async with client.lease("a", **FAST, on_lost="cancel") as grant:
+                    inside.set()
+                    try:
+                        await asyncio.sleep(60)
+                    finally:
+                        if lost:  # the loss arrives while the outer cancellation is under way
+                            await take_away(client, "a")
+                            while not grant.lost:
+                                await asyncio.sleep(0.01)
+
+            task = asyncio.create_task(work())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert task.cancelled()
+            assert await client.leases.get("a") is None
+
+    run(main)
+
+
+def test_an_outer_timeout_stays_a_timeout(run: Callable[[Main], None], postgres_url: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2), client.lease("a", **FAST, on_lost="cancel"):
+                    await asyncio.sleep(60)
+            assert cancelling() == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("names", [("outer",), ("inner",), ("inner", "outer")], ids="+".join)
+def test_nested_leases_lose_only_what_is_lost(
+    run: Callable[[Main], None], postgres_url: str, names: tuple[str, ...]
+) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            caught: list[str] = []
+            try:
+                async with client.lease("outer", **FAST, on_lost="cancel") as outer:
+                    try:
+                        async with client.lease("inner", **FAST, on_lost="cancel"):
+                            await take_away(client, *names)
+                            await asyncio.sleep(60)
+                    except holdfast.LeaseLost:
+                        caught.append("inner")
+                    if "outer" in names:
+                        await asyncio.sleep(60)
+                    assert not outer.lost
+            except holdfast.LeaseLost as error:
+                assert "'outer'" in str(error)
+                caught.append("outer")
+            assert caught[-1] == names[-1]
+            assert cancelling() == 0
+            await asyncio.sleep(0)
+
+    run(main)
+
+
+def test_a_loss_during_the_end_of_the_block_cancels_nothing(postgres_url: str) -> None:
+    """Thousands of chances for the cancellation to arrive when the block is already over."""
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            for number in range(150):
+                try:
+                    async with client.lease(f"a{number}", ttl=5, renew_every=0.001, on_lost="cancel") as grant:
+                        await client.leases.force_release(grant.name, **WHY)
+                except holdfast.LeaseLost:
+                    pass
+                assert cancelling() == 0
+
+    asyncio.run(main())
+
+
+def test_a_block_entered_with_a_grant_already_lost_does_not_run_on(postgres_url: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            grant = await client.lease("a", **FAST, on_lost="cancel").acquire()
+            await take_away(client, "a")
+            while not grant.lost:
+                await asyncio.sleep(0.01)
+            with pytest.raises(holdfast.LeaseLost):
+                async with grant:
+                    await asyncio.sleep(60)
+            assert cancelling() == 0
+
+    asyncio.run(main())
+
+
+def test_history_tells_how_grants_ended(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    client.lease("a", **FAST).acquire().release()
+    client.lease("a", **FAST).acquire()
+    client.leases.force_release("a", **WHY)
+    client.lease("a", **FAST, holder="me").acquire()
+    client.lease("a", **FAST, holder="me").acquire().release()
+    client.lease("a", ttl=0.05, auto_renew=False).acquire()
+    client.lease("a", **FAST, timeout=5).acquire().release()
+    past = client.leases.history("a")
+    assert [each.outcome for each in reversed(past)] == [
+        "released", "forced", "reentered", "released", "expired", "released",
+    ]  # fmt: skip
+    assert (past[-2].actor, past[-2].reason) == ("operator", "test")
+    assert [each.fence for each in past] == sorted((each.fence for each in past), reverse=True)
+
+
+def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(either: str) -> None:
+    program = """
+    import os, signal, sys, holdfast
+    client = holdfast.Client(sys.argv[1])
+    for number in range(5):
+        client.lease(f"lease-{number}", ttl=0.5).acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with Child(program, either) as child:
+        child.wait()
+    assert rows(either) == {"lease": 5, "beat": 1}
+    dot = "_" if either.startswith("sqlite") else "."
+    series = (
+        "with recursive n(i) as (select 1 union all select i + 1 from n where i < 10500)"
+        if either.startswith("sqlite")
+        else "with n(i) as (select generate_series(1, 10500))"
+    )
+    instant = "0.0" if either.startswith("sqlite") else "now()"
+    query(
+        either,
+        f"{series} insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
+        f" select 'old', 'old', i, {instant}, {instant}, 'released' from n"
+        if either.startswith("postgres")
+        else f"insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
+        f" {series} select 'old', 'old', i, {instant}, {instant}, 'released' from n",
+    )
+    with holdfast.Client(either) as client:
+        eventually(lambda: client.leases.list() == [], "they have expired")
+        client.lease("other", ttl=5).acquire().release()
+        eventually(lambda: rows(either) == NONE, "they are purged")
+        [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
+        assert 5 <= kept <= 10_000
+        assert sum(each.outcome == "expired" for each in client.leases.history(most=10)) == 5
