@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import signal
@@ -137,3 +138,15 @@ def eventually(condition: Callable[[], object], what: str, timeout: float = PATI
         assert time.monotonic() < started + timeout, f"{what}: not within {timeout:g} s"
         time.sleep(0.01)
     return time.monotonic() - started
+
+
+async def until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    """The same on an event loop, which goes on meanwhile."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def pass_time(seconds: float) -> None:
+    """Where the passing of time is the point."""
+    time.sleep(seconds)

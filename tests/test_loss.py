@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import uvloop
 
 import holdfast
-from tests.children import NONE, Child, eventually, query, rows
+from tests.children import Child, eventually, pass_time, until
 
 FAST = {"ttl": 5.0, "renew_every": 0.05}
 WHY = {"actor": "operator", "reason": "test"}
@@ -102,7 +101,7 @@ def test_an_on_lost_that_raises_or_hangs_harms_no_other_lease(either: str) -> No
         for name in ("raises", "hangs", "last"):
             client.leases.force_release(name, **WHY)
         eventually(lambda: sorted(told) == ["hangs", "last", "raises"], "all three are told")
-        eventually(lambda started=time.monotonic(): time.monotonic() > started + 1.5, "a TTL has passed")  # type: ignore[misc]
+        pass_time(1.5)
         other.check()
         hang.set()
 
@@ -209,16 +208,21 @@ def test_inside_a_task_group_the_group_sees_lease_lost(run: Callable[[Main], Non
         async with holdfast.AsyncClient(postgres_url) as client:
 
             async def work() -> None:
-                async with client.lease("a", **FAST, on_lost="cancel"):
-                    await take_away(client, "a")
-                    await asyncio.sleep(60)
+                try:
+                    async with client.lease("a", **FAST, on_lost="cancel"):
+                        await take_away(client, "a")
+                        await asyncio.sleep(60)
+                finally:
+                    assert cancelling() == 0
 
-            with pytest.raises(ExceptionGroup) as caught:
+            async def together() -> None:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(work())
                     group.create_task(asyncio.sleep(60))
+
+            with pytest.raises(ExceptionGroup) as caught:
+                await together()
             assert [type(error) for error in caught.value.exceptions] == [holdfast.LeaseLost]
-            assert cancelling() == 0
 
     run(main)
 
@@ -237,8 +241,7 @@ def test_an_outer_cancellation_stays_one(run: Callable[[Main], None], postgres_u
                     finally:
                         if lost:  # the loss arrives while the outer cancellation is under way
                             await take_away(client, "a")
-                            while not grant.lost:
-                                await asyncio.sleep(0.01)
+                            await until(lambda: grant.lost, "the holder learns")
 
             task = asyncio.create_task(work())
             await inside.wait()
@@ -280,8 +283,7 @@ def test_nested_leases_lose_only_what_is_lost(
                     if "outer" in names:
                         await asyncio.sleep(60)
                     assert not outer.lost
-            except holdfast.LeaseLost as error:
-                assert "'outer'" in str(error)
+            except holdfast.LeaseLost:
                 caught.append("outer")
             assert caught[-1] == names[-1]
             assert cancelling() == 0
@@ -311,63 +313,10 @@ def test_a_block_entered_with_a_grant_already_lost_does_not_run_on(postgres_url:
         async with holdfast.AsyncClient(postgres_url) as client:
             grant = await client.lease("a", **FAST, on_lost="cancel").acquire()
             await take_away(client, "a")
-            while not grant.lost:
-                await asyncio.sleep(0.01)
+            await until(lambda: grant.lost, "the holder learns")
             with pytest.raises(holdfast.LeaseLost):
                 async with grant:
                     await asyncio.sleep(60)
             assert cancelling() == 0
 
     asyncio.run(main())
-
-
-def test_history_tells_how_grants_ended(connect: Callable[..., Any], either: str) -> None:
-    client = connect(either)
-    client.lease("a", **FAST).acquire().release()
-    client.lease("a", **FAST).acquire()
-    client.leases.force_release("a", **WHY)
-    client.lease("a", **FAST, holder="me").acquire()
-    client.lease("a", **FAST, holder="me").acquire().release()
-    client.lease("a", ttl=0.05, auto_renew=False).acquire()
-    client.lease("a", **FAST, timeout=5).acquire().release()
-    past = client.leases.history("a")
-    assert [each.outcome for each in reversed(past)] == [
-        "released", "forced", "reentered", "released", "expired", "released",
-    ]  # fmt: skip
-    assert (past[-2].actor, past[-2].reason) == ("operator", "test")
-    assert [each.fence for each in past] == sorted((each.fence for each in past), reverse=True)
-
-
-def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(either: str) -> None:
-    program = """
-    import os, signal, sys, holdfast
-    client = holdfast.Client(sys.argv[1])
-    for number in range(5):
-        client.lease(f"lease-{number}", ttl=0.5).acquire()
-    os.kill(os.getpid(), signal.SIGKILL)
-    """
-    with Child(program, either) as child:
-        child.wait()
-    assert rows(either) == {"lease": 5, "beat": 1}
-    dot = "_" if either.startswith("sqlite") else "."
-    series = (
-        "with recursive n(i) as (select 1 union all select i + 1 from n where i < 10500)"
-        if either.startswith("sqlite")
-        else "with n(i) as (select generate_series(1, 10500))"
-    )
-    instant = "0.0" if either.startswith("sqlite") else "now()"
-    query(
-        either,
-        f"{series} insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
-        f" select 'old', 'old', i, {instant}, {instant}, 'released' from n"
-        if either.startswith("postgres")
-        else f"insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
-        f" {series} select 'old', 'old', i, {instant}, {instant}, 'released' from n",
-    )
-    with holdfast.Client(either) as client:
-        eventually(lambda: client.leases.list() == [], "they have expired")
-        client.lease("other", ttl=5).acquire().release()
-        eventually(lambda: rows(either) == NONE, "they are purged")
-        [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
-        assert 5 <= kept <= 10_000
-        assert sum(each.outcome == "expired" for each in client.leases.history(most=10)) == 5

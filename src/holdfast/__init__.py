@@ -19,12 +19,14 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.inheritance import inherited
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "holdfast._async.client",
     "Client": "holdfast._sync.client",
+    "inherited": "holdfast.inheritance",
 }
 __all__ = [
     "AcquireTimeout",
@@ -38,6 +40,7 @@ __all__ = [
     "OwnershipUnknown",
     "SchemaMismatch",
     "SessionUnsafe",
+    "inherited",
 ]
 
 

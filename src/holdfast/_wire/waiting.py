@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
+
+log = logging.getLogger("holdfast.lease")
 
 sleep = time.sleep
 here = threading.get_ident
@@ -66,7 +69,14 @@ class Owner:
 
     def tell(self, callback: Callable[[Any], object], grant: Any) -> None:
         """In a thread of its own: the user's code may take its time, and heartbeats go on."""
-        threading.Thread(target=callback, args=(grant,), name="holdfast-on-lost", daemon=True).start()
+
+        def run() -> None:
+            try:
+                callback(grant)
+            except Exception:
+                log.exception("on_lost of lease %r failed", grant.name)
+
+        threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
 
 
 class Scope:

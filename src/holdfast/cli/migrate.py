@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import click
 
-from holdfast.cli import connected, main
+from holdfast.cli.app import connected
 
 
-@main.group(invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @click.pass_context
 def migrate(context: click.Context) -> None:
     """Create, upgrade or remove the tables; without a command: up."""

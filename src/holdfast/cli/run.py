@@ -1,24 +1,65 @@
-"""holdfast run: any command, under a lease."""
+"""holdfast run: any command, under a lease. Imports little, for it starts often."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import Any
 
+from holdfast.cli import settings
 from holdfast.cli.supervise import Command, Watcher, clock
 
-if TYPE_CHECKING:
-    from holdfast._sync.primitives.grant import LeaseGrant
-
 NOT_ACQUIRED = 75
+_VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str}
 
 
-def run(
-    url: str, schema: str, name: str, argv: list[str], *, ttl: float, timeout: float | None, skip: bool, holder: str | None
+def plain(arguments: list[str]) -> dict[str, Any] | None:
+    """`[--url U] run [options] NAME -- COMMAND…`, understood; None for anything else, which is click's to explain."""
+    found: dict[str, Any] = {"url": None, "schema": None, "ttl": 30.0, "timeout": 0.0, "skip": False, "holder": None}
+    words: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            break
+        if argument == "--skip":
+            found["skip"] = True
+        elif argument in _VALUED:
+            try:
+                found[argument[2:]] = _VALUED[argument](next(rest))
+            except (StopIteration, ValueError):
+                return None
+        elif argument.startswith("-"):
+            return None
+        else:
+            words.append(argument)
+    argv = list(rest)
+    if len(words) != 2 or words[0] != "run" or not argv or (found["skip"] and found["timeout"]):
+        return None
+    return {**found, "name": words[1], "argv": argv}
+
+
+def run_here(
+    *, url: str | None, schema: str | None, name: str, argv: list[str], ttl: float, timeout: float | None,
+    skip: bool, holder: str | None,
+) -> int:  # fmt: skip
+    """Run it and give its exit code. A user's mistake is one line on stderr."""
+    from holdfast import HoldfastError
+
+    try:
+        return _run(*settings.database(url, schema), name, argv, ttl, timeout, skip, holder)
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(
+    url: str, schema: str, name: str, argv: list[str], ttl: float, timeout: float | None, skip: bool, holder: str | None
 ) -> int:
-    """The exit code. The two forks come first, before a client brings threads."""
+    """The two forks come first, before a client brings threads."""
     grace = min(ttl * 0.1, 1.0) / 2
     watcher = Watcher(grace)
     command = Command(argv)
@@ -42,19 +83,18 @@ def run(
         watcher.close()
 
 
-def _environment(url: str, schema: str, grant: LeaseGrant) -> dict[str, str]:
-    ours = {
+def _environment(url: str, schema: str, grant: Any) -> dict[str, str]:
+    return {
+        **os.environ,
         "HOLDFAST_URL": url,
         "HOLDFAST_SCHEMA": schema,
         "HOLDFAST_LEASE": grant.name,
         "HOLDFAST_TOKEN": grant.token,
         "HOLDFAST_FENCE": str(grant.fence),
     }
-    return {**os.environ, **ours}
 
 
-def _supervise(command: Command, watcher: Watcher, grant: LeaseGrant, grace: float, environment: dict[str, str]) -> int:
-    watcher.say(f"group {command.pid}")
+def _supervise(command: Command, watcher: Watcher, grant: Any, grace: float, environment: dict[str, str]) -> int:
     over = threading.Event()
 
     def report() -> None:
@@ -64,6 +104,7 @@ def _supervise(command: Command, watcher: Watcher, grant: LeaseGrant, grace: flo
             watcher.say(f"until {clock() + grant.remaining()}")
             over.wait(every)
 
+    watcher.say(f"group {command.pid}")
     threading.Thread(target=report, name="holdfast-report", daemon=True).start()
     command.start(environment)
     try:

@@ -119,8 +119,8 @@ def _die_with(parent: int) -> None:
 
 
 class Watcher:
-    """Hears ``group N``, ``until T`` with every heartbeat, ``lost``, and ``done``. Silence past T means the same as ``lost``,
-    and the end of the pipe without ``done`` that holdfast was killed."""
+    """Hears ``group N``, ``until T`` with every heartbeat, ``lost``, and ``done``. Silence past T means the same as
+    ``lost``, and the end of the pipe without ``done`` that holdfast was killed."""
 
     def __init__(self, grace: float) -> None:
         reader, self._writer = os.pipe()

@@ -1,0 +1,64 @@
+"""The click application: its commands are imported when they are called for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+import holdfast
+from holdfast.cli import settings
+
+if TYPE_CHECKING:
+    from holdfast import Client
+
+COMMANDS = {
+    "migrate": "holdfast.cli.migrate:migrate",
+    "run": "holdfast.cli.run_command:run",
+}
+
+
+class Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--url", metavar="URL", help="The database: postgresql://… or sqlite:///file.db. Else HOLDFAST_URL.")
+@click.option("--schema", metavar="NAME", help="Where its tables are (SQLite: their prefix). Default: holdfast.")
+@click.version_option(holdfast.__version__, prog_name="holdfast")
+@click.pass_context
+def app(context: click.Context, url: str | None, schema: str | None) -> None:
+    """Leases on the database you already have.
+
+    The database is --url, else HOLDFAST_URL, else `url` in ./holdfast.toml, else ./holdfast.db.
+
+    \b
+    Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 `run` did not get the lease.
+    """
+    context.obj = {"url": url, "schema": schema}
+
+
+@contextmanager
+def connected(context: click.Context) -> Iterator[Client]:
+    """A client for one command; a user's mistake is one line on stderr, never a traceback."""
+    try:
+        url, schema = settings.database(context.obj["url"], context.obj["schema"])
+        with holdfast.Client(url, schema=schema) as client:
+            yield client
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    except holdfast.HoldfastError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        sys.exit(1)

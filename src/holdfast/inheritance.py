@@ -1,0 +1,31 @@
+"""The lease that `holdfast run` holds for this process, as a grant of its own.
+
+With an ``AsyncClient`` the answer is to be awaited: ``grant = await holdfast.inherited(client)``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    from holdfast._async.client import AsyncClient
+    from holdfast._async.primitives.grant import AsyncLeaseGrant
+    from holdfast._sync.client import Client
+    from holdfast._sync.primitives.grant import LeaseGrant
+
+
+@overload
+def inherited(client: Client) -> LeaseGrant: ...
+@overload
+def inherited(client: AsyncClient) -> Awaitable[AsyncLeaseGrant]: ...
+def inherited(client: Client | AsyncClient) -> LeaseGrant | Awaitable[AsyncLeaseGrant]:
+    """A grant for the lease in HOLDFAST_LEASE and HOLDFAST_TOKEN; `holdfast run` goes on renewing it. LookupError outside
+    of `holdfast run`, LeaseLost when the lease has passed on already."""
+    name, token = os.environ.get("HOLDFAST_LEASE"), os.environ.get("HOLDFAST_TOKEN")
+    if not name or not token:
+        raise LookupError(
+            "HOLDFAST_LEASE and HOLDFAST_TOKEN are not set: start this program with `holdfast run NAME -- …`"
+        )
+    return client.lease(name).adopt(token)

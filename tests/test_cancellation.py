@@ -1,0 +1,117 @@
+"""An acquire that is given up leaves nothing behind, wherever it was when it was given up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from contextlib import suppress
+
+import pytest
+
+import holdfast
+from tests.children import NONE, Child, eventually, query, rows
+
+
+@pytest.mark.parametrize("timeout", [0.0, 5.0], ids=["asking", "waiting"])
+def test_acquires_cancelled_anywhere_leave_no_lease(either: str, timeout: float) -> None:
+    """Before they are sent, on the wire, answered but not yet heard, and while they wait."""
+    cancelled = 0
+
+    async def attempt(client: holdfast.AsyncClient, number: int) -> None:
+        nonlocal cancelled
+        task = asyncio.create_task(client.lease(f"a{number % 7}", ttl=60).acquire(timeout=timeout))
+        await asyncio.sleep(random.choice([0, 0, 0.0005, 0.001, 0.002, 0.004]))
+        task.cancel()
+        try:
+            grant = await task
+        except asyncio.CancelledError:
+            cancelled += 1
+        except holdfast.NotAcquired:
+            pass
+        else:
+            await grant.release()
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client:
+            await client.leases.list()
+            for first in range(0, 300, 20):
+                await asyncio.gather(*(attempt(client, number) for number in range(first, first + 20)))
+            await asyncio.to_thread(eventually, lambda: rows(either) == NONE, "nothing is left")
+
+    asyncio.run(main())
+    assert cancelled > 20
+
+
+def test_a_first_acquire_cancelled_while_it_connects_leaves_no_lease(either: str) -> None:
+    async def main() -> None:
+        for pause in (0.0, 0.001, 0.003, 0.006, 0.01, 0.02):
+            async with holdfast.AsyncClient(either) as client:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await client.lease("a", ttl=60).acquire()
+
+    asyncio.run(main())
+    eventually(lambda: rows(either) == NONE, "nothing is left")
+
+
+_WAITING = """
+import sys, time, holdfast
+client = holdfast.Client(sys.argv[1])
+client.leases.list()
+print("ready")
+try:
+    client.lease("a", ttl=60).acquire(timeout=None)
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.exit(0)
+"""
+
+
+def test_ctrl_c_ends_a_waiting_acquire_at_once(either: str) -> None:
+    with Child(_WAITING, either) as child, holdfast.Client(either) as client:
+        held = client.lease("a", ttl=60).acquire()
+        child.expect("ready")
+        if either.startswith("postgres"):
+            eventually(
+                lambda: query(either, "select 1 from pg_locks where mode = 'ShareLock' and locktype = 'advisory'"),
+                "it waits",
+            )
+        started = time.monotonic()
+        child.signal(signal.SIGINT)
+        child.expect("interrupted")
+        assert time.monotonic() - started < 5
+        assert child.wait() == 0
+        held.release()
+        assert client.leases.list() == []
+
+
+_BUSY = """
+import random, signal, sys, time, holdfast
+client = holdfast.Client(sys.argv[1])
+client.leases.list()
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+interrupted = 0
+for number in range(150):
+    grant = None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.003))
+        grant = client.lease(f"a{number}", ttl=60).acquire()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if grant is not None:
+        grant.release()
+print(interrupted)
+input()
+"""
+
+
+def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(either: str) -> None:
+    with Child(_BUSY, either) as child:
+        assert int(child.line()) > 10
+        eventually(lambda: rows(either)["lease"] == 0, "nothing is left")

@@ -1,0 +1,89 @@
+"""A synchronous pair: the primary dies, the standby is promoted, leases go on or are told lost, fences rise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from tests.children import eventually, query
+from tests.conftest import migrated
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Postgres, Postgres, str]]:
+    """Primary, synchronous standby, and a URL that names both."""
+    with Postgres.create() as primary:
+        standby = primary.standby(synchronous=True)
+        url = migrated(primary.database("app"))
+        both = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/app"
+        assert url.endswith("/app")
+        yield primary, standby, both
+
+
+def test_leases_outlive_the_primary_and_fences_rise(pair: tuple[Postgres, Postgres, str]) -> None:
+    primary, standby, url = pair
+    with holdfast.Client(url) as client:
+        grants = [client.lease(f"lease-{number}", ttl=20, renew_every=0.2).acquire() for number in range(20)]
+        top = max(grant.fence for grant in grants)
+        primary.kill()
+        standby.promote()
+        eventually(lambda: client_sees(client) == 20, "the client finds the new primary by itself")
+        here = f"postgresql://postgres@127.0.0.1:{standby.port}/app"
+        before = query(here, "select xmin::text from holdfast.beat")
+        eventually(lambda: query(here, "select xmin::text from holdfast.beat") != before, "heartbeats reach it")
+        assert not any(grant.lost for grant in grants)
+        with client.lease("after", ttl=20) as after:
+            assert after.fence > top
+            assert after.fence >> 40 > top >> 40  # another timeline: higher even if commits had been lost
+        assert grants[0].release()
+        with client.lease("lease-0", ttl=20) as successor:
+            assert successor.fence > after.fence
+        primary.rewind(standby, synchronous=True)
+        with client.lease("rejoined", ttl=20) as again:
+            assert again.fence > successor.fence
+        assert not any(grant.lost for grant in grants[1:])
+
+
+def client_sees(client: holdfast.Client) -> int:
+    try:
+        return len(client.leases.list())
+    except holdfast.EngineError:
+        return -1
+
+
+def cancel_commit_waits(server: Postgres, stop: threading.Event) -> None:
+    """What an operator does whose standby is gone: every commit that waits is cancelled, with a warning."""
+    while not stop.wait(0.02):
+        server.execute(
+            "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
+            " and application_name = 'holdfast'"
+        )
+
+
+def test_a_commit_nobody_else_has_is_no_grant_and_no_heartbeat(pair: tuple[Postgres, Postgres, str]) -> None:
+    """The server answers success with a warning; taken for a success, it would be two holders after a failover."""
+    primary, standby, url = pair
+    with holdfast.Client(url) as client:
+        held = client.lease("held", ttl=3, renew_every=0.1).acquire()
+        standby.stop()
+        over = threading.Event()
+        operator = threading.Thread(target=cancel_commit_waits, args=(primary, over))
+        operator.start()
+        try:
+            for number in range(3):
+                with pytest.raises(holdfast.EngineError):
+                    client.lease(f"new-{number}", ttl=60).acquire()
+            eventually(lambda: held.lost, "no trust grows out of such heartbeats", timeout=8)
+            with pytest.raises(holdfast.OwnershipUnknown):
+                held.check()
+        finally:
+            over.set()
+            operator.join()
+        standby.start()
+        eventually(lambda: client_sees(client) == 0, "what was in doubt is given back when the pair is whole")
+        with client.lease("new-0", ttl=60), client.lease("held", ttl=60):
+            pass

@@ -1,0 +1,57 @@
+"""What is left when grants have ended: a bounded history, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import holdfast
+from tests.children import NONE, Child, eventually, query, rows
+
+FAST = {"ttl": 5.0, "renew_every": 0.05}
+WHY = {"actor": "operator", "reason": "test"}
+
+
+def test_history_tells_how_grants_ended(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    client.lease("a", **FAST).acquire().release()
+    client.lease("a", **FAST).acquire()
+    client.leases.force_release("a", **WHY)
+    client.lease("a", **FAST, holder="me").acquire()
+    client.lease("a", **FAST, holder="me").acquire().release()
+    client.lease("a", ttl=0.05, auto_renew=False).acquire()
+    client.lease("a", **FAST, timeout=5).acquire().release()
+    past = client.leases.history("a")
+    assert [each.outcome for each in reversed(past)] == [
+        "released", "forced", "reentered", "released", "expired", "released",
+    ]  # fmt: skip
+    assert (past[-2].actor, past[-2].reason) == ("operator", "test")
+    assert [each.fence for each in past] == sorted((each.fence for each in past), reverse=True)
+
+
+def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(either: str) -> None:
+    program = """
+    import os, signal, sys, holdfast
+    client = holdfast.Client(sys.argv[1])
+    for number in range(5):
+        client.lease(f"lease-{number}", ttl=0.5).acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with Child(program, either) as child:
+        child.wait()
+    assert rows(either) == {"lease": 5, "beat": 1}
+    dot = "_" if either.startswith("sqlite") else "."
+    instant = "0.0" if either.startswith("sqlite") else "now()"
+    query(
+        either,
+        "with recursive n(i) as (select 1 union all select i + 1 from n where i < 10500)"
+        f" insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
+        f" select 'old', 'old', i, {instant}, {instant}, 'released' from n",
+    )
+    with holdfast.Client(either) as client:
+        eventually(lambda: client.leases.list() == [], "they have expired")
+        client.lease("other", ttl=5).acquire().release()
+        eventually(lambda: rows(either) == NONE, "they are purged")
+        [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
+        assert 5 <= kept <= 10_000
+        assert sum(each.outcome == "expired" for each in client.leases.history(most=10)) == 5

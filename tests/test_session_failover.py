@@ -1,0 +1,128 @@
+"""failover="session": a standby takes over when the holder's session ends, long before the TTL; TTL leases stay."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from tests.children import NONE, Child, backends, eventually, query, rows
+from tests.conftest import migrated
+
+HOUR = 3600.0
+
+_HOLDER = """
+import sys, holdfast
+client = holdfast.Client(sys.argv[1])
+term = client.lease("term", ttl=3600, failover="session").acquire()
+plain = client.lease("plain", ttl=3600).acquire()
+print("held")
+for _ in sys.stdin:
+    print("lost" if term.lost else "held", "lost" if plain.lost else "held")
+"""
+
+
+@pytest.fixture
+def own_server() -> Iterator[Postgres]:
+    with Postgres.create() as server:
+        yield server
+
+
+def test_a_killed_holder_is_succeeded_long_before_its_ttl(connect: Callable[..., Any], either: str) -> None:
+    """And its TTL lease is not: only what was taken with failover="session" goes with the session."""
+    client = connect(either)
+    with Child(_HOLDER, either) as holder:
+        holder.expect("held")
+        assert client.lease("term", ttl=HOUR).try_acquire() is None
+        holder.kill()
+        with client.lease("term", ttl=HOUR, timeout=15) as grant:
+            assert not grant.lost
+        assert client.lease("plain", ttl=HOUR).try_acquire() is None
+    [past] = [each for each in client.leases.history("term") if each.outcome != "released"]
+    assert past.outcome == "session_lost"
+
+
+def test_a_standby_that_waits_already_is_woken_by_the_kill(connect: Callable[..., Any], either: str) -> None:
+    client, got = connect(either), threading.Event()
+
+    def stand_by() -> None:
+        client.lease("term", ttl=HOUR, timeout=30, failover="session").acquire()
+        got.set()
+
+    with Child(_HOLDER, either) as holder:
+        holder.expect("held")
+        standby = threading.Thread(target=stand_by)
+        standby.start()
+        assert not got.wait(0.3)
+        holder.kill()
+        assert got.wait(15)
+        standby.join()
+
+
+def test_a_stopped_holder_keeps_its_session_and_its_lease(connect: Callable[..., Any], either: str) -> None:
+    """SIGSTOP is no end: the server and the kernel still see the session, and only the TTL decides."""
+    client = connect(either)
+    with Child(_HOLDER, either) as holder:
+        holder.expect("held")
+        holder.signal(signal.SIGSTOP)
+        assert client.lease("term", ttl=HOUR, timeout=0.5).try_acquire() is None
+        holder.signal(signal.SIGCONT)
+        holder.say("?")
+        holder.expect("held held")
+
+
+def test_the_holder_whose_session_is_ended_is_told_and_its_ttl_leases_stay(postgres_url: str) -> None:
+    """A keeper that reconnects must not take its other leases down."""
+    told: list[Any] = []
+    with holdfast.Client(postgres_url) as client, holdfast.Client(postgres_url) as other:
+        term = client.lease("term", ttl=HOUR, failover="session", on_lost=told.append).acquire()
+        plain = client.lease("plain", ttl=2, renew_every=0.05, on_lost=told.append).acquire()
+        assert rows(postgres_url) == {"lease": 2, "beat": 2}
+        for pid in backends(postgres_url):
+            query(postgres_url, "select pg_terminate_backend(%s)", pid)
+        eventually(lambda: term.lost, "the holder is told", timeout=5)
+        with pytest.raises(holdfast.OwnershipUnknown):
+            term.check()
+        successor = other.lease("term", ttl=HOUR, timeout=15).acquire()
+        assert successor.fence > term.fence
+        beats = query(postgres_url, "select xmin::text from holdfast.beat where ttl = interval '2 s'")
+        eventually(
+            lambda: query(postgres_url, "select xmin::text from holdfast.beat where ttl = interval '2 s'") != beats,
+            "the heartbeat of the other lease goes on",
+        )
+        plain.check()
+        assert told == [term]
+        again = client.lease("again", ttl=HOUR, failover="session").acquire()
+        assert not again.lost
+
+
+def test_release_hands_a_session_lease_over_as_any_other(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    with client.lease("term", ttl=HOUR, failover="session") as grant:
+        assert rows(either) == {"lease": 1, "beat": 1}
+    with client.lease("term", ttl=HOUR, failover="session") as successor:
+        assert successor.fence > grant.fence
+    client.close()
+    assert rows(either) == NONE
+
+
+def test_after_a_server_restart_the_ttl_decides(own_server: Postgres) -> None:
+    """No session has survived, so a missing one says nothing about its holder."""
+    url = migrated(own_server.database())
+    with Child(_HOLDER.replace("3600", "4"), url) as holder:
+        holder.expect("held")
+        holder.signal(signal.SIGSTOP)  # it cannot say goodbye
+        own_server.restart("immediate")
+        with holdfast.Client(url) as client:
+            assert client.lease("term", ttl=4).try_acquire() is None
+            record = client.leases.get("term")
+            assert record is not None
+            grant = client.lease("term", ttl=4, timeout=20).acquire()
+            assert grant.fence > record.fence
+            [past] = [each for each in client.leases.history("term")]
+            assert past.outcome == "expired"
