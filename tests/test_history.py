@@ -8,8 +8,8 @@ from typing import Any
 import holdfast
 from tests.children import NONE, Child, eventually, query, rows
 
-FAST = {"ttl": 5.0, "renew_every": 0.05}
-WHY = {"actor": "operator", "reason": "test"}
+FAST: dict[str, Any] = {"ttl": 5.0, "renew_every": 0.05}
+WHY: dict[str, Any] = {"actor": "operator", "reason": "test"}
 
 
 def test_history_tells_how_grants_ended(connect: Callable[..., Any], either: str) -> None:

@@ -13,8 +13,8 @@ import uvloop
 import holdfast
 from tests.children import Child, eventually, pass_time, until
 
-FAST = {"ttl": 5.0, "renew_every": 0.05}
-WHY = {"actor": "operator", "reason": "test"}
+FAST: dict[str, Any] = {"ttl": 5.0, "renew_every": 0.05}
+WHY: dict[str, Any] = {"actor": "operator", "reason": "test"}
 
 Main = Callable[[], Awaitable[None]]
 

@@ -124,5 +124,5 @@ def test_after_a_server_restart_the_ttl_decides(own_server: Postgres) -> None:
             assert record is not None
             grant = client.lease("term", ttl=4, timeout=20).acquire()
             assert grant.fence > record.fence
-            [past] = [each for each in client.leases.history("term")]
+            [past] = client.leases.history("term")
             assert past.outcome == "expired"

@@ -91,7 +91,8 @@ class AsyncClient:
         keeper = self._engine.keeper
         beats, shared = keeper.retire(self._engine.owner)
         last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
-        last += [("lease_release", {"name": holding.name, "token": holding.token}) for holding in shared]
+        single = self._engine.unkept | {holding.token: holding.name for holding in shared}
+        last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
         try:
             while last:
                 await self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)

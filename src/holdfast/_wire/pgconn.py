@@ -86,7 +86,7 @@ class PgWire:
 
     def _send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
         self._in_doubt = False
-        values = [encode(parameters[key]) for key in statement.parameters]
+        values = [encode(parameters.get(key)) for key in statement.parameters]
         if self._prepared is None:
             self.pgconn.send_query_params(statement.steps[0].sql.encode(), values)
         else:

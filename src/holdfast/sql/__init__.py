@@ -14,6 +14,16 @@ from typing import Literal
 Dialect = Literal["postgres", "sqlite"]
 
 SCHEMA = "holdfast"
+# What PostgreSQL would take for a keyword.
+_RESERVED = frozenset(
+    """all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
+    column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
+    current_timestamp current_user default deferrable desc distinct do else end except false fetch for foreign freeze
+    from full grant group having ilike in initially inner intersect into is isnull join lateral leading left like
+    limit localtime localtimestamp natural not notnull null offset on only or order outer overlaps placing primary
+    references returning right select session_user similar some symmetric system_user table tablesample then to
+    trailing true union unique user using variadic verbose when where window with""".split()  # noqa: SIM905
+)
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -49,10 +59,10 @@ class Migration:
 
 
 def check_schema(schema: str) -> str:
-    if not _IDENTIFIER.match(schema) or schema.startswith("pg_"):
+    if not _IDENTIFIER.match(schema) or schema.startswith("pg_") or schema in _RESERVED:
         raise ValueError(
-            f"schema must be 1 to 40 lower-case letters, digits or underscores and not begin with a digit or 'pg_', "
-            f"not {schema!r}"
+            "schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_', "
+            f"and be no keyword of SQL: {schema!r}"
         )
     return schema
 

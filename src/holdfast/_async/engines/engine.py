@@ -43,6 +43,8 @@ class AsyncEngine:
         self.owner = AsyncOwner()
         self.pid = os.getpid()
         self.closing = self.closed = False
+        self.unkept: dict[str, str] = {}
+        """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self._identity = self._identify()
         self._session: AsyncSession | None = None
         self._turn = AsyncTurn()
@@ -156,6 +158,7 @@ class AsyncEngine:
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
         if self.pid != os.getpid():
             self.pid, self._session, self._identity = os.getpid(), None, self._identify()
+            self.unkept = {}
             self._turn = AsyncTurn()
             self._reaping = False
 

@@ -58,16 +58,16 @@ class AsyncLeaseGrant:
 
     async def renew(self) -> Literal[True]:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
-        self.check()
+        if self._over is not None or self._pid != os.getpid():
+            self.check()
         asked_at = now()
-        [row] = await self._engine.call(
-            "lease_renew", {"name": self.name, "token": self.token}, timeout=max(0.05, self._current.left(asked_at))
-        )
+        limit = max(1.0, self._current.left(asked_at))
+        [row] = await self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._end(LeaseLost(f"lease {self.name!r} expired or was taken over before it was renewed"))
         elif self._pulse is not None:
             self._engine.keeper.extend(self._pulse, asked_at)
-        elif not self.lost:
+        elif self._over is None:  # nobody has looked and seen it lost, so it need not stay so
             self._trust = Trust.counted(self._trust.ttl, asked_at)
         self.check()
         return True
@@ -145,7 +145,7 @@ class AsyncLeaseGrant:
         return self._over
 
     async def _release(self) -> bool:
-        parameters = {"name": self.name, "token": self.token}
+        parameters = {"name": self.name, "token": self.token, "tell": self._pulse is None}
         try:
             [row] = await self._engine.call_when_free("lease_release", parameters, patience=_RELEASE_PATIENCE)
         except Refused as error:
@@ -161,12 +161,14 @@ class AsyncLeaseGrant:
     def _finish(self) -> None:
         self._released = True
         self._over = self._over or LeaseLost(f"lease {self.name!r} was released")
+        self._engine.unkept.pop(self.token, None)
         if self._pulse is not None:
             self._engine.keeper.drop(self._pulse, self.token)
         self._engine.keeper.wake(self.name)
 
     def _end(self, error: HoldfastError) -> None:
         self._over = self._over or error
+        self._engine.unkept.pop(self.token, None)
         if self._pulse is not None:
             self._engine.keeper.drop(self._pulse, self.token)
 

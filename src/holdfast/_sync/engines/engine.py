@@ -44,6 +44,8 @@ class Engine:
         self.owner = Owner()
         self.pid = os.getpid()
         self.closing = self.closed = False
+        self.unkept: dict[str, str] = {}
+        """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self._identity = self._identify()
         self._session: Session | None = None
         self._turn = Turn()
@@ -157,6 +159,7 @@ class Engine:
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
         if self.pid != os.getpid():
             self.pid, self._session, self._identity = os.getpid(), None, self._identify()
+            self.unkept = {}
             self._turn = Turn()
             self._reaping = False
 

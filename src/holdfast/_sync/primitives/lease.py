@@ -158,6 +158,8 @@ class Lease:
             grant = LeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
+            else:
+                engine.unkept[token] = terms.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             return grant

@@ -1,4 +1,5 @@
--- The statements Python sends. Parameters are written :name and become $1, $2, … when the file is read.
+-- The statements Python sends. Parameters are written :name and become $1, $2, … when the file is read; one that is not
+-- given is NULL.
 
 -- name: session_open
 -- Settings a role or database default could spoil, and what the caller must know of this session.
@@ -34,7 +35,7 @@ select holdfast.lease_renew(:name, :token::uuid) as done
 select holder, fence, ttl, remaining from holdfast.lease_status(:name, :token::uuid)
 
 -- name: lease_release
-select holdfast.lease_release(:name, :token::uuid, false) as done
+select holdfast.lease_release(:name, :token::uuid, false, coalesce(:tell::boolean, false)) as done
 
 -- name: lease_force_release
 select holdfast.lease_force_release(:name, :actor, :reason, false) as done

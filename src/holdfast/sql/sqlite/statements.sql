@@ -68,6 +68,7 @@ select 'kept:' || l.name, max(l.keep_until - {now}, 0.05), l.keep_until, 1, coal
 update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(16))), keep_until = null, kept = 1 where name = :name and :keeps;
 delete from holdfast_lease where name = :name and not :keeps;
 delete from holdfast_beat where id = :old_beat and solo;
+update holdfast_beat set generation = generation + 1 where id = :old_beat and :tell;
 select 1 as done;
 
 -- name: lease_force_release

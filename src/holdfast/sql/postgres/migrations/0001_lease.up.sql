@@ -144,7 +144,7 @@ begin
 end $$;
 
 -- The one place where a lease ends other than by passing to the next holder. The caller has locked its row.
-create function holdfast.lease_end(l holdfast.lease, outcome text, actor text default null, reason text default null) returns void
+create function holdfast.lease_end(l holdfast.lease, outcome text, tell boolean, actor text default null, reason text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     b record;
@@ -168,7 +168,7 @@ begin
     end if;
     if b.solo then
         delete from holdfast.beat where id = l.beat;
-    elsif outcome = 'forced' then
+    elsif tell then
         update holdfast.beat set generation = generation + 1 where id = l.beat;
     end if;
 end $$;
@@ -311,8 +311,8 @@ begin
 end $$;
 
 -- False for a foreign or stale token. Waits a bounded time for transactions this lease protects; with wait => false it
--- answers 55P03 at once instead.
-create function holdfast.lease_release(name text, token uuid, wait boolean default true) returns boolean
+-- answers 55P03 at once instead. Whoever keeps it alive is told with its next heartbeat, unless it knows.
+create function holdfast.lease_release(name text, token uuid, wait boolean default true, tell boolean default true) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
     l holdfast.lease;
@@ -325,7 +325,7 @@ begin
     if not found then
         return false;
     end if;
-    perform holdfast.lease_end(l, 'released');
+    perform holdfast.lease_end(l, 'released', tell);
     return true;
 end $$;
 
@@ -348,7 +348,7 @@ begin
     if not found then
         return false;
     end if;
-    perform holdfast.lease_end(l, 'forced', actor, reason);
+    perform holdfast.lease_end(l, 'forced', true, actor, reason);
     return true;
 end $$;
 
@@ -377,7 +377,7 @@ declare
     ended int := 0;
 begin
     for l in select * from holdfast.lease x where x.beat = beat_end.beat order by x.name for update skip locked loop
-        perform holdfast.lease_end(l, 'released');
+        perform holdfast.lease_end(l, 'released', false);
         ended := ended + 1;
     end loop;
     if exists (select from holdfast.lease x where x.beat = beat_end.beat) then
@@ -401,7 +401,7 @@ begin
               where not exists (select from holdfast.beat b where b.id = x.beat and not b.dead) order by x.name limit 1000 for update skip locked loop
         -- The row is locked now, and may have passed on since it was chosen: to a beat that the choice could not see.
         continue when exists (select from holdfast.beat b where b.id = l.beat and not b.dead);
-        perform holdfast.lease_end(l, 'expired');
+        perform holdfast.lease_end(l, 'expired', false);
         ended := ended + 1;
     end loop;
     delete from holdfast.beat b
