@@ -26,11 +26,11 @@ Failover = Literal["ttl", "session"]
 OnLost = Literal["flag", "cancel", "exit"] | Callable[[Any], object]
 
 
-def check_name(value: object, what: str = "name") -> str:
+def check_name(value: object, what: str = "name", most: int = 200) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
-    if not 1 <= len(value) <= 200:
-        raise ValueError(f"{what} must have 1 to 200 characters, not {len(value)}: {value[:40]!r}")
+    if not 1 <= len(value) <= most:
+        raise ValueError(f"{what} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
     if bad := next((c for c in value if unicodedata.category(c) in ("Cc", "Cs")), None):
         raise ValueError(f"{what} must not contain control characters, found {bad!r} in {value!r}")
     return value

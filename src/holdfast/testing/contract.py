@@ -280,6 +280,14 @@ class LeaseContract:
         assert other.leases.get("import") is None
         assert grant.release() is False
 
+    def test_what_adopts_a_lease_and_releases_it_tells_whoever_keeps_it(self, connect: Connect, url: str) -> None:
+        """Otherwise two would believe in it: the one that still renews its other leases, and the next holder."""
+        grant = connect(url).lease("import", ttl=LONG, renew_every=SOON).acquire()
+        connect(url).lease("import").adopt(grant.token).release()
+        until(lambda: grant.lost, what="the holder has learned")
+        with pytest.raises(holdfast.LeaseLost):
+            grant.check()
+
     def test_adopt_refuses_a_token_that_does_not_hold_it(self, connect: Connect, url: str) -> None:
         client = connect(url)
         grant = client.lease("import", ttl=LONG).acquire()
@@ -389,6 +397,7 @@ class LeaseContract:
     def test_closing_a_client_releases_what_it_holds_and_no_more(self, connect: Connect, url: str) -> None:
         client, other = connect(url), connect(url)
         grants = [client.lease(f"job-{number}", ttl=LONG, holder="one").acquire() for number in range(3)]
+        grants.append(client.lease("by hand", ttl=LONG, auto_renew=False).acquire())
         kept = other.lease("kept", ttl=LONG).acquire()
         client.close()
         assert [grant for grant in grants if not grant.lost] == [], "whoever kept a grant must see that it is over"

@@ -58,7 +58,7 @@ class AsyncLeaseGrant:
 
     async def renew(self) -> Literal[True]:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
-        if self._over is not None or self._pid != os.getpid():
+        if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
         asked_at = now()
         limit = max(1.0, self._current.left(asked_at))

@@ -36,9 +36,11 @@ class Leases:
     def force_release(self, name: str, *, actor: str, reason: str) -> bool:
         """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and
         cannot commit a protected transaction from this moment on. False when nobody has it."""
-        if not 1 <= len(reason) <= 1000:
-            raise ValueError(f"reason must have 1 to 1000 characters, not {reason!r}")
-        parameters = {"name": check_name(name), "actor": check_name(actor, "actor"), "reason": reason}
+        parameters = {
+            "name": check_name(name),
+            "actor": check_name(actor, "actor"),
+            "reason": check_name(reason, "reason", most=1000),
+        }
         try:
             [row] = self._engine.call_when_free("lease_force_release", parameters, patience=_PATIENCE)
         except Refused as error:
