@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast._wire.sqlite import SqliteSession
-from holdfast.core.errors import Unanswered
+from holdfast.core.errors import Refused, Unanswered
 
 T = TypeVar("T")
 
@@ -52,6 +52,12 @@ class AsyncSqliteSession:
     async def script(self, text: str, timeout: float) -> None:
         session = self._opened
         await self._submit(lambda: session.script(text, timeout))
+
+    async def rehearse(
+        self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float
+    ) -> list[list[Row] | Refused]:
+        session = self._opened
+        return await self._submit(lambda: session.rehearse(calls, timeout))
 
     def close(self) -> None:
         session, self._session = self._session, None

@@ -9,7 +9,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ class SqliteSession:
         self.database = database
         self._statements = statements("sqlite", database.schema)
         self._mutex = threading.RLock()
+        self._raised: BaseException | None = None
         self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
         self._marks = Marks(f"{database.target}.holdfast-live") if Marks.available else None
         self._connection = sqlite3.connect(database.target, isolation_level=None, check_same_thread=False, timeout=0)
@@ -83,6 +84,23 @@ class SqliteSession:
 
         self._locked(lambda: self._translated(run), deadline)
 
+    def rehearse(self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float) -> list[list[Row] | Refused]:
+        """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
+        deadline = now() + timeout
+        answers: list[list[Row] | Refused] = []
+
+        def run() -> None:
+            with suppress(_Undo), _Write(self, deadline):
+                for name, parameters in calls:
+                    answers.append(self._steps(self._statements[name], _Parameters(parameters)))
+                raise _Undo
+
+        try:
+            self._locked(lambda: self._translated(run), deadline)
+        except Refused as error:
+            answers.append(error)
+        return answers
+
     def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
         raise Refused("SQLite has no statement that waits")
 
@@ -114,7 +132,12 @@ class SqliteSession:
             self._marks.close()
 
     def _gone(self, key: int | None) -> bool | None:
-        return None if key is None or self._marks is None else self._marks.is_free(key)
+        """Called by SQLite, which makes an error of its own out of whatever is raised here: Ctrl-C is kept for later."""
+        try:
+            return None if key is None or self._marks is None else self._marks.is_free(key)
+        except BaseException as error:
+            self._raised = error
+            raise
 
     def _run(self, statement: Statement, parameters: _Parameters, deadline: float) -> list[Row]:
         if statement.reads_only:
@@ -171,6 +194,9 @@ class SqliteSession:
         try:
             return action()
         except sqlite3.Error as error:
+            if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
+                raised, self._raised = self._raised, None
+                raise raised or KeyboardInterrupt from None
             raise self._refusal(error) from error
 
     def _refusal(self, error: sqlite3.Error) -> EngineError:
@@ -180,6 +206,10 @@ class SqliteSession:
         if "readonly" in text:
             return Refused(f"{self.database} is read-only: may this user write to the file and its folder?", "25006")
         return Refused(f"{self.database}: {text}")
+
+
+class _Undo(Exception):
+    """Leaves a transaction that was never meant to stay."""
 
 
 class _Write:

@@ -6,7 +6,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Literal
@@ -133,12 +133,14 @@ class LeaseRecord:
     host: str | None
     pid: int | None
     info: Mapping[str, Any]
+    remaining: float = field(compare=False)
+    """Seconds to ``expires_at`` by the database's own clock, when it was asked; ours may differ."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LeaseRecord:
         return cls(
             row["name"], row["holder"], row["fence"], _when(row["acquired_at"]), _when(row["expires_at"]),
-            row["host"], row["pid"], json.loads(row["info"] or "{}"),
+            row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
         )  # fmt: skip
 
 

@@ -59,6 +59,11 @@ def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[St
     return (Step.RETRY if answer is Answer.UNKNOWN else Step.KEEP), trust
 
 
+def first_beat(ttl: float, every: float) -> float:
+    """Seconds until the first heartbeat of a new beat: soon where opening a session may take a good part of the TTL."""
+    return min(every, 0.2) if ttl < 5.0 else every
+
+
 def budget(left: float) -> float:
     """How long one attempt may take: a third of the trust that is left, so that there is a second and a third."""
     return min(5.0, max(0.02, left / 3))

@@ -16,7 +16,7 @@ from holdfast._wire import Session, open_session
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SessionUnsafe
-from holdfast.core.renewal import Answer, Step, Trust, after, backoff, budget
+from holdfast.core.renewal import Answer, Step, Trust, after, backoff, budget, first_beat
 from holdfast.keeper.ears import Ears, Wake
 from holdfast.keeper.pulse import LINGER, Chore, Holding, Owner, Pulse
 
@@ -67,7 +67,7 @@ class Keeper:
         with self._lock:
             pulse = next((each for each in self._pulses if each.beat == beat), None)
             if pulse is None:
-                pulse = Pulse(beat, trust, every, now() + every, session_key)
+                pulse = Pulse(beat, trust, every, now() + first_beat(trust.ttl, every), session_key)
                 self._pulses.append(pulse)
             if every < pulse.every:
                 pulse.every, pulse.due = every, min(pulse.due, now() + every)
@@ -105,9 +105,13 @@ class Keeper:
         """It is ours and must go, but the database does not answer: ask until it does."""
         self._add_chore("lease_release", {"name": name, "token": token}, patience=math.inf)
 
-    def abandon(self, name: str, token: str) -> None:
-        """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server."""
-        self._add_chore("lease_release", {"name": name, "token": token}, patience=65.0, until=True)
+    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool) -> None:
+        """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server.
+
+        With a beat that was made for it alone, unless that is ours already. After a TTL it has expired in any case.
+        """
+        statement = "lease_abandon" if with_beat else "lease_release"
+        self._add_chore(statement, {"name": name, "token": token}, patience=min(65.0, ttl), until=True)
 
     def say_later(self, statement: str, parameters: dict[str, Any]) -> None:
         """What a client could not say as it went. If we cannot either: nobody renews its beats, so they expire."""
@@ -225,6 +229,8 @@ class Keeper:
         with self._lock:
             due = self._next_due()
             self._asleep_until = due if due is not None else now() + 3600.0
+            if not self._pulses and not self._ears.needed() and self._asleep_until > now() + LINGER:
+                self._disconnect(None)  # a chore for later is no reason to stay connected
             descriptors = [self._bell[0], *self._ears.descriptors()]
             if self._session is not None and (own := self._session.fileno()) is not None:
                 descriptors.append(own)
@@ -351,9 +357,9 @@ class Keeper:
             self._lose(pulse, OwnershipUnknown("the database did not answer before our trust in it ended"))
 
     def _ask(self, pulse: Pulse) -> tuple[Answer, int]:
-        timeout = self._patience()
         try:
-            rows = self._connected(timeout).call("beat_renew", {"beat": pulse.beat}, timeout)
+            session = self._connected(self._patience() * 2)
+            rows = session.call("beat_renew", {"beat": pulse.beat}, self._patience())
         except EngineError as error:
             left = pulse.trust.left(now())
             log.warning("a heartbeat of %s failed, %.1f s of trust left: %s", self.database, left, error)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 Dialect = Literal["postgres", "sqlite"]
 
 SCHEMA = "holdfast"
+_HERE = Path(__file__).parent
 # What PostgreSQL would take for a keyword.
 _RESERVED = frozenset(
     """all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
@@ -76,7 +77,7 @@ def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
 
 
 def _read(dialect: Dialect, *path: str) -> str:
-    return files(__package__).joinpath(dialect, *path).read_text(encoding="utf-8")
+    return _HERE.joinpath(dialect, *path).read_text(encoding="utf-8")
 
 
 @lru_cache
@@ -116,7 +117,7 @@ def split(script: str) -> list[tuple[str, bool]]:
 @lru_cache
 def migrations(dialect: Dialect, schema: str = SCHEMA) -> tuple[Migration, ...]:
     found = []
-    for entry in sorted(files(__package__).joinpath(dialect, "migrations").iterdir(), key=lambda each: each.name):
+    for entry in sorted(_HERE.joinpath(dialect, "migrations").iterdir(), key=lambda each: each.name):
         if entry.name.endswith(".up.sql"):
             version, name = entry.name.removesuffix(".up.sql").split("_", 1)
             texts = [

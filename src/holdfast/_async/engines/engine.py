@@ -7,10 +7,7 @@ unnoticed costs one reconnect and no error.
 from __future__ import annotations
 
 import os
-import secrets
-import socket
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -18,6 +15,7 @@ from holdfast._wire import Row
 from holdfast._wire.aio_waiting import AsyncOwner, AsyncTurn, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.identity import this_process
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.keeper import Keeper, keeper_of
 from holdfast.sql import migrations
@@ -26,6 +24,10 @@ CALL_TIMEOUT = 10.0
 LOCKED = "55P03"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
+
+
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+Answers = list[list[Row] | Refused]
 
 
 class AsyncSession(Protocol):
@@ -45,16 +47,11 @@ class AsyncEngine:
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
-        self._identity = self._identify()
+        self._identity = this_process()
         self._session: AsyncSession | None = None
         self._turn = AsyncTurn()
         self._used_at = 0.0
         self._reaping = False
-
-    @staticmethod
-    def _identify() -> dict[str, Any]:
-        host, pid = socket.gethostname(), os.getpid()
-        return {"label": f"{host}:{pid}:{secrets.token_hex(3)}", "host": host, "pid": pid, "started": time.time()}
 
     @property
     def process(self) -> dict[str, Any]:
@@ -110,6 +107,10 @@ class AsyncEngine:
         finally:
             session.close()
 
+    async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         self._notice_fork()
         self.closed = True
@@ -157,7 +158,7 @@ class AsyncEngine:
     def _notice_fork(self) -> None:
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
         if self.pid != os.getpid():
-            self.pid, self._session, self._identity = os.getpid(), None, self._identify()
+            self.pid, self._session, self._identity = os.getpid(), None, this_process()
             self.unkept = {}
             self._turn = AsyncTurn()
             self._reaping = False

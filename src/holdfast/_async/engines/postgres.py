@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast._async.engines.engine import AsyncEngine, AsyncSession
+from holdfast._async.engines.engine import CALL_TIMEOUT, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast._wire.aio_postgres import AsyncPostgresSession
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 
@@ -12,6 +12,18 @@ _MISSING = frozenset({"3F000", "42883", "42P01"})
 class AsyncPostgresEngine(AsyncEngine):
     async def _connect(self, timeout: float) -> AsyncSession:
         return await AsyncPostgresSession.open(self.database, timeout)
+
+    async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        answers: Answers = []
+        async with self.separately(timeout) as session:
+            await session.script("begin", timeout)
+            try:
+                for name, parameters in calls:
+                    answers.append(await session.call(name, parameters, timeout))
+            except Refused as error:
+                answers.append(error)
+            await session.script("rollback", timeout)
+        return answers
 
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         try:

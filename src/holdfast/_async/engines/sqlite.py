@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast._async.engines import migrate
-from holdfast._async.engines.engine import AsyncEngine, AsyncSession
+from holdfast._async.engines.engine import CALL_TIMEOUT, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.sqlite import boot_id
 from holdfast.core.errors import Refused
@@ -14,6 +14,14 @@ class AsyncSqliteEngine(AsyncEngine):
 
     async def _connect(self, timeout: float) -> AsyncSession:
         return await AsyncSqliteSession.open(self.database, timeout)
+
+    async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        self.check_usable()
+        session = await AsyncSqliteSession.open(self.database, timeout)
+        try:
+            return await session.rehearse(calls, timeout)
+        finally:
+            session.close()
 
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         version = await self._version(session, timeout)

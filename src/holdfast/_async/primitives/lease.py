@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
-from uuid import UUID, uuid4
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, here, sleep
 from holdfast._wire.clock import now
+from holdfast._wire.identity import check_token, new_token
 from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
@@ -73,7 +73,7 @@ class AsyncLease:
     async def adopt(self, token: str) -> AsyncLeaseGrant:
         """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
         asked_at = now()
-        rows = await self._engine.call("lease_status", {"name": self.name, "token": _uuid(token)})
+        rows = await self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
         if not rows:
             raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
@@ -142,14 +142,16 @@ class AsyncLease:
 
     async def _attempt(self) -> AsyncLeaseGrant | Held:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
-        terms, engine, token = self._terms, self._engine, str(uuid4())
+        terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
         session_key = await self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
         pulse = keeper.borrow(terms.ttl, session=session_key is not None) if terms.auto_renew else None
         try:
             row, asked_at = await self._ask(token, pulse, session_key)
-            if row["status"] == "beat_lost":
+            if row["status"] == "beat_lost" and pulse is not None:
+                keeper.give_back(pulse)
+                pulse = None
                 row, asked_at = await self._ask(token, None, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
@@ -165,7 +167,7 @@ class AsyncLease:
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token)
+            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None)
             raise
         finally:
             if pulse is not None:
@@ -203,10 +205,3 @@ class AsyncLease:
                 f"no session on {self._engine.database} for lease {self.name!r}"
             )
         return keeper.session_key
-
-
-def _uuid(token: object) -> str:
-    try:
-        return str(UUID(str(token)))
-    except ValueError:
-        raise ValueError("token must be the UUID that acquire gave out") from None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast._async.engines.engine import LOCKED, AsyncEngine
+from holdfast._wire.identity import new_token
 from holdfast.core.errors import Refused
 from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
 
@@ -10,6 +13,10 @@ _PATIENCE = 5.0
 
 Records = list[LeaseRecord]
 Past = list[HistoryRecord]
+if TYPE_CHECKING:
+    from holdfast.core.probe import Verdict
+
+    Verdicts = list[Verdict]
 
 
 class AsyncLeases:
@@ -31,6 +38,16 @@ class AsyncLeases:
             raise ValueError(f"most must be a whole number from 1 to 10000, not {most!r}")
         only = None if name is None else check_name(name)
         return [HistoryRecord.of(row) for row in await self._engine.call("lease_history", {"name": only, "most": most})]
+
+    async def probe(self) -> Verdicts:
+        """Does this database keep the lease contract? Seven cases on a name of their own, in one transaction that is
+        rolled back, so that nothing stays. A lease that nobody else can see disturbs nobody."""
+        from holdfast.core import probe
+
+        name, tokens = f"holdfast probe {new_token()}", [new_token() for _ in range(probe.TOKENS)]
+        cases = probe.cases(name, tokens)
+        await self._engine.call("lease_list", {"name": name})  # migrates, or says that somebody must
+        return probe.judge(cases, await self._engine.rehearse([call for case in cases for call in case.calls]))
 
     async def force_release(self, name: str, *, actor: str, reason: str) -> bool:
         """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and

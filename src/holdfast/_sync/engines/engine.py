@@ -8,16 +8,14 @@ unnoticed costs one reconnect and no error.
 from __future__ import annotations
 
 import os
-import secrets
-import socket
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from holdfast._wire import Row
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.identity import this_process
 from holdfast._wire.waiting import Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.keeper import Keeper, keeper_of
@@ -27,6 +25,10 @@ CALL_TIMEOUT = 10.0
 LOCKED = "55P03"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
+
+
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+Answers = list[list[Row] | Refused]
 
 
 class Session(Protocol):
@@ -46,16 +48,11 @@ class Engine:
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
-        self._identity = self._identify()
+        self._identity = this_process()
         self._session: Session | None = None
         self._turn = Turn()
         self._used_at = 0.0
         self._reaping = False
-
-    @staticmethod
-    def _identify() -> dict[str, Any]:
-        host, pid = socket.gethostname(), os.getpid()
-        return {"label": f"{host}:{pid}:{secrets.token_hex(3)}", "host": host, "pid": pid, "started": time.time()}
 
     @property
     def process(self) -> dict[str, Any]:
@@ -111,6 +108,10 @@ class Engine:
         finally:
             session.close()
 
+    def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
+        raise NotImplementedError
+
     def close(self) -> None:
         self._notice_fork()
         self.closed = True
@@ -158,7 +159,7 @@ class Engine:
     def _notice_fork(self) -> None:
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
         if self.pid != os.getpid():
-            self.pid, self._session, self._identity = os.getpid(), None, self._identify()
+            self.pid, self._session, self._identity = os.getpid(), None, this_process()
             self.unkept = {}
             self._turn = Turn()
             self._reaping = False

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from holdfast._sync.engines.engine import Engine, Session
+from holdfast._sync.engines.engine import CALL_TIMEOUT, Answers, Calls, Engine, Session
 from holdfast._wire.postgres import PostgresSession
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 
@@ -13,6 +13,18 @@ _MISSING = frozenset({"3F000", "42883", "42P01"})
 class PostgresEngine(Engine):
     def _connect(self, timeout: float) -> Session:
         return PostgresSession.open(self.database, timeout)
+
+    def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        answers: Answers = []
+        with self.separately(timeout) as session:
+            session.script("begin", timeout)
+            try:
+                for name, parameters in calls:
+                    answers.append(session.call(name, parameters, timeout))
+            except Refused as error:
+                answers.append(error)
+            session.script("rollback", timeout)
+        return answers
 
     def _hello(self, session: Session, timeout: float) -> None:
         try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from holdfast._sync.engines import migrate
-from holdfast._sync.engines.engine import Engine, Session
+from holdfast._sync.engines.engine import CALL_TIMEOUT, Answers, Calls, Engine, Session
 from holdfast._wire.sqlite import SqliteSession, boot_id
 from holdfast.core.errors import Refused
 
@@ -14,6 +14,14 @@ class SqliteEngine(Engine):
 
     def _connect(self, timeout: float) -> Session:
         return SqliteSession.open(self.database, timeout)
+
+    def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        self.check_usable()
+        session = SqliteSession.open(self.database, timeout)
+        try:
+            return session.rehearse(calls, timeout)
+        finally:
+            session.close()
 
     def _hello(self, session: Session, timeout: float) -> None:
         version = self._version(session, timeout)

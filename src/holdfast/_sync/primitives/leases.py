@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast._sync.engines.engine import LOCKED, Engine
+from holdfast._wire.identity import new_token
 from holdfast.core.errors import Refused
 from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
 
@@ -11,6 +14,10 @@ _PATIENCE = 5.0
 
 Records = list[LeaseRecord]
 Past = list[HistoryRecord]
+if TYPE_CHECKING:
+    from holdfast.core.probe import Verdict
+
+    Verdicts = list[Verdict]
 
 
 class Leases:
@@ -32,6 +39,16 @@ class Leases:
             raise ValueError(f"most must be a whole number from 1 to 10000, not {most!r}")
         only = None if name is None else check_name(name)
         return [HistoryRecord.of(row) for row in self._engine.call("lease_history", {"name": only, "most": most})]
+
+    def probe(self) -> Verdicts:
+        """Does this database keep the lease contract? Seven cases on a name of their own, in one transaction that is
+        rolled back, so that nothing stays. A lease that nobody else can see disturbs nobody."""
+        from holdfast.core import probe
+
+        name, tokens = f"holdfast probe {new_token()}", [new_token() for _ in range(probe.TOKENS)]
+        cases = probe.cases(name, tokens)
+        self._engine.call("lease_list", {"name": name})  # migrates, or says that somebody must
+        return probe.judge(cases, self._engine.rehearse([call for case in cases for call in case.calls]))
 
     def force_release(self, name: str, *, actor: str, reason: str) -> bool:
         """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and

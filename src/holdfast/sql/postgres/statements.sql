@@ -37,6 +37,9 @@ select holder, fence, ttl, remaining from holdfast.lease_status(:name, :token::u
 -- name: lease_release
 select holdfast.lease_release(:name, :token::uuid, false, coalesce(:tell::boolean, false)) as done
 
+-- name: lease_abandon
+select holdfast.lease_abandon(:name, :token::uuid) as done
+
 -- name: lease_force_release
 select holdfast.lease_force_release(:name, :actor, :reason, false) as done
 
@@ -45,6 +48,10 @@ select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info 
 
 -- name: lease_history
 select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast.lease_history(:name, :most::int)
+
+-- name: probe_expire
+-- Longer than the shortest TTL. On SQLite, where a transaction holds up every other, the time is set back instead.
+select pg_sleep(0.06)
 
 -- name: beat_renew
 select generation from holdfast.beat_renew(:beat::uuid)

@@ -71,6 +71,17 @@ delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1 where id = :old_beat and :tell;
 select 1 as done;
 
+-- name: lease_abandon
+-- stop
+select 0 as done where not exists (select 1 from holdfast_lease where name = :name and token = :token);
+select beat as old_beat from holdfast_lease where name = :name;
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'released'
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
+delete from holdfast_lease where name = :name;
+delete from holdfast_beat where id = :old_beat;
+select 1 as done;
+
 -- name: lease_force_release
 -- stop
 select 0 as done where not exists (select 1 from holdfast_lease where name = :name);
@@ -90,6 +101,10 @@ select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info 
 -- name: lease_history
 select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
  where :name is null or name = :name order by id desc limit :most;
+
+-- name: probe_expire
+-- Without waiting: a transaction here holds up every other.
+update holdfast_beat set expires_at = {now} - 0.001 where id = (select beat from holdfast_lease where name = :name);
 
 -- name: beat_renew
 update holdfast_beat set expires_at = {now} + ttl where id = :beat and not dead and expires_at > {now} returning generation;

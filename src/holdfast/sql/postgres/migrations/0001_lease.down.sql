@@ -12,6 +12,7 @@ drop function holdfast.beat_end(uuid);
 drop function holdfast.beat_leases(uuid);
 drop function holdfast.beat_renew(uuid);
 drop function holdfast.lease_force_release(text, text, text, boolean);
+drop function holdfast.lease_abandon(text, uuid);
 drop function holdfast.lease_release(text, uuid, boolean, boolean);
 drop function holdfast.lease_status(text, uuid);
 drop function holdfast.lease_renew(text, uuid);

@@ -329,6 +329,23 @@ begin
     return true;
 end $$;
 
+-- Undo an acquire whose answer nobody heard, and the beat that it made for itself. Nobody has worked under it, so it is
+-- not kept for at_least either.
+create function holdfast.lease_abandon(name text, token uuid) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+declare
+    l holdfast.lease;
+begin
+    select * into l from holdfast.lease x where x.name = lease_abandon.name and x.token = lease_abandon.token for update nowait;
+    if not found then
+        return false;
+    end if;
+    l.keep_until := null;
+    perform holdfast.lease_end(l, 'released', false);
+    delete from holdfast.beat b where b.id = l.beat;
+    return true;
+end $$;
+
 -- For operators: takes the lease away from whoever has it. Waits (5 s at most) for transactions it protects; with
 -- wait => false it answers 55P03 at once instead.
 create function holdfast.lease_force_release(name text, actor text, reason text, wait boolean default true) returns boolean

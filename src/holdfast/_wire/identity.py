@@ -1,0 +1,40 @@
+"""Who we are, and secrets nobody can guess. By hand, because ``uuid``, ``secrets`` and ``socket`` cost milliseconds of
+every start, and nothing else here needs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+
+
+def new_token() -> str:
+    """A random UUID (version 4): the secret proof of holding a lease."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def check_token(token: object) -> str:
+    text = str(token).lower()
+    if not _UUID.match(text):
+        raise ValueError("token must be the UUID that acquire gave out")
+    return text
+
+
+def this_process() -> dict[str, Any]:
+    """For the people who look: label, host, pid, started."""
+    host, pid = _host(), os.getpid()
+    return {"label": f"{host}:{pid}:{os.urandom(3).hex()}", "host": host, "pid": pid, "started": time.time()}
+
+
+def _host() -> str:
+    try:
+        return os.uname().nodename
+    except AttributeError:  # pragma: no cover - Windows
+        return os.environ.get("COMPUTERNAME", "unknown")
