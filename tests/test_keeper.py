@@ -86,14 +86,14 @@ def last_calls(url: str) -> list[tuple[Any, ...]]:
 def test_leases_survive_a_server_restart_shorter_than_the_ttl(own_server: Postgres, crash: bool) -> None:
     url = migrated(own_server.database())
     with holdfast.Client(url) as client:
-        grant = client.lease("a", ttl=6, renew_every=0.2).acquire()
+        grant = client.lease("a", ttl=4, renew_every=0.2).acquire()
         eventually(lambda: updates(url) > 0, "a heartbeat")
         if crash:
             own_server.kill()
         else:
             own_server.stop()
         own_server.start()
-        pass_time(6.5)
+        pass_time(4.5)
         grant.check()
         record = client.leases.get("a")
         assert record is not None

@@ -43,7 +43,8 @@ def cancelling() -> int:
 def test_a_forced_release_is_learned_with_the_next_heartbeat_and_the_others_stay(
     connect: Callable[..., Any], either: str
 ) -> None:
-    client, told = connect(either), []
+    client = connect(either)
+    told: list[Any] = []
     taken = client.lease("taken", **FAST, on_lost=told.append).acquire()
     kept = client.lease("kept", **FAST, on_lost=told.append).acquire()
     assert client.leases.force_release("taken", **WHY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast._async.engines import open_engine
 from holdfast._async.engines.migrate import AsyncMigrations
@@ -15,6 +15,9 @@ from holdfast._wire.database import parse
 from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
+
+if TYPE_CHECKING:
+    from holdfast.core.health import Examination
 
 log = logging.getLogger("holdfast.client")
 
@@ -66,6 +69,13 @@ class AsyncClient:
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
         return await self.migrations.up()
+
+    async def examine(self, *, timeout: float = 10.0) -> Examination:
+        """Look the database over, and the way to it: everything that could keep leases from working well, each with its
+        remedy. Writes nothing. A database that does not answer in ``timeout`` seconds is a finding, not an error."""
+        from holdfast._async.primitives.health import examine
+
+        return await examine(self._engine, timeout)
 
     async def close(self) -> None:
         """Release what this client still holds, and close its connections. Harmless a second time."""

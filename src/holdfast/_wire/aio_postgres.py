@@ -47,7 +47,7 @@ class AsyncPostgresSession(PgWire):
         loop.add_reader(self._socket, self._readable)
 
     @classmethod
-    async def open(cls, database: Database, timeout: float) -> AsyncPostgresSession:
+    async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncPostgresSession:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[PostgresSession] = loop.create_future()
 
@@ -63,7 +63,7 @@ class AsyncPostgresSession(PgWire):
         def connect() -> None:
             session, failed = None, None
             try:
-                session = PostgresSession.open(database, timeout)
+                session = PostgresSession.open(database, timeout, to_look=to_look)
             except Exception as error:
                 failed = error
             try:

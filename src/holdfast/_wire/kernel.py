@@ -58,8 +58,8 @@ class Turnstile:
                 else:
                     turn.set()
 
-        threading.Thread(target=stand, name="holdfast-turn", daemon=True).start()
         try:
+            threading.Thread(target=stand, name="holdfast-turn", daemon=True).start()
             turn.wait(timeout)
         finally:
             with mutex:

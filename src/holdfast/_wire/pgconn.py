@@ -5,7 +5,9 @@ A connection made here is used through ``pgconn`` alone; psycopg's own connectio
 
 from __future__ import annotations
 
+import os
 import select
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,6 +56,17 @@ class PgWire:
             return self.pgconn.socket if self.pgconn.status == pq.ConnStatus.OK else None
         except OperationalError:
             return None
+
+    def socket_options(self) -> Row | None:
+        """How soon our own side notices a lost server; None on a local socket."""
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
+            if ours.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)  # elsewhere keepalives are all there is
+            return {
+                "keepalive": bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)),
+                "user_timeout": None if user_timeout is None else ours.getsockopt(socket.IPPROTO_TCP, user_timeout),
+            }
 
     def abandon(self) -> None:
         """In a forked child: this is the parent's session, and never ours to close."""
@@ -130,10 +143,13 @@ class PgWire:
         return True
 
 
-def connect(database: Database, timeout: float) -> pq.abc.PGconn:
-    """A connection to the first host that takes us and is the primary; each host gets its share of the time."""
+def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.abc.PGconn:
+    """A connection to the first host that takes us and is the primary; each host gets its share of the time.
+
+    ``to_look``: to the first host that takes us, whatever it is."""
     deadline = now() + timeout
-    attempts = _attempts(database.target)
+    target = make_conninfo(database.target, target_session_attrs="any") if to_look else database.target
+    attempts = _attempts(target)
     problems = []
     for number, conninfo in enumerate(attempts):
         share = (deadline - now()) / (len(attempts) - number)

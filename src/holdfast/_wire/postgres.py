@@ -25,19 +25,20 @@ class PostgresSession(PgWire):
         self._poll.register(pgconn.socket, select.POLLIN)
 
     @classmethod
-    def open(cls, database: Database, timeout: float) -> PostgresSession:
+    def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> PostgresSession:
+        """``to_look``: whatever answers will do, a standby too; nothing is set in such a session."""
         deadline = now() + timeout
-        session = cls(database, connect(database, timeout))
+        session = cls(database, connect(database, timeout, to_look=to_look))
         try:
-            session._greet(deadline)
+            session._greet(deadline, to_look)
         except BaseException:
             session.close()
             raise
         return session
 
-    def _greet(self, deadline: float) -> None:
+    def _greet(self, deadline: float, to_look: bool) -> None:
         [about] = self.call("session_open", {}, deadline - now())
-        if about["in_recovery"] or about["read_only"]:
+        if (about["in_recovery"] or about["read_only"]) and not to_look:
             raise Unreachable(
                 f"{self.database} is read-only (a standby, or set so), and leases need the primary: "
                 "list every host of the cluster in the URL"
@@ -46,7 +47,7 @@ class PostgresSession(PgWire):
         self.pooled = about["pid"] != self.pgconn.backend_pid
         if self.pooled:
             self._prepared = None
-        else:
+        elif not to_look:
             self.call("session_tune", {}, deadline - now())
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:

@@ -132,7 +132,7 @@ class SqliteSession:
             self._marks.close()
 
     def _gone(self, key: int | None) -> bool | None:
-        """Called by SQLite, which makes an error of its own out of whatever is raised here: Ctrl-C is kept for later."""
+        """Called by SQLite, which makes an error of its own of whatever is raised here: Ctrl-C is kept for later."""
         try:
             return None if key is None or self._marks is None else self._marks.is_free(key)
         except BaseException as error:
@@ -223,8 +223,8 @@ class _Write:
         try:
             session._turnstile.enter(max(0.0, self._deadline - now()))
             session._patiently(lambda: session._connection.execute("begin immediate"), self._deadline)
-        except BaseException:
-            session._turnstile.leave()
+        except BaseException:  # Ctrl-C may come when it has begun already
+            self._leave()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -233,8 +233,12 @@ class _Write:
             if kind is None:
                 self._session._patiently(lambda: connection.execute("commit"), self._deadline)
         finally:
-            try:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-            finally:
-                self._session._turnstile.leave()
+            self._leave()
+
+    def _leave(self) -> None:
+        connection = self._session._connection
+        try:
+            if connection.in_transaction:
+                connection.execute("rollback")
+        finally:
+            self._session._turnstile.leave()

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from holdfast import Client
 
 COMMANDS = {
+    "check": "holdfast.cli.check:check",
+    "doctor": "holdfast.cli.doctor:doctor",
+    "history": "holdfast.cli.leases:history",
+    "ls": "holdfast.cli.leases:ls",
     "migrate": "holdfast.cli.migrate:migrate",
+    "release": "holdfast.cli.leases:release",
     "run": "holdfast.cli.run_command:run",
+    "version": "holdfast.cli.version:version",
 }
 
 

@@ -23,12 +23,14 @@ def database(url: str | None, schema: str | None) -> tuple[str, str]:
 def _read() -> dict[str, str]:
     import tomllib
 
-    with open(CONFIG, "rb") as file:  # noqa: PTH123
-        try:
+    try:
+        with open(CONFIG, "rb") as file:  # noqa: PTH123
             table = tomllib.load(file)
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{CONFIG} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{CONFIG} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{CONFIG} is not valid TOML: {error}") from None
     for key in ("url", "schema"):
-        if not isinstance(table.get(key, ""), str):
-            raise ValueError(f"{key} in {CONFIG} must be a string, not {table[key]!r}")
+        if not isinstance(table.get(key, ""), str):  # its value is not repeated: a password may be in it
+            raise ValueError(f"{key} in {CONFIG} must be a string, not {type(table[key]).__name__}")
     return table

@@ -1,109 +1,124 @@
-"""The two processes that `holdfast run` has beside itself, both forked before there is a thread.
+"""The user's command: forked before there is a thread, in a process group of its own, in the foreground if we are.
 
-The *command* waits for a word before it becomes the user's program, so that nothing runs without the lease and starting
-it needs no fork of a process with threads. The *watcher* ends the command's process group when holdfast is killed,
-stopped or cut off: it lives in a session of its own and needs nothing but a pipe and a clock.
+It waits for a word before it becomes the user's program, so that nothing runs without the lease, and starting it needs
+no fork of a process with threads.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import select
 import signal
-import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+from holdfast.cli import group
+from holdfast.cli.group import clock, tell
+from holdfast.cli.signals import Bell, fork, nothing
+from holdfast.cli.terminal import Terminal
+
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def clock() -> float:
-    return time.clock_gettime(_CLOCK)
+_OURS_ALONE = (signal.SIGPIPE, signal.SIGXFSZ)
+"""What Python ignores, and a program expects to be as it was."""
 
 
 class Command:
-    """The user's command, in a process group of its own, in the foreground if we are."""
-
     def __init__(self, argv: list[str]) -> None:
-        self.argv = argv
-        self.terminal = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else None
+        self._terminal = Terminal()
+        parent = os.getpid()
         reader, self._go = os.pipe()
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
-            os.close(self._go)
-            _become(reader, argv, self.terminal, os.getppid())
+            try:
+                os.close(self._go)
+                os.setpgid(0, 0)
+                _die_with(parent)
+                _become(reader, argv)
+            finally:
+                os._exit(NOT_EXECUTABLE)
         os.close(reader)
+        try:
+            os.setpgid(self.pid, self.pid)  # both of us do it, so that it is done whoever comes first
+        except OSError:
+            pass
 
-    def start(self, environment: Mapping[str, str]) -> None:
-        self._to_foreground(self.pid)
-        for number in _passed_on():
-            signal.signal(number, self._pass_on)
-        lines = "\0".join(f"{name}={value}" for name, value in environment.items())
-        os.write(self._go, b"go" + lines.encode("utf-8", "surrogateescape"))
+    def start(self, environment: Mapping[bytes, bytes]) -> None:
+        self._terminal.give(self.pid, of=self.pid)
+        word = b"".join(b"%s=%s\0" % each for each in environment.items()) + b"\0"
+        try:
+            while word:
+                word = word[os.write(self._go, word) :]
+        except BrokenPipeError:
+            pass  # killed while it waited: its exit code will tell
         os.close(self._go)
 
     def forget(self) -> None:
         """It is not to run after all."""
-        os.close(self._go)
+        os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        os.close(self._go)
 
-    def wait(self) -> int:
+    def wait(self, bell: Bell) -> int:
         """Its exit code; 128 + n when a signal ended it. Stops and goes on with it, as the shell expects."""
+        whom = self.pid if os.getpid() != 1 else -1  # process 1 of a container buries every orphan
         while True:
-            _, status = os.waitpid(self.pid, os.WUNTRACED)
-            if not os.WIFSTOPPED(status):
-                self._to_foreground(os.getpgrp())
+            pid, status = os.waitpid(whom, os.WUNTRACED | os.WNOHANG)
+            if pid == 0:
+                for number in bell.wait():
+                    self._pass_on(number)
+            elif pid == self.pid and os.WIFSTOPPED(status):
+                self._stop_with_it(os.WSTOPSIG(status), bell)
+            elif pid == self.pid:
+                self._terminal.give(os.getpgrp(), of=self.pid)
                 return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-            self._to_foreground(os.getpgrp())
-            os.kill(os.getpid(), signal.SIGSTOP)
-            self._to_foreground(self.pid)
-            os.killpg(self.pid, signal.SIGCONT)
 
-    def end_group(self, grace: float) -> None:
+    def end_group(self, grace: float, lost: Callable[[], bool]) -> None:
         """Nothing of it may outlive the lease: what the command left running is ended, too."""
-        end_group(self.pid, grace)
+        group.end(self.pid, clock() + grace)
+        group.await_end(self.pid, lost)
 
-    def _pass_on(self, number: int, _: object) -> None:
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
+    def _pass_on(self, number: int) -> None:
+        if number == signal.SIGCONT:
+            self._terminal.give(self.pid, of=self.pid)
+        if number != signal.SIGCHLD:
+            tell(self.pid, number)
 
-    def _to_foreground(self, group: int) -> None:
-        if self.terminal is not None and os.tcgetpgrp(self.terminal) in (os.getpgrp(), self.pid):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-            try:
-                os.tcsetpgrp(self.terminal, group)
-            except OSError:
-                pass  # gone already, or not ours any more
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTTOU})
+    def _stop_with_it(self, number: int, bell: Bell) -> None:
+        """Ctrl-Z, or a read from the background: the shell must see us stop. A mere `kill -STOP` of the command, where
+        no terminal is involved, is between it and whoever sent it; the lease is kept meanwhile."""
+        if not self._terminal.there or (number == signal.SIGSTOP and not self._terminal.belongs_to(self.pid)):
+            return
+        self._terminal.give(os.getpgrp(), of=self.pid)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(0, signal.SIGTSTP)  # the kernel forgets it when there is no shell that could wake us again
+        signal.signal(signal.SIGTSTP, nothing)
+        woken = bell.rang(signal.SIGCONT)
+        self._terminal.give(self.pid, of=self.pid)
+        if not woken and not self._terminal.belongs_to(self.pid):
+            tell(self.pid, signal.SIGHUP)  # it will never be in the foreground: what the kernel does with orphans
+        tell(self.pid, signal.SIGCONT)
 
 
-def _passed_on() -> list[int]:
-    return [getattr(signal, name) for name in PASSED_ON]
-
-
-def _become(reader: int, argv: list[str], terminal: int | None, parent: int) -> None:
-    """In the child: wait for the word, then be the user's program. Whoever closes the pipe instead means no."""
-    status = 0
+def _become(reader: int, argv: list[str]) -> None:
+    """Wait for the word, then be the user's program. Whoever closes the pipe before it is complete means no."""
+    word = b""
+    while received := os.read(reader, 65536):
+        word += received
+    if not word.endswith(b"\0\0"):
+        return
+    for number in _OURS_ALONE:
+        signal.signal(number, signal.SIG_DFL)
+    pairs = (each.partition(b"=") for each in word[:-2].split(b"\0"))
+    environment = {name: value for name, _, value in pairs}
     try:
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _die_with(parent)
-        said = b""
-        while received := os.read(reader, 65536):
-            said += received
-        if said[:2] == b"go":
-            pairs = (each.partition("=") for each in said[2:].decode("utf-8", "surrogateescape").split("\0"))
-            os.execvpe(argv[0], argv, {name: value for name, _, value in pairs})
+        try:
+            os.execvpe(argv[0], argv, environment)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or "/" not in argv[0]:
+                raise
+            os.execve("/bin/sh", ["sh", *argv], environment)  # a script without a first line, as a shell would
     except OSError as error:
-        status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        os.write(2, f"holdfast: cannot run {argv[0]}: {error.strerror}\n".encode())
-    finally:
-        os._exit(status)
+        os.write(2, b"holdfast: cannot run %s: %s\n" % (os.fsencode(argv[0]), (error.strerror or "").encode()))
+        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
 
 
 def _die_with(parent: int) -> None:
@@ -116,72 +131,3 @@ def _die_with(parent: int) -> None:
         return
     if os.getppid() != parent:
         os._exit(0)
-
-
-class Watcher:
-    """Hears ``group N``, ``until T`` with every heartbeat, ``lost``, and ``done``. Silence past T means the same as
-    ``lost``, and the end of the pipe without ``done`` that holdfast was killed."""
-
-    def __init__(self, grace: float) -> None:
-        reader, self._writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._writer)
-            try:
-                os.setsid()
-                for number in _passed_on():
-                    signal.signal(number, signal.SIG_IGN)
-                _watch(reader, grace)
-            finally:
-                os._exit(0)
-        os.close(reader)
-
-    def say(self, line: str) -> None:
-        try:
-            os.write(self._writer, f"{line}\n".encode())
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        self.say("done")
-        os.close(self._writer)
-        os.waitpid(self.pid, 0)
-
-
-def _watch(reader: int, grace: float) -> None:
-    group, until, rest = 0, float("inf"), b""
-    while True:
-        left = None if until == float("inf") else max(0.0, until - clock())
-        if not select.select([reader], [], [], left)[0]:
-            end_group(group, grace)
-            return
-        received = os.read(reader, 4096)
-        if not received:
-            end_group(group, 0.0)
-            return
-        *lines, rest = (rest + received).split(b"\n")
-        for line in lines:
-            word, _, value = line.partition(b" ")
-            if word == b"group":
-                group = int(value)
-            elif word == b"until":
-                until = float(value)
-            elif word == b"lost":
-                until = 0.0
-            else:
-                return
-
-
-def end_group(group: int, grace: float) -> None:
-    """TERM, and KILL when ``grace`` seconds did not do it."""
-    if not group:
-        return
-    deadline = clock() + grace
-    try:
-        os.killpg(group, signal.SIGTERM if grace else signal.SIGKILL)
-        while clock() < deadline:
-            time.sleep(0.005)
-            os.killpg(group, 0)
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass

@@ -100,8 +100,7 @@ class AsyncEngine:
     @asynccontextmanager
     async def separately(self, timeout: float = CALL_TIMEOUT) -> AsyncIterator[AsyncSession]:
         """A session for one purpose that does not ask for our tables: migrations."""
-        self.check_usable()
-        session = await self._connect(timeout)
+        session = await self.connect(timeout)
         try:
             yield session
         finally:
@@ -110,6 +109,11 @@ class AsyncEngine:
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
         raise NotImplementedError
+
+    async def connect(self, timeout: float, *, to_look: bool = False) -> AsyncSession:
+        """A session of the caller's own; ``to_look`` when one to a server that cannot be used will do."""
+        self.check_usable()
+        return await (self._connect_to_look(timeout) if to_look else self._connect(timeout))
 
     async def close(self) -> None:
         self._notice_fork()
@@ -191,6 +195,9 @@ class AsyncEngine:
 
     async def _connect(self, timeout: float) -> AsyncSession:
         raise NotImplementedError
+
+    async def _connect_to_look(self, timeout: float) -> AsyncSession:
+        return await self._connect(timeout)
 
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         raise NotImplementedError

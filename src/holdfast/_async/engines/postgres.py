@@ -25,6 +25,9 @@ class AsyncPostgresEngine(AsyncEngine):
             await session.script("rollback", timeout)
         return answers
 
+    async def _connect_to_look(self, timeout: float) -> AsyncSession:
+        return await AsyncPostgresSession.open(self.database, timeout, to_look=True)
+
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         try:
             [row] = await session.call("hello", {}, timeout)

@@ -101,8 +101,7 @@ class Engine:
     @contextmanager
     def separately(self, timeout: float = CALL_TIMEOUT) -> Iterator[Session]:
         """A session for one purpose that does not ask for our tables: migrations."""
-        self.check_usable()
-        session = self._connect(timeout)
+        session = self.connect(timeout)
         try:
             yield session
         finally:
@@ -111,6 +110,11 @@ class Engine:
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
         raise NotImplementedError
+
+    def connect(self, timeout: float, *, to_look: bool = False) -> Session:
+        """A session of the caller's own; ``to_look`` when one to a server that cannot be used will do."""
+        self.check_usable()
+        return self._connect_to_look(timeout) if to_look else self._connect(timeout)
 
     def close(self) -> None:
         self._notice_fork()
@@ -192,6 +196,9 @@ class Engine:
 
     def _connect(self, timeout: float) -> Session:
         raise NotImplementedError
+
+    def _connect_to_look(self, timeout: float) -> Session:
+        return self._connect(timeout)
 
     def _hello(self, session: Session, timeout: float) -> None:
         raise NotImplementedError

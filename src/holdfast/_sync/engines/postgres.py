@@ -26,6 +26,9 @@ class PostgresEngine(Engine):
             session.script("rollback", timeout)
         return answers
 
+    def _connect_to_look(self, timeout: float) -> Session:
+        return PostgresSession.open(self.database, timeout, to_look=True)
+
     def _hello(self, session: Session, timeout: float) -> None:
         try:
             [row] = session.call("hello", {}, timeout)

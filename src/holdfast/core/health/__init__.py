@@ -78,6 +78,14 @@ def ok(found: str) -> Verdict:
     return "ok", found, None
 
 
+def warn(found: str, remedy: str) -> Verdict:
+    return "warn", found, remedy
+
+
+def fail(found: str, remedy: str) -> Verdict:
+    return "fail", found, remedy
+
+
 def schema_version(facts: Facts) -> Verdict:
     """For both engines: ``expected`` has the schema's name, the version wanted, and whether it comes by itself."""
     expected = row(facts, "expected")
@@ -87,8 +95,8 @@ def schema_version(facts: Facts) -> Verdict:
     if found == wanted:
         return ok(f"schema {schema!r} is at version {found}")
     if found > wanted:
-        return "fail", f"schema {schema!r} is at version {found}, this holdfast knows {wanted}", "Upgrade holdfast."
+        return fail(f"schema {schema!r} is at version {found}, this holdfast knows {wanted}", "Upgrade holdfast.")
     state = f"at version {found}, and {wanted} is needed" if found else "not there"
     if expected["self_migrating"]:
         return ok(f"schema {schema!r} is {state}: the next client that opens the file sees to it")
-    return "fail", f"schema {schema!r} is {state}", "Run: holdfast migrate up"
+    return fail(f"schema {schema!r} is {state}", "Run: holdfast migrate up")

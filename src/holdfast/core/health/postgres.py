@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from holdfast.core.health import Check, Facts, Finding, Unseen, Verdict, judge, ok, row, rows, schema_version
+from holdfast.core.health import (
+    Check,
+    Facts,
+    Finding,
+    Unseen,
+    Verdict,
+    fail,
+    judge,
+    ok,
+    row,
+    rows,
+    schema_version,
+    warn,
+)
 
 OLDEST, TESTED = 14, (15, 16, 18)
 CLOCK = 1.0
@@ -13,22 +26,27 @@ CLOCK = 1.0
 SHORT = 1000
 """Milliseconds: a limit below this ends statements that only had bad luck."""
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
-"""Transactions since a snapshot was taken, and seconds: 20,000 renewals under one make a heartbeat three times slower."""
+"""Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
 DEAD_ROWS = 10_000
 FOR_OPERATORS = frozenset({"lease_list", "lease_history", "lease_force_release"})
 """Functions that a role can do without and hold leases all the same."""
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
-    return judge(CHECKS, facts, remedy="For the whole picture: GRANT pg_monitor TO the role, or ask as a superuser.")
+    findings = judge(
+        CHECKS, facts, remedy="For the whole picture: GRANT pg_monitor TO the role, or ask as a superuser."
+    )
+    if row(facts, "connection")["error"] is None:
+        return findings
+    return tuple(finding for finding in findings if finding.status != "unseen")  # unanswered is not unseen
 
 
 def connection(facts: Facts) -> Verdict:
     about = row(facts, "connection")
     if about["error"] is not None:
-        return "fail", about["error"], "Nothing else could be asked. Mend this first."
+        return fail(about["error"], "Nothing else could be asked. Mend this first.")
     if about["refused"] is not None and not _read_only(facts):
-        return "fail", about["refused"], "The server answers, but holdfast cannot use its sessions. Mend this first."
+        return fail(about["refused"], "The server answers, but holdfast cannot use its sessions. Mend this first.")
     return ok(f"the server answers in {about['round_trip'] * 1000:.1f} ms")
 
 
@@ -36,23 +54,24 @@ def version(facts: Facts) -> Verdict:
     major, minor = divmod(row(facts, "session_open")["version"], 10_000)
     tested = f"tested with {', '.join(map(str, TESTED))}"
     if major < OLDEST:
-        return "fail", f"PostgreSQL {major}.{minor} is too old", f"Upgrade the server: {OLDEST} or newer, {tested}."
+        return fail(f"PostgreSQL {major}.{minor} is too old", f"Upgrade the server: {OLDEST} or newer, {tested}.")
     if not TESTED[0] <= major <= TESTED[-1]:
-        return "warn", f"PostgreSQL {major}.{minor} should work, but holdfast is {tested}", "Try it before you rely on it."
+        return warn(
+            f"PostgreSQL {major}.{minor} should work, but holdfast is {tested}",
+            "Try it before you rely on it.",
+        )
     return ok(f"PostgreSQL {major}.{minor}")
 
 
 def primary(facts: Facts) -> Verdict:
     about = row(facts, "session_open")
     if about["in_recovery"]:
-        return (
-            "fail",
+        return fail(
             "the server is in recovery: a standby, which takes no writes",
             "List every host of the cluster in the URL, and the primary is found; or promote this one.",
         )
     if about["read_only"]:
-        return (
-            "fail",
+        return fail(
             "transactions are read-only by default here",
             "Find out who set default_transaction_read_only (server, database or role) and why; then, for a role: "
             "ALTER ROLE … RESET default_transaction_read_only. Some providers set it when the disk is full.",
@@ -67,9 +86,9 @@ def pooler(facts: Facts) -> Verdict:
         "one; it needs one connection a process."
     )
     if about["moved"]:
-        return "warn", "a pooler between us and the server moves us from session to session (transaction mode)", remedy
+        return warn("a pooler between us and the server moves us from session to session (transaction mode)", remedy)
     if about["pooled"]:
-        return "warn", "a pooler sits between us and the server (it kept our session while we looked)", remedy
+        return warn("a pooler sits between us and the server (it kept our session while we looked)", remedy)
     if about["moved"] is None:
         return ok("none noticed on one connection; a second one for the full test was not to be had")
     return ok("none: the sessions are our own")
@@ -81,8 +100,7 @@ def clock(facts: Facts) -> Verdict:
     found = f"the server's clock is {offset:+.3f} s from ours, give or take {error:.3f} s"
     if abs(offset) - error <= CLOCK:
         return ok(found)
-    return (
-        "warn",
+    return warn(
         found,
         "Run NTP or chrony on both. Leases are safe, the server's clock alone decides; but whoever reads times in "
         "listings and logs is misled, and a clock that is set right in one step shortens or stretches leases.",
@@ -94,9 +112,8 @@ def keepalives(facts: Facts) -> Verdict:
     if not ours:
         return ok("a local socket: it needs none")
     here = ours[0]
-    if not here["keepalive"] or not here["user_timeout"]:
-        return (
-            "warn",
+    if not here["keepalive"] or here["user_timeout"] == 0:
+        return warn(
             "the URL switches off keepalives or tcp_user_timeout on our side",
             "Take keepalives and tcp_user_timeout out of the URL: a server that vanished is then noticed in 2 to 3 s "
             "instead of hours.",
@@ -107,8 +124,7 @@ def keepalives(facts: Facts) -> Verdict:
         raise Unseen("the server did not give us a session to set them on")
     values = {name: int(_setting(facts, name)) for name in _SERVER_SIDE}
     if missing := [name for name, value in values.items() if value == 0]:
-        return (
-            "warn",
+        return warn(
             f"the server's side of our sessions has none: {', '.join(missing)}",
             "The server's system may lack them. A client that vanished keeps its session, and what it waits for, until "
             "the server's own limits end it: set them in postgresql.conf.",
@@ -125,11 +141,10 @@ def connection_check(facts: Facts) -> Verdict:
     milliseconds = int(_setting(facts, "client_connection_check_interval"))
     if milliseconds:
         return ok(f"client_connection_check_interval is {milliseconds / 1000:g} s on our sessions")
-    return (
-        "warn",
+    return warn(
         "client_connection_check_interval is 0 on our sessions",
-        "Set it to '1s' in postgresql.conf, if the server's system supports it: without it a client that is killed while "
-        "it waits keeps its place until its statement ends.",
+        "Set it to '1s' in postgresql.conf, if the server's system supports it: without it a client that is killed "
+        "while it waits keeps its place until its statement ends.",
     )
 
 
@@ -140,8 +155,7 @@ def lock_table(facts: Facts) -> Verdict:
     found = f"{used} of about {capacity} locks are in use"
     if used * 2 <= capacity:
         return ok(found)
-    return (
-        "fail" if used >= capacity * 0.9 else "warn",
+    return (fail if used >= capacity * 0.9 else warn)(
         found,
         "Find who holds so many (SELECT pid, count(*) FROM pg_locks GROUP BY 1 ORDER BY 2 DESC), or raise "
         "max_locks_per_transaction and restart. When the table is full, new connections fail for everybody.",
@@ -165,8 +179,7 @@ def connections(facts: Facts) -> Verdict:
     found = f"{used} of {most} connections of {who} are in use"
     if most - used >= min(10, max(3, most // 10)):
         return ok(found)
-    return (
-        "fail" if most - used < 2 else "warn",
+    return (fail if most - used < 2 else warn)(
         found,
         "Raise the limit, or let the application's pools hold fewer. A process that cannot connect cannot renew its "
         "leases once its connection breaks.",
@@ -174,13 +187,14 @@ def connections(facts: Facts) -> Verdict:
 
 
 def synchronous(facts: Facts) -> Verdict:
+    if row(facts, "session_open")["in_recovery"]:
+        return ok("a standby commits nothing")
     names, commit = _setting(facts, "synchronous_standby_names"), _default(facts, "synchronous_commit")
     if commit == "off":
-        return (
-            "warn",
+        return warn(
             "synchronous_commit is off: a crash of the server loses the last commits",
-            "holdfast's own statements switch it on, unless a pooler is in between; your protected transactions do not: "
-            "SET LOCAL synchronous_commit = on where it matters.",
+            "holdfast's own statements switch it on, unless a pooler is in between; your protected transactions do "
+            "not: SET LOCAL synchronous_commit = on where it matters.",
         )
     if not names.strip():
         return ok("none is asked for: a failover may lose the last commits, and fences rise all the same")
@@ -190,13 +204,12 @@ def synchronous(facts: Facts) -> Verdict:
     asked = re.match(r"\s*(?:first|any)?\s*(\d+)\s*\(", names, re.IGNORECASE)
     needed = int(asked[1]) if asked else 1
     confirming = about["synchronous"]
-    if about["connected"] >= needed and not about["visible"]:
+    if about["connected"] >= needed and not row(facts, "examine_role")["sees_all"]:
         raise Unseen(f"{about['connected']} standbys are connected, and this role may not see if one is synchronous")
     if confirming >= needed:
         return ok(f"{confirming} synchronous standby{'s' * (confirming != 1)} confirm{'s' * (confirming == 1)} commits")
-    return (
-        "fail",
-        f"synchronous_standby_names asks for {needed}, and {confirming} synchronous standbys are connected: commits hang",
+    return fail(
+        f"commits hang: synchronous_standby_names asks for {needed} standbys, and {confirming} are connected",
         "Bring the standby back; or, knowing that a failover may then lose commits: "
         "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf();",
     )
@@ -206,17 +219,17 @@ def statement_timeouts(facts: Facts) -> Verdict:
     harm = []
     for name in ("statement_timeout", "lock_timeout"):
         limit = int(_default(facts, name))
-        if 0 < limit < (30_000 if name == "statement_timeout" and _pooled(facts) else SHORT):
-            harm.append(f"{name} is {_duration(limit)}{_source(facts, name)}")
-    if 0 < (limit := int(_default(facts, "transaction_timeout", "0"))):
-        harm.append(f"transaction_timeout is {_duration(limit)}{_source(facts, 'transaction_timeout')}")
+        if 0 < limit < SHORT:
+            harm.append(f"{name} is {_duration(limit)}")
+    if (limit := int(_default(facts, "transaction_timeout", "0"))) > 0:
+        harm.append(f"transaction_timeout is {_duration(limit)}")
     if not harm:
         return ok("none that would hurt")
-    return (
-        "warn",
+    return warn(
         "; ".join(harm),
-        "ALTER ROLE … SET it to 0 or higher, for the role holdfast connects as. holdfast sets its own limits on direct "
-        "connections, but begins under this one; behind a pooler, and in your protected transactions, it is in force.",
+        "See where it is set (psql: \\drds), and ALTER ROLE … SET it to 0 or higher for the role holdfast connects as. "
+        "On direct connections holdfast sets limits of its own, but begins under these; behind a pooler and in your "
+        "protected transactions they are in force. transaction_timeout also ends the waiting of failover='session'.",
     )
 
 
@@ -224,15 +237,14 @@ def idle_timeouts(facts: Facts) -> Verdict:
     harm = []
     session, transaction = (int(_default(facts, name, "0")) for name in _IDLE)
     if session and (_pooled(facts) or not _tuned(facts)):
-        harm.append(f"idle_session_timeout is {_duration(session)}{_source(facts, 'idle_session_timeout')}")
+        harm.append(f"idle_session_timeout is {_duration(session)}")
     if 0 < transaction < SHORT:
-        harm.append(f"{_IDLE[1]} is {_duration(transaction)}{_source(facts, _IDLE[1])}")
+        harm.append(f"{_IDLE[1]} is {_duration(transaction)}")
     if harm:
-        return (
-            "warn",
+        return warn(
             "; ".join(harm),
-            "ALTER ROLE … SET it to 0 or higher, for the role in question: it ends sessions that a pooler keeps, or "
-            "protected transactions that pause between two statements.",
+            "See where it is set (psql: \\drds), and ALTER ROLE … SET it to 0 or higher: it ends the sessions a pooler "
+            "keeps, or protected transactions that pause between two statements.",
         )
     if session:
         return ok("idle_session_timeout is set, and holdfast switches it off on its own sessions")
@@ -240,7 +252,7 @@ def idle_timeouts(facts: Facts) -> Verdict:
 
 
 def snapshots(facts: Facts) -> Verdict:
-    about = row(facts, "examine_snapshots_visible")
+    about = row(facts, "examine_role")
     held = [
         each
         for each in rows(facts, "examine_snapshots")
@@ -249,31 +261,29 @@ def snapshots(facts: Facts) -> Verdict:
     if held:
         worst = max(held, key=lambda each: int(each["transactions"]))
         age = "" if worst["seconds"] is None else f" for {_duration(worst['seconds'] * 1000)}"
-        return (
-            "warn",
+        return warn(
             f"{worst['who']} has kept a snapshot{age}, {worst['transactions']} transactions old"
             + (f" (and {len(held) - 1} more)" if len(held) > 1 else ""),
-            "End it: SELECT pg_terminate_backend(pid), ROLLBACK PREPARED, or pg_drop_replication_slot(name). Until then "
-            "vacuum removes nothing newer, and every heartbeat becomes slower.",
+            "End it: SELECT pg_terminate_backend(pid), ROLLBACK PREPARED, or pg_drop_replication_slot(name). Until "
+            "then vacuum removes nothing newer, and every heartbeat becomes slower.",
         )
-    if not about["visible"]:
+    if not about["sees_all"]:
         raise Unseen("this role may not see other roles' transactions; its own are well")
     return ok("none that is old")
 
 
 def privileges(facts: Facts) -> Verdict:
-    about = row(facts, "examine_schema")
+    about = row(facts, "examine_role")
     role, schema = about["role"], row(facts, "expected")["schema"]
     if not about["there"]:
         raise Unseen("there is no schema to have privileges in")
     if not about["usage"]:
-        return "fail", f"role {role!r} has no USAGE on schema {schema!r}", _grants(schema, role)
+        return fail(f"role {role!r} has no USAGE on schema {schema!r}", _grants(schema, role))
     missing = sorted({each["name"] for each in rows(facts, "examine_functions") if not each["may"]})
     if set(missing) - FOR_OPERATORS:
-        return "fail", f"role {role!r} may not execute {', '.join(missing)}", _grants(schema, role)
+        return fail(f"role {role!r} may not execute {', '.join(missing)}", _grants(schema, role))
     if missing:
-        return (
-            "warn",
+        return warn(
             f"role {role!r} can hold leases, but not execute {', '.join(missing)}",
             f"If it should list leases or take them away: {_grants(schema, role)}",
         )
@@ -285,13 +295,12 @@ def bloat(facts: Facts) -> Verdict:
     if not tables:
         raise Unseen("there are no tables")
     if _setting(facts, "autovacuum") == "off":
-        return "warn", "autovacuum is off", "Switch it on: heartbeats rewrite the same rows over and over."
+        return warn("autovacuum is off", "Switch it on: heartbeats rewrite the same rows over and over.")
     full = [each for each in tables if each["dead"] >= DEAD_ROWS and each["dead"] > 5 * each["live"]]
     if not full:
         return ok(f"{sum(each['dead'] for each in tables)} dead rows in all")
     worst = max(full, key=lambda each: int(each["dead"]))
-    return (
-        "warn",
+    return warn(
         f"table {worst['name']} has {worst['dead']} dead rows and {worst['live']} live ones"
         + (", and was never vacuumed by autovacuum" if worst["vacuumed"] is None else ""),
         f"VACUUM {row(facts, 'expected')['schema']}.{worst['name']}; then see what keeps autovacuum from it: an old "
@@ -308,14 +317,12 @@ def replica_identity(facts: Facts) -> Verdict:
         return ok("no publication has holdfast's tables")
     names = ", ".join(sorted(each["name"] for each in published))
     if bad := [each["name"] for each in published if not each["identified"]]:
-        return (
-            "fail",
+        return fail(
             f"published without a replica identity, so that updates fail: {', '.join(sorted(bad))}",
             "ALTER TABLE … REPLICA IDENTITY DEFAULT, or take the table out of the publication.",
         )
-    return (
-        "warn",
-        f"published for logical replication ({', '.join(sorted({each['publications'] for each in published}))}): {names}",
+    return warn(
+        f"published for logical replication ({published[0]['publications']}): {names}",
         "Leave them out of the publication: a copy of a lease grants nothing, fences (a sequence) are not replicated, "
         "and every heartbeat is sent.",
     )
@@ -379,12 +386,6 @@ def _value(facts: Facts, name: str, column: str, default: str | None) -> str:
     if value is None:
         raise Unseen(f"the setting {name} is not visible to this role")
     return str(value)
-
-
-def _source(facts: Facts, name: str) -> str:
-    """Where it was set, if that can be told: holdfast's own setting hides it."""
-    source = (_found(facts, name) or {}).get("source")
-    return f" (set for the {source})" if source in ("database", "user", "database user") else ""
 
 
 def _duration(milliseconds: float) -> str:

@@ -89,3 +89,71 @@ select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 
 -- name: protect_at_commit
 select holdfast.lease_protect_at_commit(:name, cast(:token as uuid)) as fence
+
+-- name: begin
+begin
+
+-- name: rollback
+rollback
+
+-- name: examine_role
+-- What anybody may know about themselves, and about the schema, be it there or not.
+select current_user::text as role, to_regnamespace(:schema) is not null as there,
+       coalesce(has_schema_privilege(to_regnamespace(:schema)::oid, 'usage'), false) as usage,
+       pg_has_role('pg_read_all_stats', 'usage') as sees_all
+
+-- name: examine_settings
+select name, setting, reset_val from pg_settings
+ where name in ('autovacuum', 'client_connection_check_interval', 'idle_in_transaction_session_timeout', 'idle_session_timeout',
+       'lock_timeout', 'max_connections', 'max_locks_per_transaction', 'max_prepared_transactions', 'reserved_connections',
+       'statement_timeout', 'superuser_reserved_connections', 'synchronous_commit', 'synchronous_standby_names',
+       'tcp_keepalives_count', 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_user_timeout', 'transaction_timeout')
+
+-- name: examine_clock
+select extract(epoch from clock_timestamp())::double precision as now
+
+-- name: examine_locks
+-- Fast-path locks and predicate locks live elsewhere.
+select count(*) as used from pg_locks where not fastpath and mode <> 'SIReadLock'
+
+-- name: examine_connections
+select (select sum(numbackends) from pg_stat_database)::int as used, s.numbackends as database_used,
+       case when r.rolsuper then -1 else d.datconnlimit end as database_limit,
+       (select count(*) from pg_stat_activity a where a.usesysid = r.oid) as role_used,
+       case when r.rolsuper then -1 else r.rolconnlimit end as role_limit
+  from pg_database d join pg_stat_database s on s.datid = d.oid join pg_roles r on r.rolname = session_user
+ where d.datname = current_database()
+
+-- name: examine_replicas
+-- Whoever may not see the rest can still count them.
+select count(*) as connected, count(*) filter (where sync_state in ('sync', 'quorum')) as synchronous from pg_stat_replication
+
+-- name: examine_snapshots
+-- What keeps vacuum from removing dead rows of this database. Of a session that is another role's only the pid is told.
+select 'session ' || pid || coalesce(' (' || usename || coalesce(', ' || nullif(application_name, ''), '') || ')', '') as who,
+       extract(epoch from clock_timestamp() - xact_start)::double precision as seconds,
+       greatest(age(backend_xmin), age(backend_xid)) as transactions
+  from pg_stat_activity
+ where coalesce(backend_xmin, backend_xid) is not null and pid <> pg_backend_pid() and backend_type <> 'autovacuum worker'
+   and (datname = current_database() or backend_type = 'walsender')
+union all
+select 'prepared transaction ' || quote_literal(gid), extract(epoch from clock_timestamp() - prepared)::double precision, age(transaction)
+  from pg_prepared_xacts where database = current_database()
+union all
+select 'replication slot ' || quote_literal(slot_name), null, age(xmin) from pg_replication_slots where xmin is not null
+
+-- name: examine_functions
+select p.proname::text as name, bool_and(has_function_privilege(p.oid, 'execute')) as may from pg_proc p
+ where p.pronamespace = to_regnamespace(:schema)::oid and p.proname = any (string_to_array(:names, ' ')) group by 1
+
+-- name: examine_tables
+select c.relname::text as name, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_dead_tup, 0) as dead,
+       extract(epoch from s.last_autovacuum)::double precision as vacuumed,
+       (select string_agg(t.pubname, ', ' order by t.pubname) from pg_publication_tables t
+         where t.schemaname = :schema and t.tablename = c.relname) as publications,
+       c.relreplident in ('f', 'i')
+       or c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
+       or not exists (select from pg_publication_tables t join pg_publication p on p.pubname = t.pubname
+                       where t.schemaname = :schema and t.tablename = c.relname and (p.pubupdate or p.pubdelete)) as identified
+  from pg_class c left join pg_stat_all_tables s on s.relid = c.oid
+ where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname

@@ -137,3 +137,16 @@ select 0 as ended;
 -- name: protect
 update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;
+
+-- name: examine_journal
+select journal_mode as mode from pragma_journal_mode;
+
+-- name: examine_integrity
+select quick_check as problem from pragma_quick_check('holdfast_lease') where quick_check <> 'ok'
+union all select quick_check from pragma_quick_check('holdfast_beat') where quick_check <> 'ok'
+union all select quick_check from pragma_quick_check('holdfast_fence') where quick_check <> 'ok'
+union all select quick_check from pragma_quick_check('holdfast_history') where quick_check <> 'ok';
+
+-- name: examine_write_lock
+-- Not a select, so it takes the write lock; and writes nothing.
+values (1);

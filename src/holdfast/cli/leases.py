@@ -1,0 +1,246 @@
+"""holdfast ls, history, release: who holds what, who held it before, and taking one away."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import holdfast
+from holdfast.cli.app import connected
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from holdfast import Client
+
+Held = list[dict[str, Any]]
+TITLES = ("lease", "holder", "host", "pid", "age", "left", "fence")
+PAST_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", "by", "reason")
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Go on looking, until Ctrl-C.")
+@click.option("--every", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
+              help="Seconds between two looks of --watch.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
+    """Show who holds which lease, and for how long.
+
+    Age, and the time left if nothing renews it, are by the database's clock. With --watch a terminal shows a live view; in a pipe the list is
+    printed anew whenever a lease changes hands, with --json as one line.
+
+    \b
+    Examples:
+      holdfast ls
+      holdfast ls --watch
+      holdfast ls --json | jq -r '.[] | select(.remaining < 5) | .name'
+    """
+    from holdfast.cli import output
+
+    with connected(context) as client:
+        if watch:
+            _watch(client, every, as_json)
+            return
+        held = _held(client)
+    if as_json:
+        click.echo(output.for_programs(held))
+    elif held:
+        console = output.console()
+        output.show(console, _listing(console, held))
+    else:
+        click.echo("no lease is held", err=True)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
+              help="Show at most so many.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def history(context: click.Context, name: str | None, most: int, as_json: bool) -> None:
+    """Show who held leases before, the latest first.
+
+    The grants that have ended, of the lease NAME or of all.
+
+    How a grant ended: released, expired (its holder stopped renewing it), session_lost, reentered (by the same holder)
+    or forced (taken away by an operator, with who and why). The newest 10,000 are kept.
+
+    \b
+    Examples:
+      holdfast history nightly-import
+      holdfast history --most 1000 --json | jq '.[] | select(.outcome == "forced")'
+    """
+    from holdfast.cli import output
+
+    with connected(context) as client:
+        past = client.leases.history(name, most=most)
+    if as_json:
+        names = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
+        click.echo(output.for_programs([{key: getattr(each, key) for key in names} for each in past]))
+    elif past:
+        rows = [
+            (each.name, each.holder, output.moment(each.ended_at),
+             output.span((each.ended_at - each.acquired_at).total_seconds()),
+             each.outcome, each.fence, each.actor, each.reason)
+            for each in past
+        ]  # fmt: skip
+        console = output.console()
+        output.show(console, output.listing(console, PAST_TITLES, rows))
+    else:
+        click.echo("no grant has ended yet" if name is None else f"no grant of lease {name!r} has ended yet", err=True)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Take it away from whoever holds it.")
+@click.option("--reason", metavar="TEXT", help="Why, for the record. Needed with --force.")
+@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@click.pass_context
+def release(context: click.Context, name: str, force: bool, reason: str | None, actor: str | None) -> None:
+    """Take the lease NAME away from its holder.
+
+    Its holder cannot commit a protected transaction from this moment on, and learns of it with its next heartbeat;
+    until then it may still be at work. Who took it away and why is kept in `holdfast history`.
+
+    Exit code 1 when nobody holds it.
+
+    \b
+    Example:
+      holdfast release nightly-import --force --reason "its machine is being replaced"
+    """
+    if not force:
+        raise click.UsageError(
+            f"lease {name!r} is its holder's to release, who may still be at work. "
+            "To take it away nevertheless, add --force and --reason."
+        )
+    if not reason:
+        raise click.UsageError("--force needs --reason: it is kept in the history of the lease")
+    from holdfast.cli import output
+
+    actor = actor or _myself()
+    with connected(context) as client:
+        done = client.leases.force_release(name, actor=actor, reason=reason)
+        latest = client.leases.history(name, most=1) if done else []
+    if not done:
+        click.echo(f"holdfast: nobody holds lease {name!r}", err=True)
+        sys.exit(1)
+    whose = f", held by {output.clean(latest[0].holder)} with fence {latest[0].fence}" if latest else ""
+    click.echo(f"released lease {name!r}{whose}; recorded: {actor}: {reason}")
+
+
+def _myself() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as containers have them
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _held(client: Client) -> Held:
+    """What the database knows, and by its clock: how old each lease is, how long it has left."""
+    return [
+        {
+            "name": each.name,
+            "holder": each.holder,
+            "host": each.host,
+            "pid": each.pid,
+            "fence": each.fence,
+            "acquired_at": each.acquired_at,
+            "expires_at": each.expires_at,
+            "age": round((each.expires_at - each.acquired_at - timedelta(seconds=each.remaining)).total_seconds(), 3),
+            "remaining": round(each.remaining, 3),
+            "info": dict(each.info),
+        }
+        for each in client.leases.list()
+    ]
+
+
+def _listing(console: Console, held: Held) -> list[Text]:
+    from holdfast.cli import output
+
+    rows = [
+        (each["name"], each["holder"], each["host"], each["pid"], output.span(each["age"]),
+         output.span(each["remaining"]), each["fence"])
+        for each in held
+    ]  # fmt: skip
+    return output.listing(console, TITLES, rows)
+
+
+def _looks(client: Client, every: float) -> Iterator[tuple[Held, str | None]]:
+    """What is held, again and again. Once it has answered, a database that is away is waited for: it may fail over."""
+    held, problem = _held(client), None
+    while True:
+        yield held, problem
+        time.sleep(every)
+        try:
+            held, problem = _held(client), None
+        except holdfast.EngineError as error:
+            problem = str(error)
+
+
+def _watch(client: Client, every: float, as_json: bool) -> None:
+    from holdfast.cli import output
+
+    console = output.console()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the cursor comes back
+    try:
+        if console.is_terminal and not as_json:
+            _live(console, client, every)
+        else:
+            _changes(console, client, every, as_json)
+    except KeyboardInterrupt:
+        pass
+
+
+def _live(console: Console, client: Client, every: float) -> None:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from holdfast.cli import output
+
+    seen = datetime.now(UTC)
+    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        for held, problem in _looks(client, every):
+            seen = seen if problem else datetime.now(UTC)
+            lines = [*_listing(console, held)] if held else []
+            title = f"{_count(held)} at {output.moment(seen)} UTC"
+            below = output.hanging(console, Text(""), output.clean(problem)) if problem else []
+            live.update(Group(Text(title, "dim"), *lines, *below), refresh=True)
+
+
+def _changes(console: Console, client: Client, every: float, as_json: bool) -> None:
+    from rich.text import Text
+
+    from holdfast.cli import output
+
+    known: object = None
+    trouble = False
+    for held, problem in _looks(client, every):
+        if problem and not trouble:
+            click.echo(f"holdfast: {output.clean(problem)}; looking again every {every:g} s", err=True)
+        trouble = problem is not None
+        who = [(each["name"], each["holder"], each["fence"]) for each in held]
+        if who == known:
+            continue
+        known = who
+        if as_json:
+            click.echo(output.for_programs(held, indent=None))
+        else:
+            title = Text(f"{output.moment(datetime.now(UTC))} UTC: {_count(held)}")
+            output.show(console, [title, *(_listing(console, held) if held else []), Text("")])
+
+
+def _count(held: Held) -> str:
+    return "no lease is held" if not held else f"{len(held)} lease{'s' if len(held) > 1 else ''}"
