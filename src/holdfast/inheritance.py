@@ -21,8 +21,13 @@ def inherited(client: Client) -> LeaseGrant: ...
 @overload
 def inherited(client: AsyncClient) -> Awaitable[AsyncLeaseGrant]: ...
 def inherited(client: Client | AsyncClient) -> LeaseGrant | Awaitable[AsyncLeaseGrant]:
-    """A grant for the lease in HOLDFAST_LEASE and HOLDFAST_TOKEN; `holdfast run` goes on renewing it. LookupError outside
-    of `holdfast run`, LeaseLost when the lease has passed on already."""
+    """A grant for the lease in HOLDFAST_LEASE and HOLDFAST_TOKEN. LookupError outside of `holdfast run`, LeaseLost when
+    the lease has passed on already.
+
+    `holdfast run` goes on renewing the lease, and ends this process when it is lost. ``grant.protect`` and
+    ``grant.transaction`` ask the database and are good for as long; ``grant.check()`` knows only what was left when it
+    was inherited, or at the last ``grant.renew()``. Releasing it is up to `holdfast run`: do not use it in a ``with``.
+    """
     name, token = os.environ.get("HOLDFAST_LEASE"), os.environ.get("HOLDFAST_TOKEN")
     if not name or not token:
         raise LookupError(

@@ -62,7 +62,7 @@ def _bury_orphans() -> None:
 def _running(group: int) -> bool:
     """Whether any of it is more than a zombie, which may stay for as long as its parent neglects it."""
     try:
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     except OSError:
         return False
     for process in processes:

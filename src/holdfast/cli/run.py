@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import Any
 
-from holdfast.cli import settings
-from holdfast.cli.supervise import Command, Watcher, clock
+from holdfast.cli import group, settings
+from holdfast.cli.group import clock
+from holdfast.cli.signals import Bell, Interrupted, interrupt_waiting
+from holdfast.cli.supervise import Command
+from holdfast.cli.watcher import Watcher
 
-NOT_ACQUIRED = 75
+FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
 _VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str}
+_FLAGS = ("--wait", "--skip")
 
 
 def plain(arguments: list[str]) -> dict[str, Any] | None:
     """`[--url U] run [options] NAME -- COMMAND…`, understood; None for anything else, which is click's to explain."""
-    found: dict[str, Any] = {"url": None, "schema": None, "ttl": 30.0, "timeout": 0.0, "skip": False, "holder": None}
+    found: dict[str, Any] = {}
     words: list[str] = []
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
             break
-        if argument == "--skip":
-            found["skip"] = True
+        if argument in _FLAGS:
+            found[argument[2:]] = True
         elif argument in _VALUED:
             try:
                 found[argument[2:]] = _VALUED[argument](next(rest))
@@ -34,83 +37,127 @@ def plain(arguments: list[str]) -> dict[str, Any] | None:
         else:
             words.append(argument)
     argv = list(rest)
-    if len(words) != 2 or words[0] != "run" or not argv or (found["skip"] and found["timeout"]):
+    if len(words) != 2 or words[0] != "run" or not argv or exclusive(**found):
         return None
-    return {**found, "name": words[1], "argv": argv}
+    return {"name": words[1], "argv": argv, **found}
+
+
+def exclusive(*, timeout: float | None = None, wait: bool = False, skip: bool = False, **_: object) -> bool:
+    """Whether these were given together and contradict each other."""
+    return (timeout is not None) + wait + skip > 1
 
 
 def run_here(
-    *, url: str | None, schema: str | None, name: str, argv: list[str], ttl: float, timeout: float | None,
-    skip: bool, holder: str | None,
+    *, name: str, argv: list[str], url: str | None = None, schema: str | None = None, ttl: float = 30.0,
+    timeout: float | None = None, wait: bool = False, skip: bool = False, holder: str | None = None,
 ) -> int:  # fmt: skip
     """Run it and give its exit code. A user's mistake is one line on stderr."""
     from holdfast import HoldfastError
 
+    _fill_standard_descriptors()
+    patience = None if wait else timeout or 0.0
     try:
-        return _run(*settings.database(url, schema), name, argv, ttl, timeout, skip, holder)
-    except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        return 1
-    except (ValueError, TypeError) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        return 2
+        interrupt_waiting()
+        return _run(*settings.database(url, schema), name, argv, ttl, patience, skip, holder)
+    except (HoldfastError, OSError) as error:
+        _say(str(error))
+        return FAILED
+    except ValueError as error:
+        _say(str(error))
+        return MISUSED
+    except Interrupted as signal:
+        return 128 + signal.number
 
 
 def _run(
     url: str, schema: str, name: str, argv: list[str], ttl: float, timeout: float | None, skip: bool, holder: str | None
 ) -> int:
     """The two forks come first, before a client brings threads."""
-    grace = min(ttl * 0.1, 1.0) / 2
+    grace = min(ttl * 0.1, 1.0) / 2  # half of what is left of the TTL when trust in the lease ends
     watcher = Watcher(grace)
-    command = Command(argv)
-    started = False
+    command: Command | None = None
     try:
-        from holdfast import Client, NotAcquired
+        command = Command(argv)
+        from holdfast import Client, HoldfastError, NotAcquired
 
+        news = threading.Event()
         with Client(url, schema=schema) as client:
-            lease = client.lease(name, ttl=ttl, timeout=timeout, holder=holder, on_lost=lambda _: watcher.say("lost"))
+            lease = client.lease(name, ttl=ttl, timeout=timeout, holder=holder, on_lost=lambda _: news.set())
             try:
                 grant = lease.acquire()
             except NotAcquired as refusal:
-                print(f"holdfast: {refusal}", file=sys.stderr)
+                _say(str(refusal))
                 return 0 if skip else NOT_ACQUIRED
-            with grant:
-                started = True
-                return _supervise(command, watcher, grant, grace, _environment(url, schema, grant))
+            bell = Bell()
+            running, command = command, None
+            code = _supervise(running, watcher, grant, news, grace, bell, _environment(url, schema, grant))
+            try:
+                grant.check()
+            except HoldfastError as loss:
+                _say(f"{loss}; so the command was ended")
+                return code or FAILED
+            with grant:  # is released
+                return code
     finally:
-        if not started:
+        if command is not None:
             command.forget()
         watcher.close()
 
 
-def _environment(url: str, schema: str, grant: Any) -> dict[str, str]:
-    return {
-        **os.environ,
-        "HOLDFAST_URL": url,
+def _supervise(
+    command: Command, watcher: Watcher, grant: Any, news: threading.Event, grace: float, bell: Bell,
+    environment: dict[bytes, bytes],
+) -> int:  # fmt: skip
+    """Run the command, and come back when nothing of it runs any more."""
+    over = False
+
+    def report() -> None:
+        """Tell the watcher how long the lease can be trusted, for as long as it can; more often as that comes to its
+        end, so that a heartbeat which succeeds late is not missed."""
+        while not over and not grant.lost:
+            watcher.say(f"until {clock() + grant.remaining()}")
+            news.wait(max(0.005, grant.remaining() / 8))
+        if over:
+            return
+        if not watcher.say("lost"):
+            group.end(command.pid, clock() + grace)
+        elif not ended.wait(grace):  # it is alive, but is it awake?
+            group.end(command.pid, 0.0)
+
+    ended = threading.Event()
+    watcher.say(f"group {command.pid}")
+    watcher.say(f"until {clock() + grant.remaining()}")
+    threading.Thread(target=report, name="holdfast-report", daemon=True).start()
+    try:
+        command.start(environment)
+        return command.wait(bell)
+    finally:
+        command.end_group(grace, lambda: bool(grant.lost))
+        over = True
+        ended.set()
+        news.set()
+
+
+def _environment(url: str, schema: str, grant: Any) -> dict[bytes, bytes]:
+    added = {
+        "HOLDFAST_URL": settings.from_anywhere(url),
         "HOLDFAST_SCHEMA": schema,
         "HOLDFAST_LEASE": grant.name,
         "HOLDFAST_TOKEN": grant.token,
         "HOLDFAST_FENCE": str(grant.fence),
     }
+    return {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in added.items()}}
 
 
-def _supervise(command: Command, watcher: Watcher, grant: Any, grace: float, environment: dict[str, str]) -> int:
-    over = threading.Event()
+def _fill_standard_descriptors() -> None:
+    """No file of ours may get the number of a standard one that is closed. The command finds it closed, as we did."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
-    def report() -> None:
-        """Tell the watcher how long the lease can be trusted, for as long as it can."""
-        every = max(0.01, grant.remaining() / 10)
-        while not over.is_set() and not grant.lost:
-            watcher.say(f"until {clock() + grant.remaining()}")
-            over.wait(every)
 
-    watcher.say(f"group {command.pid}")
-    threading.Thread(target=report, name="holdfast-report", daemon=True).start()
-    command.start(environment)
+def _say(message: str) -> None:
     try:
-        return command.wait()
-    finally:
-        command.end_group(grace)
-        over.set()
-        if grant.lost:
-            print(f"holdfast: lease {grant.name!r} was lost, so the command was ended", file=sys.stderr)
+        os.write(2, f"holdfast: {message}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass

@@ -3,40 +3,83 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
-from holdfast.cli.run import run_here
+from holdfast.cli.run import exclusive, run_here
 
 
-@click.command()
+@click.command(short_help="Run a command while holding a lease.", options_metavar="[OPTIONS]")
 @click.option("--ttl", type=float, default=30.0, show_default=True, help="Seconds the lease outlives a dead holder.")
 @click.option("--timeout", type=float, metavar="S", help="Wait at most so many seconds for the lease.")
 @click.option("--wait", is_flag=True, help="Wait for it as long as it takes.")
 @click.option("--skip", is_flag=True, help="When somebody has it, do nothing and exit with 0.")
-@click.option("--holder", metavar="LABEL", help="Who we are, for the people who look. Default: host, pid and a nonce.")
+@click.option(
+    "--holder",
+    metavar="LABEL",
+    help="Who we are. A run of the same holder takes the lease over at once, and the earlier one is ended: give it to "
+    "what replaces itself. Default: host, pid and a nonce, so that nobody does.",
+)
+@click.option("--url", metavar="URL", help="The database, as before the word run.")
+@click.option("--schema", metavar="NAME", help="Where its tables are, as before the word run.")
 @click.argument("name")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("argv", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def run(
-    context: click.Context, ttl: float, timeout: float | None, wait: bool, skip: bool, holder: str | None, name: str,
-    command: tuple[str, ...],
-) -> None:  # fmt: skip
+def run(context: click.Context, /, url: str | None, schema: str | None, **wanted: Any) -> None:
     """Run COMMAND while holding the lease NAME; exit with 75 when somebody else has it.
 
-    The command runs in a process group of its own and is ended with it: when the lease is lost (TERM, then KILL,
-    before its TTL is over), when holdfast is told to end, and when holdfast itself is killed. Signals are passed on.
-    It finds HOLDFAST_URL, HOLDFAST_LEASE, HOLDFAST_TOKEN and HOLDFAST_FENCE in its environment, so that
-    holdfast.inherited(client) in a Python program can protect its own transactions.
+    The lease is renewed for as long as the command runs, and released when nothing of it is left. On stderr is said
+    who holds it and until when if it is not to be had; by default it is not waited for.
 
     \b
-    Examples:
-      holdfast run nightly-import -- ./import.sh --all
-      holdfast run --skip sweep -- python sweep.py          # cron: quietly nothing when the last one still runs
-      holdfast run --wait --ttl 60 migrate -- alembic upgrade head
+    The command
+      runs in a process group of its own, in the foreground if holdfast is, with
+      the terminal, standard input and output that holdfast has. The signals INT,
+      TERM, HUP, QUIT, USR1, USR2, ALRM, WINCH, TSTP and CONT are passed on to
+      the group; a TERM waits for the command to finish in its own time.
+    \b
+    The whole group is ended
+      when the lease is lost (forced away, or the database does not answer):
+      TERM, then KILL, before the TTL is over;
+      when the command itself has ended and left something running;
+      when holdfast is killed, or stopped for longer than the lease can be
+      trusted: Ctrl-Z stops both, so come back within the TTL.
+      A program that leaves the group, as a daemon does, is out of reach.
+    \b
+    Environment of the command
+      HOLDFAST_URL    the database; the secret part of it, too
+      HOLDFAST_LEASE  the name
+      HOLDFAST_TOKEN  the proof of holding it: a secret
+      HOLDFAST_FENCE  a number that rises with every acquisition
+      holdfast.inherited(client) in Python makes a grant of them, to protect
+      the command's own transactions.
+    \b
+    Exit codes
+      the command's own; 128 + n when signal n ended it
+      75   somebody else has the lease (0 with --skip)
+      126  the command cannot be executed
+      127  the command was not found
+      128 + n  signal n came while holdfast waited for the lease
+      1    the database cannot be reached, or refuses; or the lease was lost
+           and the command, told to end, did so with 0
+      2    called wrongly
+    \b
+    Examples
+      Once at a time, over all machines that share the database:
+        holdfast run nightly-import -- ./import.sh --all
+      From cron, where it is no error that the last one still runs:
+        */5 * * * *  holdfast run --skip sweep -- python sweep.py
+      Replicas that deploy together, one migrates and the others wait:
+        holdfast run --wait --ttl 60 migrate -- alembic upgrade head
+      At most a minute of waiting, then say who has it:
+        holdfast run --timeout 60 backup -- pg_dump -f app.dump app
+      A pipeline, with a shell of its own:
+        holdfast run report -- sh -c 'make-report | mail -s report team'
+      The password stays out of the process list:
+        HOLDFAST_URL=postgresql://app:secret@db/app holdfast run sweep -- ./sweep
     """
-    if sum((timeout is not None, wait, skip)) > 1:
+    if exclusive(**wanted):
         raise click.UsageError("--timeout, --wait and --skip exclude each other")
-    patience = None if wait else timeout or 0.0
-    place = {"url": context.obj["url"], "schema": context.obj["schema"]}
-    sys.exit(run_here(**place, name=name, argv=list(command), ttl=ttl, timeout=patience, skip=skip, holder=holder))
+    wanted["argv"] = list(wanted["argv"])
+    sys.exit(run_here(url=url or context.obj["url"], schema=schema or context.obj["schema"], **wanted))

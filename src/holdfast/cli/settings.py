@@ -12,12 +12,32 @@ CONFIG = "holdfast.toml"
 def database(url: str | None, schema: str | None) -> tuple[str, str]:
     """The URL and the schema. ValueError when holdfast.toml cannot be understood."""
     from_file = _read() if os.path.exists(CONFIG) else {}  # noqa: PTH110 - pathlib would double the time to start
+    if url and _has_password(url):
+        _say("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
     url = url or os.environ.get("HOLDFAST_URL") or from_file.get("url")
     schema = schema or os.environ.get("HOLDFAST_SCHEMA") or from_file.get("schema") or "holdfast"
     if not url:
         url = DEFAULT_URL
-        print(f"holdfast: no --url, no HOLDFAST_URL, no {CONFIG}: using {url} in this folder", file=sys.stderr)
+        _say(f"no --url, no HOLDFAST_URL, no {CONFIG}: using {url} in this folder")
     return url, schema
+
+
+def from_anywhere(url: str) -> str:
+    """The same database for a process in another folder."""
+    scheme, _, rest = url.partition("://")
+    if scheme.partition("+")[0].lower() != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
+        return url
+    here = os.getcwd().replace("%", "%25").replace("?", "%3F")  # noqa: PTH109
+    return f"{scheme}:///{here}{rest}"
+
+
+def _has_password(url: str) -> bool:
+    return ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0] or "password=" in url
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        print(f"holdfast: {line}", file=sys.stderr)
 
 
 def _read() -> dict[str, str]:

@@ -20,6 +20,7 @@ from holdfast.sql import statements
 
 _PROBE = 2.0
 """Seconds to wait for what a healthy database gives at once: a second session's answer, the write lock."""
+_ABSENT = frozenset({"3F000", "42P01"})
 _ASKED = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables")
 
 
@@ -72,7 +73,11 @@ class _Patient:
             return
         async with self._engine.separately(self._left()) as session:
             await self._ask(session, "examine_journal", {})
-            await self._ask(session, "examine_integrity", {})
+            try:
+                self.facts["examine_integrity"] = await session.call("examine_integrity", {}, self._left())
+            except Refused as error:  # no tables at all, or so damaged that they cannot be checked
+                damaged: Fact = [{"problem": str(error)}]
+                self.facts["examine_integrity"] = None if error.sqlstate in _ABSENT else damaged
             await self._ask(session, "schema_applied", {}, absent=[])
             asked, patience, problem = now(), min(_PROBE, self._left()), None
             try:
@@ -96,7 +101,7 @@ class _Patient:
         try:
             self.facts[name] = await session.call(name, parameters, self._left())
         except Refused as error:
-            self.facts[name] = absent if error.sqlstate in ("3F000", "42P01") else None
+            self.facts[name] = absent if error.sqlstate in _ABSENT else None
 
     async def _ask_version(self, session: AsyncSession, *, writes: bool) -> None:
         """From the table, for its owner; else as every client asks, which may write, and so not on a standby."""

@@ -97,7 +97,7 @@ def pooler(facts: Facts) -> Verdict:
 def clock(facts: Facts) -> Verdict:
     about = row(facts, "clock")
     offset, error = about["offset"], about["round_trip"] / 2
-    found = f"the server's clock is {offset:+.3f} s from ours, give or take {error:.3f} s"
+    found = f"the server's clock is {offset:+.3f} s from ours, give or take {error * 1000:.1f} ms"
     if abs(offset) - error <= CLOCK:
         return ok(found)
     return warn(

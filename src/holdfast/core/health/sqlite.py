@@ -144,7 +144,7 @@ def integrity(facts: Facts) -> Verdict:
         return ok("holdfast's tables are sound")
     return fail(
         f"damaged: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-        "Stop every process that uses the file; restore it from a backup, or rescue it with .recover in the sqlite3 shell.",
+        "Stop every process that uses the file; restore it from a backup, or try .recover in the sqlite3 shell.",
     )
 
 

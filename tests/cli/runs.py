@@ -1,0 +1,137 @@
+"""`holdfast run` as a process, and the processes below it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from tests.cli.command import SCRIPT, environment
+
+PATIENCE = 60.0
+
+FAMILY = ("sh", "-c", "sleep 1000 & echo $$ $!; wait")
+"""A command with a child of its own; it prints both pids."""
+STUBBORN = ("sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo $$ $!; while :; do wait; done")
+"""The same, and neither ends when it is asked to."""
+
+
+def finish(
+    url: str, *arguments: str | bytes, more: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`holdfast run …`, and how it ended."""
+    options = {"capture_output": True, "stdin": subprocess.DEVNULL, "text": True, **options}
+    return subprocess.run(
+        [SCRIPT, "run", *arguments], timeout=PATIENCE, check=False, env=environment(HOLDFAST_URL=url, **(more or {})),
+        **options,
+    )  # fmt: skip
+
+
+class Run:
+    """A `holdfast run` under way. Whatever it started is killed at the end of the block."""
+
+    def __init__(
+        self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None
+    ) -> None:
+        self.process = subprocess.Popen(
+            [SCRIPT, "run", *options, "job", "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=environment(HOLDFAST_URL=url, **(more or {})),
+        )
+        self.pid = self.process.pid
+        self.family: list[int] = []
+        self._said: dict[str, queue.SimpleQueue[str]] = {}
+        self._readers = [self._listen("out", self.process.stdout), self._listen("err", self.process.stderr)]
+
+    def _listen(self, name: str, stream: IO[str] | None) -> threading.Thread:
+        said = self._said[name] = queue.SimpleQueue()
+
+        def read() -> None:
+            assert stream is not None
+            with stream:
+                for line in stream:
+                    said.put(line.rstrip("\n"))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    def line(self) -> str:
+        """The next line that the command prints."""
+        return self._said["out"].get(timeout=PATIENCE)
+
+    def pids(self) -> list[int]:
+        """The pids that the command prints when it runs."""
+        self.family += map(int, self.line().split())
+        return self.family
+
+    def watcher(self) -> int:
+        """The pid of the process that holdfast has beside the command."""
+        [watcher] = [pid for pid in children(self.pid) if os.getsid(pid) == pid]
+        return watcher
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def errors(self) -> str:
+        """All that was said on stderr, once everybody who could say something has ended."""
+        self._readers[1].join(PATIENCE)
+        lines = []
+        while not self._said["err"].empty():
+            lines.append(self._said["err"].get())
+        return "\n".join(lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        below = [] if self.process.poll() is not None else children(self.pid)
+        for pid in (self.pid, *below, *self.family):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join(PATIENCE)
+
+
+def _stat(pid: int | str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X", "0"]
+
+
+def state(pid: int) -> str:
+    """As in ps: R, S, T, Z …; X when there is none."""
+    return _stat(pid)[0]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "XZ"
+
+
+def children(pid: int) -> list[int]:
+    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if int(_stat(each.name)[1]) == pid]
+
+
+def gone(pids: Sequence[int]) -> float:
+    """Wait until none of them runs; when that was."""
+    deadline = time.monotonic() + PATIENCE
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {[(pid, state(pid)) for pid in pids]}"
+        time.sleep(0.005)
+    return time.time()

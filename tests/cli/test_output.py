@@ -1,0 +1,261 @@
+"""What every command has in common: where its database is, and how it reads on narrow terminals, in pipes, in ASCII."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import jsonschema
+import pytest
+
+import holdfast
+from holdfast.cli.app import COMMANDS, app
+from holdfast.cli.output import clean, span
+from tests.children import query
+from tests.cli.command import ROOT, SCHEMAS, SCRIPT, ask, at, call, environment, on_terminal, valid
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LONG = "a lease with a rather long name, as people give them " * 3
+UNREACHABLE = "postgresql://jane:hunter2@127.0.0.1:1/app"
+
+
+@pytest.fixture
+def busy(sqlite_url: str) -> str:
+    """A database with a history whose words do not fit into a narrow line."""
+    with holdfast.Client(sqlite_url) as client:
+        client.lease(LONG, holder="worker number one on the first machine").acquire()
+        client.leases.force_release(LONG, actor="jane", reason="the machine is being replaced " * 5)
+    return sqlite_url
+
+
+@pytest.mark.parametrize("way", ["terminal", "COLUMNS"])
+@pytest.mark.parametrize("command", [("ls",), ("history",), ("check",), ("version",)])
+def test_nothing_is_wider_than_a_narrow_terminal_and_nothing_is_cut_off(
+    busy: str, command: tuple[str, ...], way: str
+) -> None:
+    with holdfast.Client(busy) as client:
+        client.lease(LONG, holder="worker number two on the second machine").acquire()
+        if way == "terminal":
+            text = COLOUR.sub("", on_terminal(*at(busy, *command), columns=40))
+        else:
+            text = ask(*at(busy, *command), COLUMNS="40")
+    assert max(map(len, text.splitlines())) <= 40
+    words = " ".join(text.split())
+    for expected in {"ls": [LONG, "machine"], "history": [LONG, "the machine is being replaced " * 5]}.get(
+        command[0], []
+    ):
+        assert " ".join(expected.split()) in words
+
+
+def test_a_wide_terminal_shows_columns_with_colours_unless_told_otherwise(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        client.lease("sweep").acquire()
+        coloured = on_terminal(*at(sqlite_url, "ls"), columns=120)
+        plain = on_terminal(*at(sqlite_url, "ls"), columns=120, NO_COLOR="1")
+        checked = on_terminal(*at(sqlite_url, "check"), columns=120, NO_COLOR="1")
+    assert "\x1b[1m" in coloured
+    assert len(coloured.splitlines()) == 2
+    colours = {code for text in (plain, checked) for code in re.findall(r"\x1b\[([0-9;]*)m", text)}
+    assert colours <= {"0", "1"}, "bold is no colour"
+    assert "\x1b[32m" in on_terminal(*at(sqlite_url, "check"), columns=120)
+
+
+def test_in_a_pipe_a_row_is_one_whole_line_without_escapes(busy: str) -> None:
+    lines = ask(*at(busy, "history")).splitlines()
+    assert len(lines) == 2
+    assert LONG in lines[1]
+    assert "the machine is being replaced " * 4 in lines[1]
+    assert lines[1].rstrip() == lines[1]
+    assert "\x1b" not in lines[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["[red]alert[/red]", "[/]", ":smile:", "[link=file:///x]y[/link]", "a\\[b", "日本語 é"]
+)
+def test_a_name_with_markup_is_printed_as_it_is(either: str, name: str) -> None:
+    with holdfast.Client(either) as client:
+        client.lease(name, holder=name).acquire()
+        assert ask(*at(either, "ls")).count(name) == 2
+        assert name in ask(*at(either, "ls"), COLUMNS="30")
+        assert valid("ls", ask(*at(either, "ls", "--json")))[0]["name"] == name
+        assert ask(*at(either, "release", name, "--force", "--reason", name)).count(name) >= 2
+        assert ask(*at(either, "history", name)).count(name) == 3
+
+
+def test_control_bytes_that_got_into_the_tables_are_escaped(either: str) -> None:
+    """Not through holdfast, which refuses them; but whoever reads a listing must not have a terminal taken over."""
+    with holdfast.Client(either) as client:
+        client.lease("sweep").acquire().release()
+    table = "holdfast_history" if either.startswith("sqlite") else "holdfast.history"
+    query(either, f"update {table} set holder = %s, reason = %s", "a\x1b[2Jb\x9b\u202ec", "two\nlines\ttab")
+    text = ask(*at(either, "history"))
+    assert "a\\x1b[2Jb\\x9b\\u202ec" in text
+    assert "two\\nlines\\ttab" in text
+    assert len(text.splitlines()) == 2
+    [found] = valid("history", ask(*at(either, "history", "--json")))
+    assert found["reason"] == "two\nlines\ttab"
+
+
+def test_an_encoding_that_lacks_a_character_is_no_error(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        client.lease("größe 日").acquire()
+        assert "gr\\xf6\\xdfe \\u65e5" in ask(*at(sqlite_url, "ls"), PYTHONIOENCODING="ascii")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (0.04, "0.0 s"), (9.94, "9.9 s"), (10, "10 s"), (59.4, "59 s"), (59.6, "1 m 00 s"),
+     (61, "1 m 01 s"), (3599.7, "1 h 00 m"), (7325, "2 h 02 m"), (86400, "1 d 00 h"), (1e6, "11 d 13 h")],
+)  # fmt: skip
+def test_lengths_of_time_are_readable(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_what_is_not_there_is_a_dash() -> None:
+    assert [clean(value) for value in (None, "", 0, "x")] == ["-", "-", "0", "x"]
+
+
+@pytest.mark.parametrize(
+    "command", [("ls",), ("ls", "--watch"), ("ls", "--json"), ("history",), ("check",), ("migrate", "status"),
+                ("release", "x", "--force", "--reason", "y")],
+)  # fmt: skip
+def test_an_unreachable_database_is_one_line_without_the_password(command: tuple[str, ...]) -> None:
+    done = call(*command, HOLDFAST_URL=UNREACHABLE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "127.0.0.1:1" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_url_goes_before_environment_before_file_before_the_default(tmp_path: Path) -> None:
+    places = {name: f"sqlite:///{tmp_path / name}.db" for name in ("option", "environment", "file", "holdfast")}
+    clients = [holdfast.Client(url) for url in places.values()]
+    try:
+        for name, client in zip(places, clients, strict=True):
+            client.lease(name).acquire()
+
+        def found(*arguments: str, **more: str) -> str:
+            [lease] = json.loads(ask(*arguments, "ls", "--json", cwd=tmp_path, **more))
+            return str(lease["name"])
+
+        assert found() == "holdfast"
+        (tmp_path / "holdfast.toml").write_text(f'url = "{places["file"]}"\n')
+        assert found() == "file"
+        assert found(HOLDFAST_URL=places["environment"]) == "environment"
+        assert found("--url", places["option"], HOLDFAST_URL=places["environment"]) == "option"
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
+    said = call("ls", "--json", cwd=tmp_path).stderr
+    assert "sqlite:///holdfast.db" in said
+    assert (tmp_path / "holdfast.db").exists()
+    assert call("ls", "--json", cwd=tmp_path, HOLDFAST_URL=f"sqlite:///{tmp_path}/holdfast.db").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (b"url = ", "not valid TOML"),
+        (b"\xff\xfe", "not valid TOML"),
+        (b"url = 5", "url in holdfast.toml must be a string"),
+        (b'url = ["postgresql://jane:hunter2@db/app"]', "url in holdfast.toml must be a string"),
+        (b'url = "mysql://jane:hunter2@db/app"', "unknown URL scheme"),
+        (b'url = "postgresql://jane:hunter2@db:x/app"', "not a valid PostgreSQL URL"),
+        (b'schema = "No Such"', "schema must be"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_bad_holdfast_toml_is_told_without_a_traceback_or_a_password(
+    tmp_path: Path, text: bytes | None, wanted: str
+) -> None:
+    file = tmp_path / "holdfast.toml"
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_bytes(text)
+    done = call("ls", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert wanted in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("ls", "--nonsense"), ("history", "--most", "0"), ("ls", "a"),
+                                       ("ls", "--every", "0"), ("history", "a\nb")])  # fmt: skip
+def test_wrong_arguments_are_explained_with_exit_code_2(sqlite_url: str, arguments: tuple[str, ...]) -> None:
+    done = call(*at(sqlite_url, *arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Error: " in done.stderr
+
+
+def test_a_reader_that_goes_away_early_is_no_traceback(busy: str) -> None:
+    process = subprocess.Popen(
+        [SCRIPT, *at(busy, "history")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, problems = process.communicate(timeout=60)
+    assert (process.returncode, problems) == (1, b"")
+
+
+def test_completion_knows_the_commands_and_their_options() -> None:
+    def completed(words: str) -> set[str]:
+        number = str(len(words.split()) - (not words.endswith(" ")))
+        text = ask(_HOLDFAST_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
+        return {line.partition(",")[2] for line in text.splitlines()}
+
+    assert completed("holdfast ") == set(COMMANDS)
+    assert completed("holdfast his") == {"history"}
+    assert "--watch" in completed("holdfast ls --")
+    assert "complete" in ask(_HOLDFAST_COMPLETE="bash_source")
+
+
+def test_it_also_runs_as_a_module(sqlite_url: str) -> None:
+    command = [sys.executable, "-m", "holdfast", *at(sqlite_url, "check")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "7/7" in done.stdout
+
+
+def test_the_state_of_the_tables_as_json_is_as_its_schema_says(either: str) -> None:
+    ask(*at(either, "ls"))
+    assert all(row["applied_at"] for row in valid("migrate-status", ask(*at(either, "migrate", "status", "--json"))))
+    ask(*at(either, "migrate", "down", "--to", "0", "--yes"))
+    done = call(*at(either, "migrate", "status", "--json"))
+    assert done.returncode == 1
+    assert not any(row["applied_at"] for row in valid("migrate-status", done.stdout))
+
+
+def test_every_schema_is_one_and_refuses_what_it_does_not_know() -> None:
+    for path in sorted(SCHEMAS.glob("*.schema.json")):
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        jsonschema.Draft202012Validator.check_schema(schema)
+        for wrong in ([{}], {}, "x"):
+            assert not jsonschema.Draft202012Validator(schema).is_valid(wrong), path.name
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    with click.Context(app) as context:
+        for name in app.list_commands(context):
+            command = app.get_command(context, name)
+            assert command is not None
+            group = command.commands.values() if isinstance(command, click.Group) else [command]
+            for option in (parameter for each in group for parameter in each.params):
+                for spelling in option.opts if isinstance(option, click.Option) else []:
+                    assert spelling in sections[name], f"{name} {spelling}"
+
+
+def test_every_command_has_help_that_fits_a_line_in_the_list() -> None:
+    listed = ask("--help").partition("Commands:")[2]
+    assert [line.split()[0] for line in listed.splitlines() if line] == sorted(COMMANDS)
+    for name in COMMANDS:
+        assert "Usage: holdfast" in ask(name, "--help")

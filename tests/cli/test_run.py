@@ -1,0 +1,221 @@
+"""holdfast run: what it says and passes on. How its processes end is in the tests beside this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from tests.children import NONE, rows
+from tests.cli.command import SCRIPT, call, environment
+from tests.cli.runs import PATIENCE, Run, finish, gone
+from tests.conftest import migrated
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -USR1 $$", 128 + 10), ("kill -9 $$", 128 + 9)]
+)
+def test_the_exit_code_is_the_commands_own(sqlite_url: str, script: str, code: int) -> None:
+    done = finish(sqlite_url, "job", "--", "sh", "-c", script)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert rows(sqlite_url) == NONE
+
+
+def test_a_command_that_cannot_be_started_is_127_or_126_as_in_a_shell(sqlite_url: str, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("no program")
+    for command, code in ((b"no-such-\xff", 127), (str(tmp_path / "data"), 126), (str(tmp_path), 126), ("", 127)):
+        done = finish(sqlite_url, "job", "--", command, text=False)
+        assert done.returncode == code
+        assert done.stderr.startswith(b"holdfast: cannot run " + os.fsencode(command))
+        assert done.stderr.count(b"\n") == 1
+    assert rows(sqlite_url) == NONE
+
+
+def test_a_script_without_a_first_line_is_run_by_sh(sqlite_url: str, tmp_path: Path) -> None:
+    """In a crontab it was, and adding holdfast must not change that."""
+    (tmp_path / "job.sh").write_text("echo $1; exit 4")
+    (tmp_path / "job.sh").chmod(0o755)
+    done = finish(sqlite_url, "job", "--", "./job.sh", "argument", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (4, "argument\n", "")
+
+
+def test_of_two_the_second_says_who_holds_it_and_until_when(either: str) -> None:
+    with Run(either) as run:
+        family = run.pids()
+        done = finish(either, "job", "--", "echo", "never")
+        assert (done.returncode, done.stdout) == (75, "")
+        assert f"lease 'job' is held by {socket.gethostname()}:{run.pid}:" in done.stderr
+        assert " UTC" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert finish(either, "--skip", "job", "--", "echo", "never").returncode == 0
+        assert finish(either, "--timeout", "0.2", "job", "--", "echo", "never").returncode == 75
+        run.process.terminate()
+        assert run.wait() == 128 + signal.SIGTERM
+        gone(family)
+    assert finish(either, "job", "--", "echo", "now").stdout == "now\n"
+
+
+@pytest.mark.parametrize("patience", [("--wait",), ("--timeout", str(PATIENCE))])
+def test_a_waiting_run_starts_when_the_lease_is_released(either: str, patience: tuple[str, ...]) -> None:
+    with Run(either) as first:
+        family = first.pids()
+        with Run(either, *patience, command=("echo", "mine")) as second:
+            first.process.terminate()
+            assert second.line() == "mine"
+            assert not any(map(os.path.exists, (f"/proc/{pid}/exe" for pid in family)))
+            assert second.wait() == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("job",),
+        ("job", "--"),
+        ("--ttl", "soon", "job", "--", "true"),
+        ("--ttl", "0.01", "job", "--", "true"),
+        ("--ttl", "nan", "job", "--", "true"),
+        ("--timeout", "-1", "job", "--", "true"),
+        ("--wait", "--skip", "job", "--", "true"),
+        ("--skip", "--timeout", "1", "job", "--", "true"),
+        ("--no-such-option", "job", "--", "true"),
+        ("x" * 201, "--", "true"),
+        (b"\xff", "--", "true"),
+        ("--url", "mysql://host/name", "job", "--", "true"),
+        ("--schema", "no schema", "job", "--", "true"),
+    ],
+)
+def test_a_wrong_call_is_2_and_starts_nothing(sqlite_url: str, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = finish(sqlite_url, *[f"touch {tmp_path}/x" if each == "true" else each for each in arguments])
+    assert done.returncode == 2
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_is_not_there_is_1_with_one_line_and_no_secret(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}/app"
+        for url in (f"sqlite:///{tmp_path}/no/folder.db", f"postgresql://app:s3cret@{place}"):
+            done = finish(url, "job", "--", "echo", "never")
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr.startswith("holdfast: ")
+            assert "s3cret" not in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_a_password_in_an_argument_is_warned_of(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"postgresql://app:s3cret@127.0.0.1:{closed.getsockname()[1]}/app"
+        done = call("--url", url, "run", "job", "--", "true", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "everybody on this machine can see the password in --url" in done.stderr
+        assert "s3cret" not in done.stderr
+
+
+def test_no_secret_reaches_a_process_list_or_a_log() -> None:
+    """The password and the token: in the environment of the command, and nowhere else."""
+    with Postgres.create() as server:
+        server.execute("create role app login superuser password 's3cret'")
+        url = migrated(server.database().replace("postgres@", "app:s3cret@"))
+        with Run(url, "--ttl", "1.5", command=("sh", "-c", "echo $$; echo $HOLDFAST_TOKEN; sleep 1000")) as run:
+            run.pids()
+            token = run.line()
+            lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+            assert "run --ttl 1.5 job" in lines
+            assert "s3cret" not in lines
+            assert token not in lines
+            server.stop()
+            run.wait()
+            assert "did not answer" in (said := run.errors())
+            assert "s3cret" not in said
+            assert token not in said
+
+
+def test_the_command_finds_the_lease_in_its_environment_wherever_it_goes(tmp_path: Path) -> None:
+    """A relative file is made absolute: the command may look from another folder."""
+    show = "import json, os; print(json.dumps(dict(os.environ)))"
+    (folder := tmp_path / "50% sure?").mkdir()
+    done = finish("sqlite:///app.db", "job", "--", sys.executable, "-c", show, cwd=folder, more={"KEPT": "yes"})
+    found = json.loads(done.stdout)
+    assert (found["HOLDFAST_LEASE"], found["HOLDFAST_SCHEMA"], found["KEPT"]) == ("job", "holdfast", "yes")
+    with holdfast.Client(found["HOLDFAST_URL"]) as client:
+        [ended] = client.leases.history("job")
+    assert found["HOLDFAST_FENCE"] == str(ended.fence)
+    assert len(found["HOLDFAST_TOKEN"]) == 36
+    assert [each.name for each in folder.glob("*.db")] == ["app.db"]
+
+
+def test_the_default_file_is_used_and_said(tmp_path: Path) -> None:
+    done = call("run", "job", "--", "true", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "using sqlite:///holdfast.db in this folder" in done.stderr
+    assert (tmp_path / "holdfast.db").exists()
+
+
+def test_arguments_and_environment_arrive_as_they_are(sqlite_url: str) -> None:
+    """Spaces, newlines, bytes that are no UTF-8, and more of them than fits into a pipe."""
+    given = [b"two words", b"two\nlines", b"\xff\xfe", b"", b"--", b"-x", "ä".encode()]
+    show = "import os, sys; print(list(map(os.fsencode, sys.argv[1:])), len(os.environb[b'BIG3']), os.environb[b'RAW'])"
+    env = {os.fsencode(name): os.fsencode(value) for name, value in environment(HOLDFAST_URL=sqlite_url).items()}
+    env |= {b"RAW": b"\xfe=\n\xff"} | {b"BIG%d" % i: b"x" * 100_000 for i in range(4)}
+    command = [SCRIPT, "run", "job", "--", sys.executable, "-c", show, *given]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().strip() == f"{given} 100000 {env[b'RAW']!r}"
+
+
+def test_standard_streams_are_the_commands(sqlite_url: str) -> None:
+    done = finish(sqlite_url, "job", "--", "sh", "-c", "cat; echo wrong >&2", stdin=None, input="given\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "given\n", "wrong\n")
+    closed = "import os\nfor n in 0, 1, 2:\n try: os.fstat(n)\n except OSError: open(%r, 'a').write(str(n))"
+    script = f"exec {SCRIPT} run job -- {sys.executable} -c \"$0\" <&- >&- 2>&-"
+    left = Path(sqlite_url.removeprefix("sqlite:///")).with_name("closed")
+    done = subprocess.run(
+        ["sh", "-c", script, closed % str(left)], timeout=PATIENCE, check=False, env=environment(HOLDFAST_URL=sqlite_url)
+    )
+    assert (done.returncode, left.read_text()) == (0, "012")
+
+
+def test_a_pipe_that_nobody_reads_ends_the_command_as_it_would_without_us(sqlite_url: str) -> None:
+    """Python ignores SIGPIPE; a program that inherited that would go on writing into the void."""
+    script = f"({SCRIPT} run job -- yes; echo $? >&2) | head -1"
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False,
+        env=environment(HOLDFAST_URL=sqlite_url),
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("y\n", f"{128 + signal.SIGPIPE}\n")
+
+
+def test_run_on_sqlite_imports_no_driver_no_event_loop_and_no_console_library(sqlite_url: str) -> None:
+    look = "import sys\nfrom holdfast.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", look, "run", "--wait", "job", "--", "true"], capture_output=True, text=True,
+        timeout=PATIENCE, check=True, env=environment(HOLDFAST_URL=sqlite_url),
+    )  # fmt: skip
+    assert "sqlite3" in (found := set(done.stdout.split()))
+    assert not found & {"asyncio", "click", "psycopg", "rich", "subprocess", "tomllib"}
+
+
+def test_help_and_completion_go_through_click(sqlite_url: str) -> None:
+    done = call("run", "--help")
+    for word in ("-- COMMAND", "HOLDFAST_TOKEN", "128 + n", "75 ", "Examples", "--skip", "alembic upgrade head"):
+        assert word in done.stdout
+    assert "_HOLDFAST_COMPLETE=bash_complete" in call(_HOLDFAST_COMPLETE="bash_source").stdout
+    words = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": "holdfast run --t", "COMP_CWORD": "2"}
+    assert call(**words, HOLDFAST_URL=sqlite_url).stdout.split() == ["plain,--ttl", "plain,--timeout"]
+    assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+
+
+def test_the_database_may_be_named_before_and_after_the_word_run(sqlite_url: str) -> None:
+    for arguments in (("--url", sqlite_url, "run"), ("run", "--url", sqlite_url), ("run", f"--url={sqlite_url}")):
+        assert call(*arguments, "job", "--", "true").stderr == ""
