@@ -109,9 +109,9 @@ class Running:
         os.close(self._output)
 
 
-def on_terminal(*arguments: str, columns: int, **more: str) -> str:
+def on_terminal(*arguments: str, columns: int, cwd: Path | None = None, **more: str) -> str:
     """What a terminal of that width is sent, when all is well."""
-    with Running(*arguments, columns=columns, **more) as running:
+    with Running(*arguments, columns=columns, cwd=cwd, **more) as running:
         code, problems = running.end()
         assert code == 0, problems
         return running.text.replace("\r\n", "\n")

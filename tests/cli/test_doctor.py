@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
+import holdfast
+from holdfast._sync.primitives import health
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.cli.command import at, call, on_terminal, valid
@@ -247,10 +251,20 @@ def test_a_url_that_switches_keepalives_off_is_told(postgres_url: str) -> None:
     assert not_ok(findings) == {"keepalives": "warn"}
 
 
+def test_a_clock_that_is_off_is_told_with_its_sign(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's cannot be set here, so ours is."""
+    monkeypatch.setattr(health, "time", SimpleNamespace(time=lambda: time.time() - 60))
+    with holdfast.Client(postgres_url) as client:
+        [found] = [each for each in client.examine().findings if each.check == "clock"]
+    assert found.status == "warn"
+    assert re.match(r"the server's clock is \+(59|60)\.", found.found)
+
+
 @pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
-def test_a_pooler_is_noticed(pooled_url: str) -> None:  # noqa: F811
+def test_a_pooler_is_noticed(pooled_url: str) -> None:
     findings = doctor(pooled_url)
     assert not_ok(findings) == {"pooler": "warn"}
+    assert "transaction mode" in findings["pooler"]["found"]
     assert "direct URL" in findings["pooler"]["remedy"]
 
 

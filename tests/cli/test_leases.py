@@ -8,13 +8,16 @@ import os
 import signal
 import socket
 from datetime import UTC, datetime
+from typing import Any
+
+import pytest
 
 import holdfast
 from tests.children import eventually
 from tests.cli.command import Running, ask, at, call, columns_of, valid
 from tests.conftest import server
 
-FAST = {"ttl": 30.0, "renew_every": 0.05}
+FAST: dict[str, Any] = {"ttl": 30.0, "renew_every": 0.05}
 
 
 def test_ls_shows_who_holds_what_since_when_and_for_how_long(either: str) -> None:
@@ -76,15 +79,17 @@ def test_watch_as_json_prints_a_valid_line_a_change(sqlite_url: str) -> None:
         assert [[each["name"] for each in valid("ls", line)] for line in lines] == [[], ["sweep"]]
 
 
-def test_watch_on_a_terminal_is_a_live_view_that_gives_the_cursor_back(either: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_watch_on_a_terminal_is_a_live_view_that_gives_the_cursor_back(
+    either: str, number: signal.Signals, code: int
+) -> None:
     with holdfast.Client(either) as client:
         client.lease("sweep", **FAST).acquire()
-        for number, code in ((signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)):
-            with Running(*at(either, "ls", "--watch", "--every", "0.1"), columns=120) as running:
-                running.until_it_says("1 lease at ")
-                eventually(lambda running=running: running.text.count("1 lease at ") > 1, "it looks again")
-                assert running.end(number) == (code, "")
-                assert running.text.rfind("\x1b[?25h") > running.text.rfind("\x1b[?25l") >= 0
+        with Running(*at(either, "ls", "--watch", "--every", "0.1"), columns=120) as running:
+            running.until_it_says("1 lease at ")
+            eventually(lambda: running.text.count("1 lease at ") > 1, "it looks again")
+            assert running.end(number) == (code, "")
+            assert running.text.rfind("\x1b[?25h") > running.text.rfind("\x1b[?25l") >= 0
 
 
 def test_watch_goes_on_when_the_database_comes_back(postgres_url: str) -> None:

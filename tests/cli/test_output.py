@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import jsonschema
@@ -237,7 +238,8 @@ def test_every_schema_is_one_and_refuses_what_it_does_not_know() -> None:
     for path in sorted(SCHEMAS.glob("*.schema.json")):
         schema = json.loads(path.read_text(encoding="utf-8"))
         jsonschema.Draft202012Validator.check_schema(schema)
-        for wrong in ([{}], {}, "x"):
+        wrongs: tuple[Any, ...] = ([{}], {}, "x")
+        for wrong in wrongs:
             assert not jsonschema.Draft202012Validator(schema).is_valid(wrong), path.name
 
 

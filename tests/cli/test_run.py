@@ -178,10 +178,13 @@ def test_standard_streams_are_the_commands(sqlite_url: str) -> None:
     done = finish(sqlite_url, "job", "--", "sh", "-c", "cat; echo wrong >&2", stdin=None, input="given\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "given\n", "wrong\n")
     closed = "import os\nfor n in 0, 1, 2:\n try: os.fstat(n)\n except OSError: open(%r, 'a').write(str(n))"
-    script = f"exec {SCRIPT} run job -- {sys.executable} -c \"$0\" <&- >&- 2>&-"
+    script = f'exec {SCRIPT} run job -- {sys.executable} -c "$0" <&- >&- 2>&-'
     left = Path(sqlite_url.removeprefix("sqlite:///")).with_name("closed")
     done = subprocess.run(
-        ["sh", "-c", script, closed % str(left)], timeout=PATIENCE, check=False, env=environment(HOLDFAST_URL=sqlite_url)
+        ["sh", "-c", script, closed % str(left)],
+        timeout=PATIENCE,
+        check=False,
+        env=environment(HOLDFAST_URL=sqlite_url),
     )
     assert (done.returncode, left.read_text()) == (0, "012")
 

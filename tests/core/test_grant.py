@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import AcquireTimeout, NotAcquired
-from holdfast.core.grant import MAX_TTL, MIN_TTL, Held, LeaseRecord, LeaseTerms, check_name, check_timeout
+from holdfast.core.grant import MAX_TTL, MIN_TTL, Held, LeaseTerms, check_name, check_timeout
+from holdfast.core.records import LeaseRecord
 
 AT = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

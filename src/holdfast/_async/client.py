@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast._async.engines import open_engine
-from holdfast._async.engines.migrate import AsyncMigrations
 from holdfast._async.primitives.lease import AsyncLease
-from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire.database import parse
 from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
+    from holdfast._async.engines.migrate import AsyncMigrations
+    from holdfast._async.primitives.leases import AsyncLeases
     from holdfast.core.health import Examination
 
 log = logging.getLogger("holdfast.client")
@@ -34,8 +35,20 @@ class AsyncClient:
     def __init__(self, url: str | None = None, *, schema: str = "holdfast", prepared: bool = True) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
-        self.leases = AsyncLeases(self._engine)
-        self.migrations = AsyncMigrations(self._engine)
+
+    @cached_property
+    def leases(self) -> AsyncLeases:
+        """Who holds what, who held it before, and taking one away."""
+        from holdfast._async.primitives.leases import AsyncLeases
+
+        return AsyncLeases(self._engine)
+
+    @cached_property
+    def migrations(self) -> AsyncMigrations:
+        """The tables: what there is, what is missing."""
+        from holdfast._async.engines.migrate import AsyncMigrations
+
+        return AsyncMigrations(self._engine)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._database}>"

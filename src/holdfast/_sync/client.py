@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast._sync.engines import open_engine
-from holdfast._sync.engines.migrate import Migrations
 from holdfast._sync.primitives.lease import Lease
-from holdfast._sync.primitives.leases import Leases
 from holdfast._wire.database import parse
 from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
+    from holdfast._sync.engines.migrate import Migrations
+    from holdfast._sync.primitives.leases import Leases
     from holdfast.core.health import Examination
 
 log = logging.getLogger("holdfast.client")
@@ -35,8 +36,20 @@ class Client:
     def __init__(self, url: str | None = None, *, schema: str = "holdfast", prepared: bool = True) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
-        self.leases = Leases(self._engine)
-        self.migrations = Migrations(self._engine)
+
+    @cached_property
+    def leases(self) -> Leases:
+        """Who holds what, who held it before, and taking one away."""
+        from holdfast._sync.primitives.leases import Leases
+
+        return Leases(self._engine)
+
+    @cached_property
+    def migrations(self) -> Migrations:
+        """The tables: what there is, what is missing."""
+        from holdfast._sync.engines.migrate import Migrations
+
+        return Migrations(self._engine)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._database}>"

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, unquote
+from typing import NamedTuple
 
 from holdfast.sql import Dialect, check_schema
 
@@ -25,18 +24,20 @@ _DEFAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Database:
+class Database(NamedTuple):
+    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people."""
+
     dialect: Dialect
-    target: str = field(repr=False)
-    """A libpq connection string, or the absolute path of an SQLite file."""
+    target: str
     label: str
-    """For people: no password."""
     schema: str = "holdfast"
-    prepared: bool = field(default=True, compare=False)
+    prepared: bool = True
 
     def __str__(self) -> str:
         return self.label
+
+    def __repr__(self) -> str:
+        return f"<Database {self.label} {self.schema}>"
 
 
 def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -> Database:
@@ -62,6 +63,8 @@ def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -
 
 
 def _sqlite_path(rest: str) -> str:
+    from urllib.parse import unquote
+
     path = unquote(rest.partition("?")[0])
     if not path.startswith("/"):
         raise ValueError(
@@ -99,6 +102,8 @@ def _conninfo(url: str) -> tuple[str, str]:
 
 
 def _label(given: Mapping[str, str], hosts: list[str], ports: list[str]) -> str:
+    from urllib.parse import quote
+
     user = quote(given.get("user", "")) + (":***" if "password" in given else "")
     places = [f"[{host}]" if ":" in host else quote(host, safe="") for host in hosts]
     ports = ports * len(hosts) if len(ports) == 1 else ports

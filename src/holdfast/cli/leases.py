@@ -37,8 +37,8 @@ PAST_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", "by
 def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None:
     """Show who holds which lease, and for how long.
 
-    Age, and the time left if nothing renews it, are by the database's clock. With --watch a terminal shows a live view; in a pipe the list is
-    printed anew whenever a lease changes hands, with --json as one line.
+    Age, and the time left if nothing renews it, are by the database's clock. With --watch a terminal shows a live view;
+    in a pipe the list is printed anew whenever a lease changes hands, with --json as one line.
 
     \b
     Examples:

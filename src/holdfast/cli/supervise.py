@@ -111,6 +111,8 @@ def _become(reader: int, argv: list[str]) -> None:
     environment = {name: value for name, _, value in pairs}
     try:
         try:
+            if not argv[0]:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             os.execvpe(argv[0], argv, environment)
         except OSError as error:
             if error.errno != errno.ENOEXEC or "/" not in argv[0]:

@@ -1,15 +1,13 @@
-"""What a lease is, as values: checked arguments, the refusal in words, the rows that listings return."""
+"""What a lease is, as values: checked arguments, and the refusal in words."""
 
 from __future__ import annotations
 
-import json
 import math
 import unicodedata
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from holdfast.core.errors import AcquireTimeout, NotAcquired
 
@@ -49,8 +47,7 @@ def check_timeout(value: float | None) -> float:
     return math.inf if value is None else check_seconds(value, "timeout", 0, math.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTerms:
+class LeaseTerms(NamedTuple):
     """The arguments of ``client.lease(…)``, checked."""
 
     name: str
@@ -100,8 +97,7 @@ class LeaseTerms:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """An acquire was refused: who has the lease, and how long for at the most if nothing renews it."""
 
     name: str
@@ -119,50 +115,3 @@ class Held:
             return NotAcquired(message, name=self.name, holder=self.holder, expires_at=expires_at)
         message += f"; waited {waited:.1f} s"
         return AcquireTimeout(message, name=self.name, holder=self.holder, expires_at=expires_at)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRecord:
-    """A live lease as ``client.leases`` shows it. Never the token: that is the holder's secret."""
-
-    name: str
-    holder: str
-    fence: int
-    acquired_at: datetime
-    expires_at: datetime
-    host: str | None
-    pid: int | None
-    info: Mapping[str, Any]
-    remaining: float = field(compare=False)
-    """Seconds to ``expires_at`` by the database's own clock, when it was asked; ours may differ."""
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> LeaseRecord:
-        return cls(
-            row["name"], row["holder"], row["fence"], _when(row["acquired_at"]), _when(row["expires_at"]),
-            row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryRecord:
-    """A grant that has ended: who held what, when, and how it ended."""
-
-    name: str
-    holder: str
-    host: str | None
-    pid: int | None
-    fence: int
-    acquired_at: datetime
-    ended_at: datetime
-    outcome: str
-    actor: str | None
-    reason: str | None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> HistoryRecord:
-        return cls(**{**row, "acquired_at": _when(row["acquired_at"]), "ended_at": _when(row["ended_at"])})
-
-
-def _when(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -6,8 +6,8 @@ meanwhile, the database cannot have forgotten us yet. Only a renewal extends it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Answer(Enum):
@@ -31,8 +31,7 @@ def margin(ttl: float) -> float:
     return min(ttl * 0.1, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
+class Trust(NamedTuple):
     """Until when, on the local monotonic clock, a holder may act as one."""
 
     ttl: float

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.renewal import Trust
@@ -20,8 +19,7 @@ class Owner(Protocol):
     def alive(self) -> bool: ...
 
 
-@dataclass(slots=True, eq=False)
-class Holding:
+class Holding(NamedTuple):
     """One lease on a pulse. ``tell`` is called once, in the keeper's thread, when it is lost."""
 
     name: str
@@ -30,21 +28,17 @@ class Holding:
     tell: Callable[[HoldfastError], None]
 
 
-@dataclass(slots=True, eq=False)
 class Pulse:
     """One beat row, and all leases of this process that hang on it."""
 
-    beat: str
-    trust: Trust
-    every: float
-    due: float
-    session_key: int | None
-    generation: int = 0
-    failures: int = 0
-    borrowed: int = 0
-    holdings: dict[str, Holding] = field(default_factory=dict)
-    owners: Counter[Owner] = field(default_factory=Counter)
-    empty_since: float | None = None
+    def __init__(self, beat: str, trust: Trust, every: float, due: float, session_key: int | None) -> None:
+        self.beat, self.trust, self.every, self.due, self.session_key = beat, trust, every, due, session_key
+        self.generation = 0
+        self.failures = 0
+        self.borrowed = 0
+        self.holdings: dict[str, Holding] = {}
+        self.owners: Counter[Owner] = Counter()
+        self.empty_since: float | None = None
 
     def add(self, holding: Holding) -> None:
         self.holdings[holding.token] = holding
@@ -67,17 +61,16 @@ class Pulse:
         return min(self.due, self.empty_since + LINGER)
 
 
-@dataclass(slots=True, eq=False)
 class Chore:
     """Something to say until it is answered, or answered so: what is to be undone may not have happened yet (True), and
     what there is to do may be more than one call does (False)."""
 
-    statement: str
-    parameters: dict[str, Any]
-    due: float
-    give_up: float
-    until: bool | None = None
-    tries: int = 0
+    def __init__(
+        self, statement: str, parameters: dict[str, Any], due: float, give_up: float, until: bool | None = None
+    ) -> None:
+        self.statement, self.parameters = statement, parameters
+        self.due, self.give_up, self.until = due, give_up, until
+        self.tries = 0
 
     def settled(self, answer: bool | None, now: float) -> bool:
         return (answer is not None and self.until in (None, answer)) or now >= self.give_up

@@ -6,10 +6,9 @@ Never builds a statement: the only thing that changes in the text is the schema'
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Dialect = Literal["postgres", "sqlite"]
 
@@ -30,16 +29,14 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One statement of a script; ``stop`` ends the script when it returns a row."""
 
     sql: str
     stop: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """A named statement: its parameters in order, and one step (PostgreSQL) or several (SQLite)."""
 
     name: str
@@ -51,12 +48,14 @@ class Statement:
         return all(step.sql.startswith("select") for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(NamedTuple):
     version: int
     name: str
-    up: str = field(repr=False)
-    down: str = field(repr=False)
+    up: str
+    down: str
+
+    def __repr__(self) -> str:
+        return f"<Migration {self.version:04} {self.name}>"
 
 
 def check_schema(schema: str) -> str:

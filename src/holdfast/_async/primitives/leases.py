@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from holdfast._async.engines.engine import LOCKED, AsyncEngine
 from holdfast._wire.identity import new_token
 from holdfast.core.errors import Refused
-from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
+from holdfast.core.grant import check_name
+from holdfast.core.records import HistoryRecord, LeaseRecord
 
 _PATIENCE = 5.0
 

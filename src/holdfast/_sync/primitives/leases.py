@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from holdfast._sync.engines.engine import LOCKED, Engine
 from holdfast._wire.identity import new_token
 from holdfast.core.errors import Refused
-from holdfast.core.grant import HistoryRecord, LeaseRecord, check_name
+from holdfast.core.grant import check_name
+from holdfast.core.records import HistoryRecord, LeaseRecord
 
 _PATIENCE = 5.0
 

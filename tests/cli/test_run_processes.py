@@ -1,0 +1,241 @@
+"""holdfast run: signals reach the whole group, and nothing of the group outlives holdfast, whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from tests.children import NONE, eventually, rows
+from tests.cli.command import SCRIPT, environment
+from tests.cli.runs import FAMILY, PATIENCE, STUBBORN, Run, alive, children, finish, gone, state
+
+TOLD = """
+import os, signal, sys
+names = "INT TERM HUP QUIT USR1 USR2 ALRM WINCH".split()
+def told(number, _):
+    os.write(1, f"{who} {signal.Signals(number).name}\\n".encode())
+for name in names:
+    signal.signal(getattr(signal, "SIG" + name), told)
+who = "child" if os.fork() else "grandchild"
+os.write(1, f"{who} {os.getpid()}\\n".encode())
+while True:
+    signal.pause()
+"""
+
+
+def test_signals_are_passed_on_to_the_whole_group(sqlite_url: str) -> None:
+    with Run(sqlite_url, command=(sys.executable, "-c", TOLD)) as run:
+        run.family += [int(run.line().split()[1]) for _ in range(2)]
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGWINCH"):
+            os.kill(run.pid, getattr(signal, name))
+            assert {run.line(), run.line()} == {f"child {name}", f"grandchild {name}"}
+        assert all(map(alive, (run.pid, *run.family)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_child_and_grandchild_are_gone_when_holdfast_is_told_to_end(sqlite_url: str, number: signal.Signals) -> None:
+    with Run(sqlite_url) as run:
+        family, watcher = run.pids(), run.watcher()
+        os.kill(run.pid, number)
+        assert run.wait() == 128 + number
+        assert not any(map(alive, family))
+        assert not alive(watcher)
+        assert rows(sqlite_url) == NONE
+        assert run.errors() == ""
+
+
+@pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
+def test_child_and_grandchild_are_gone_when_holdfast_is_killed(sqlite_url: str, command: tuple[str, ...]) -> None:
+    with Run(sqlite_url, command=command) as run:
+        family, watcher = run.pids(), run.watcher()
+        run.process.kill()
+        gone([*family, watcher])
+
+
+def test_without_its_watcher_the_kernel_still_ends_the_command_with_holdfast(sqlite_url: str) -> None:
+    with Run(sqlite_url, command=("sh", "-c", "echo $$; exec sleep 1000")) as run:
+        family, watcher = run.pids(), run.watcher()
+        os.kill(watcher, signal.SIGKILL)
+        gone([watcher])
+        assert all(map(alive, family))
+        run.process.kill()
+        gone(family)
+
+
+def test_a_killed_holdfast_that_waits_leaves_nothing(sqlite_url: str) -> None:
+    with Run(sqlite_url) as first, Run(sqlite_url, "--wait") as second:
+        first.pids()
+        eventually(lambda: len(children(second.pid)) == 2, "it has forked")
+        below = children(second.pid)
+        second.process.kill()
+        gone(below)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_it_waits_ends_it_without_a_word_and_leaves_nothing(
+    either: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    with Run(either) as first:
+        first.pids()
+        with Run(either, "--wait", command=("touch", str(tmp_path / "ran"))) as second:
+            eventually(lambda: len(children(second.pid)) == 2, "it has forked")
+            below = children(second.pid)
+            eventually(lambda: threads(second.pid) > 1, "it waits")
+            os.kill(second.pid, number)
+            assert second.wait() == 128 + number
+            assert not any(map(alive, below))
+            assert second.errors() == ""
+        assert not (tmp_path / "ran").exists()
+        with holdfast.Client(either) as client:
+            assert [lease.pid for lease in client.leases.list()] == [first.pid]
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+@pytest.mark.parametrize("leave", ["", "trap '' TERM; "], ids=["willing", "stubborn"])
+def test_what_the_command_leaves_running_is_ended_before_the_lease_is_released(sqlite_url: str, leave: str) -> None:
+    """Otherwise the next holder would work beside it."""
+    script = f"{leave}sleep 1000 >&- 2>&- & echo $$ $!; exit 5"
+    with Run(sqlite_url, command=("sh", "-c", script)) as run:
+        family = run.pids()
+        assert run.wait() == 5
+        assert not any(map(alive, family))
+        assert finish(sqlite_url, "job", "--", "echo", "next").stdout == "next\n"
+
+
+def test_after_a_normal_end_nothing_runs_and_nothing_is_held(sqlite_url: str) -> None:
+    with Run(sqlite_url, command=("sh", "-c", "echo $$; read -r _ < /dev/null")) as run:
+        run.pids()
+        below = children(run.pid)
+        assert run.wait() == 1
+        assert not any(map(alive, (*below, *run.family)))
+        assert rows(sqlite_url) == NONE
+
+
+def test_a_stopped_command_without_a_terminal_keeps_the_lease(sqlite_url: str) -> None:
+    """An operator's kill -STOP, say for a debugger: that is no reason for holdfast to stop, too, and so lose it."""
+    with Run(sqlite_url, "--ttl", "1.5") as run:
+        family = run.pids()
+        os.kill(family[0], signal.SIGSTOP)
+        eventually(lambda: state(family[0]) == "T", "it is stopped")
+        with holdfast.Client(sqlite_url) as client:
+            before = client.leases.get("job")
+            assert before is not None
+            eventually(lambda: held_longer(client, before.expires_at.timestamp() + 1.5), "it is renewed")
+        assert [state(family[0]), alive(run.pid)] == ["T", True]
+        os.kill(family[0], signal.SIGCONT)
+        run.process.terminate()
+        assert run.wait() == 128 + signal.SIGTERM
+
+
+def held_longer(client: holdfast.Client, than: float) -> bool:
+    now = client.leases.get("job")
+    return now is not None and now.expires_at.timestamp() > than
+
+
+def test_signals_that_are_ignored_stay_ignored(sqlite_url: str) -> None:
+    """nohup holdfast run …"""
+    script = f"trap '' HUP; exec {SCRIPT} run job -- sh -c 'echo $$; exec sleep 1000'"
+    with subprocess.Popen(
+        ["sh", "-c", script], env=environment(HOLDFAST_URL=sqlite_url), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        command = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGHUP)
+        os.kill(command, signal.SIGHUP)
+        process.terminate()
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+CHILD = """
+import asyncio, sys, holdfast, json
+url = sys.argv[1]
+def write(c, value):
+    c.execute(f"insert into effect values ({value})")
+if sys.argv[2] == "sync":
+    with holdfast.Client() as client:
+        grant = holdfast.inherited(client)
+        if url.startswith("sqlite"):
+            import sqlite3
+            connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        else:
+            import psycopg
+            connection = psycopg.connect(url, autocommit=True)
+        print(json.dumps([grant.name, grant.fence]), flush=True)
+        for value in (1, 2):
+            sys.stdin.readline() if value == 2 else None
+            try:
+                with grant.transaction(connection):
+                    write(connection, value)
+                print("done", flush=True)
+            except holdfast.FencedOut:
+                print("fenced out", flush=True)
+        connection.close()
+else:
+    async def main():
+        import psycopg
+        async with holdfast.AsyncClient() as client:
+            grant = await holdfast.inherited(client)
+            print(json.dumps([grant.name, grant.fence]), flush=True)
+            connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+            for value in (1, 2):
+                sys.stdin.readline() if value == 2 else None
+                try:
+                    async with grant.transaction(connection):
+                        await connection.execute(f"insert into effect values ({value})")
+                    print("done", flush=True)
+                except holdfast.FencedOut:
+                    print("fenced out", flush=True)
+            await connection.close()
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async", "sqlite"])
+def test_a_python_command_protects_its_own_transactions(flavour: str, postgres_url: str, sqlite_url: str) -> None:
+    """It commits while the lease is held, also after what it inherited as trust has run out; the same transaction is
+    refused once somebody has taken the lease away, with holdfast stopped so that nothing else could end it."""
+    url = sqlite_url if flavour == "sqlite" else postgres_url
+    connection = (
+        sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        if flavour == "sqlite"
+        else psycopg.connect(url, autocommit=True)
+    )
+    connection.execute("create table effect (value int)")
+    command = [SCRIPT, "run", "job", "--", sys.executable, "-c", CHILD, url, flavour.replace("sqlite", "sync")]
+    with (
+        subprocess.Popen(
+            command, env=environment(HOLDFAST_URL=url), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        holdfast.Client(url) as client,
+    ):
+        assert process.stdout is not None
+        assert process.stdin is not None
+        lease = client.leases.get("job") if (said := process.stdout.readline()) else None
+        assert lease is not None
+        assert json.loads(said) == ["job", lease.fence]
+        assert process.stdout.readline() == "done\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        assert client.leases.release("job", actor="test", reason="test")
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "fenced out\n"
+        process.kill()
+    assert connection.execute("select value from effect").fetchall() == [(1,)]
+    connection.close()
+
+
+def test_inherited_outside_of_run_says_what_to_do(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    with holdfast.Client(sqlite_url) as client, pytest.raises(LookupError, match="holdfast run NAME -- "):
+        holdfast.inherited(client)
