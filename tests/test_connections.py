@@ -40,6 +40,7 @@ def only_heartbeats(url: str, connections: int) -> bool:
 
 
 def test_a_client_that_did_nothing_has_no_connection(connect: Callable[..., Any], postgres_url: str) -> None:
+    eventually(lambda: count(postgres_url) == 0, "the server has noticed that whoever migrated has gone")
     connect(postgres_url)
     assert count(postgres_url) == 0
 
@@ -161,7 +162,16 @@ def test_nobody_is_notified_when_nobody_waits(postgres_url: str) -> None:
             waiter.expect("got it")
 
 
-def test_a_missed_notification_is_healed_by_polling(postgres_url: str) -> None:
+def test_a_lease_that_went_without_a_notification_is_found_by_polling(postgres_url: str) -> None:
+    with Child(_WAITER, postgres_url, 1) as waiter, holdfast.Client(postgres_url) as client:
+        client.lease("a", ttl=60).acquire()
+        waiter.say("wait")
+        eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
+        query(postgres_url, "delete from holdfast.lease")
+        waiter.expect("got it")
+
+
+def test_a_notification_missed_with_its_session_is_made_up_for(postgres_url: str) -> None:
     """The waiter's sessions are ended and the lease released while it is deaf."""
     with Child(_WAITER, postgres_url, 1) as waiter, holdfast.Client(postgres_url) as client:
         held = client.lease("a", ttl=60).acquire()

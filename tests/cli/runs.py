@@ -43,7 +43,7 @@ class Run:
     ) -> None:
         self.process = subprocess.Popen(
             [SCRIPT, "run", *options, "job", "--", *command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -71,6 +71,12 @@ class Run:
     def line(self) -> str:
         """The next line that the command prints."""
         return self._said["out"].get(timeout=PATIENCE)
+
+    def say(self, text: str) -> None:
+        """A line for the command to read."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
 
     def pids(self) -> list[int]:
         """The pids that the command prints when it runs."""
@@ -104,6 +110,8 @@ class Run:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         for reader in self._readers:
             reader.join(PATIENCE)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import holdfast
@@ -156,86 +153,3 @@ def test_signals_that_are_ignored_stay_ignored(sqlite_url: str) -> None:
         os.kill(command, signal.SIGHUP)
         process.terminate()
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
-
-
-CHILD = """
-import asyncio, sys, holdfast, json
-url = sys.argv[1]
-def write(c, value):
-    c.execute(f"insert into effect values ({value})")
-if sys.argv[2] == "sync":
-    with holdfast.Client() as client:
-        grant = holdfast.inherited(client)
-        if url.startswith("sqlite"):
-            import sqlite3
-            connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
-        else:
-            import psycopg
-            connection = psycopg.connect(url, autocommit=True)
-        print(json.dumps([grant.name, grant.fence]), flush=True)
-        for value in (1, 2):
-            sys.stdin.readline() if value == 2 else None
-            try:
-                with grant.transaction(connection):
-                    write(connection, value)
-                print("done", flush=True)
-            except holdfast.FencedOut:
-                print("fenced out", flush=True)
-        connection.close()
-else:
-    async def main():
-        import psycopg
-        async with holdfast.AsyncClient() as client:
-            grant = await holdfast.inherited(client)
-            print(json.dumps([grant.name, grant.fence]), flush=True)
-            connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
-            for value in (1, 2):
-                sys.stdin.readline() if value == 2 else None
-                try:
-                    async with grant.transaction(connection):
-                        await connection.execute(f"insert into effect values ({value})")
-                    print("done", flush=True)
-                except holdfast.FencedOut:
-                    print("fenced out", flush=True)
-            await connection.close()
-    asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("flavour", ["sync", "async", "sqlite"])
-def test_a_python_command_protects_its_own_transactions(flavour: str, postgres_url: str, sqlite_url: str) -> None:
-    """It commits while the lease is held, also after what it inherited as trust has run out; the same transaction is
-    refused once somebody has taken the lease away, with holdfast stopped so that nothing else could end it."""
-    url = sqlite_url if flavour == "sqlite" else postgres_url
-    connection = (
-        sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
-        if flavour == "sqlite"
-        else psycopg.connect(url, autocommit=True)
-    )
-    connection.execute("create table effect (value int)")
-    command = [SCRIPT, "run", "job", "--", sys.executable, "-c", CHILD, url, flavour.replace("sqlite", "sync")]
-    with (
-        subprocess.Popen(
-            command, env=environment(HOLDFAST_URL=url), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process,
-        holdfast.Client(url) as client,
-    ):
-        assert process.stdout is not None
-        assert process.stdin is not None
-        lease = client.leases.get("job") if (said := process.stdout.readline()) else None
-        assert lease is not None
-        assert json.loads(said) == ["job", lease.fence]
-        assert process.stdout.readline() == "done\n"
-        os.kill(process.pid, signal.SIGSTOP)
-        assert client.leases.release("job", actor="test", reason="test")
-        print(file=process.stdin, flush=True)
-        assert process.stdout.readline() == "fenced out\n"
-        process.kill()
-    assert connection.execute("select value from effect").fetchall() == [(1,)]
-    connection.close()
-
-
-def test_inherited_outside_of_run_says_what_to_do(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
-    with holdfast.Client(sqlite_url) as client, pytest.raises(LookupError, match="holdfast run NAME -- "):
-        holdfast.inherited(client)

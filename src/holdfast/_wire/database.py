@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.sql import Dialect, check_schema
@@ -63,9 +62,11 @@ def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -
 
 
 def _sqlite_path(rest: str) -> str:
-    from urllib.parse import unquote
+    path = rest.partition("?")[0]
+    if "%" in path:
+        from urllib.parse import unquote
 
-    path = unquote(rest.partition("?")[0])
+        path = unquote(path)
     if not path.startswith("/"):
         raise ValueError(
             "an SQLite URL names no host and has three slashes, four before an absolute path: sqlite:///app.db"
@@ -76,7 +77,7 @@ def _sqlite_path(rest: str) -> str:
             f"sqlite:///{path} names no file: leases in the memory of one process would coordinate nobody; "
             "use sqlite:///app.db"
         )
-    return str(Path(path).absolute())
+    return os.path.abspath(path)
 
 
 def _conninfo(url: str) -> tuple[str, str]:

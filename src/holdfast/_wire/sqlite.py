@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast._wire import Row, forks
@@ -31,8 +30,8 @@ class _Parameters(dict[str, Any]):
 
 
 def boot_id() -> str | None:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
     return None
 
 

@@ -62,12 +62,12 @@ def _bury_orphans() -> None:
 def _running(group: int) -> bool:
     """Whether any of it is more than a zombie, which may stay for as long as its parent neglects it."""
     try:
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return False
     for process in processes:
         try:
-            with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
+            with open(f"/proc/{process}/stat", "rb") as file:
                 state, _, its_group = file.read().rpartition(b") ")[2].split()[:3]
         except (OSError, ValueError):
             continue

@@ -11,7 +11,7 @@ CONFIG = "holdfast.toml"
 
 def database(url: str | None, schema: str | None) -> tuple[str, str]:
     """The URL and the schema. ValueError when holdfast.toml cannot be understood."""
-    from_file = _read() if os.path.exists(CONFIG) else {}  # noqa: PTH110 - pathlib would double the time to start
+    from_file = _read() if os.path.exists(CONFIG) else {}
     if url and _has_password(url):
         _say("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
     url = url or os.environ.get("HOLDFAST_URL") or from_file.get("url")
@@ -27,7 +27,7 @@ def from_anywhere(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme.partition("+")[0].lower() != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
         return url
-    here = os.getcwd().replace("%", "%25").replace("?", "%3F")  # noqa: PTH109
+    here = os.getcwd().replace("%", "%25").replace("?", "%3F")
     return f"{scheme}:///{here}{rest}"
 
 
@@ -44,7 +44,7 @@ def _read() -> dict[str, str]:
     import tomllib
 
     try:
-        with open(CONFIG, "rb") as file:  # noqa: PTH123
+        with open(CONFIG, "rb") as file:
             table = tomllib.load(file)
     except OSError as error:
         raise ValueError(f"{CONFIG} cannot be read: {error.strerror}") from None

@@ -5,15 +5,15 @@ Never builds a statement: the only thing that changes in the text is the schema'
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 Dialect = Literal["postgres", "sqlite"]
 
 SCHEMA = "holdfast"
-_HERE = Path(__file__).parent
+_HERE = os.path.dirname(__file__)
 # What PostgreSQL would take for a keyword.
 _RESERVED = frozenset(
     """all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
@@ -76,7 +76,8 @@ def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
 
 
 def _read(dialect: Dialect, *path: str) -> str:
-    return _HERE.joinpath(dialect, *path).read_text(encoding="utf-8")
+    with open(os.path.join(_HERE, dialect, *path), encoding="utf-8") as file:
+        return file.read()
 
 
 @lru_cache
@@ -116,9 +117,9 @@ def split(script: str) -> list[tuple[str, bool]]:
 @lru_cache
 def migrations(dialect: Dialect, schema: str = SCHEMA) -> tuple[Migration, ...]:
     found = []
-    for entry in sorted(_HERE.joinpath(dialect, "migrations").iterdir(), key=lambda each: each.name):
-        if entry.name.endswith(".up.sql"):
-            version, name = entry.name.removesuffix(".up.sql").split("_", 1)
+    for entry in sorted(os.listdir(os.path.join(_HERE, dialect, "migrations"))):
+        if entry.endswith(".up.sql"):
+            version, name = entry.removesuffix(".up.sql").split("_", 1)
             texts = [
                 _in_schema(_read(dialect, "migrations", f"{version}_{name}.{way}.sql"), dialect, schema)
                 for way in ("up", "down")

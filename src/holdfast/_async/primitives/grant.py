@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from holdfast._async.engines.engine import LOCKED, AsyncEngine
-from holdfast._async.primitives import protect
 from holdfast._wire.aio_waiting import AsyncScope
 from holdfast._wire.clock import now
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
@@ -93,11 +92,15 @@ class AsyncLeaseGrant:
         ``at="start"`` makes a successor wait for it, ``at="commit"`` (for long ones) asks again inside its COMMIT.
         Returns the fence.
         """
+        from holdfast._async.primitives import protect
+
         return await protect.protect(self._engine.database, self.name, self.token, connection, at)
 
     @asynccontextmanager
     async def transaction(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> AsyncIterator[Any]:
         """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits."""
+        from holdfast._async.primitives import protect
+
         async with protect.transaction(self._engine.database, self.name, self.token, connection, at):
             yield connection
 

@@ -6,10 +6,10 @@ Drivers are recognised by name, so that none is imported that the user has not i
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -123,7 +123,7 @@ class SqlAlchemy:
 
 def _check_file(database: Database, listing: Sequence[Sequence[Any]]) -> None:
     path = next((row[2] for row in listing if row[1] == "main"), None)
-    if not path or not Path(path).samefile(database.target):
+    if not path or not os.path.samefile(path, database.target):
         raise ValueError(
             f"the connection is to {path or 'a database in memory'} and the lease is in {database}: "
             "only a transaction in the same file can be protected"

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from holdfast._sync.engines.engine import LOCKED, Engine
-from holdfast._sync.primitives import protect
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
@@ -92,11 +91,15 @@ class LeaseGrant:
         ``at="start"`` makes a successor wait for it, ``at="commit"`` (for long ones) asks again inside its COMMIT.
         Returns the fence.
         """
+        from holdfast._sync.primitives import protect
+
         return protect.protect(self._engine.database, self.name, self.token, connection, at)
 
     @contextmanager
     def transaction(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> Iterator[Any]:
         """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits."""
+        from holdfast._sync.primitives import protect
+
         with protect.transaction(self._engine.database, self.name, self.token, connection, at):
             yield connection
 
