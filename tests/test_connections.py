@@ -139,7 +139,7 @@ with holdfast.Client(sys.argv[1]) as client:
     for _ in range(int(sys.argv[2])):
         input()
         started = time.monotonic()
-        with client.lease("a", ttl=60, timeout=30) as grant:
+        with client.lease("a", ttl=60, timeout=120) as grant:
             took += time.monotonic() - started
             print("got it")
 print(took)

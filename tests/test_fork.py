@@ -16,6 +16,7 @@ _FORK = """
 import gc, os, sys, holdfast
 client = holdfast.Client(sys.argv[1])
 grant = client.lease("a", ttl=2).acquire()
+term = client.lease("term", ttl=60, failover="session").acquire()  # would be lost with the parent's session
 client.leases.list()
 child = os.fork()
 if child == 0:
@@ -30,7 +31,7 @@ if child == 0:
         with client.lease("b", ttl=2) as own:
             assert not own.lost and own.fence > grant.fence
         client.close()
-        del client, grant
+        del client, grant, term
         gc.collect()
         print("child: content")
         sys.exit(0)
@@ -43,6 +44,7 @@ os.waitpid(child, 0)
 print("parent: waited")
 input()
 grant.check()
+term.check()
 grant.renew()
 print("parent: kept")
 client.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import eventually
+from tests.children import eventually, pass_time
 from tests.cli.command import Running, ask, at, call, columns_of, valid
 from tests.conftest import server
 
@@ -59,6 +59,7 @@ def test_watch_in_a_pipe_prints_when_a_lease_changes_hands_and_ends_with_ctrl_c(
         running.until_it_says("UTC: no lease is held\n\n")
         grant = client.lease("sweep", holder="one", **FAST).acquire()
         running.until_it_says(f"{grant.fence}\n\n")
+        pass_time(0.35)  # a few looks that find nothing new
         grant.release()
         eventually(lambda: running.text.count("no lease is held") == 2, "it says that it is free")
         assert running.end(signal.SIGINT) == (0, "")

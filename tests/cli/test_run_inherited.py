@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import holdfast
-from tests.children import query
+from tests.children import eventually, query
 from tests.cli.runs import Run
 
 BEGIN = """
@@ -18,7 +18,9 @@ import asyncio, json, os, sys, holdfast
 url = os.environ["HOLDFAST_URL"]
 def say(*what): print(*what, flush=True)
 """
-SYNC = BEGIN + """
+SYNC = (
+    BEGIN
+    + """
 if url.startswith("sqlite"):
     import sqlite3
     connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
@@ -36,10 +38,14 @@ with holdfast.Client() as client:
         except holdfast.FencedOut:
             say("fenced out")
 """
-ASYNC = BEGIN + """
+)
+ASYNC = (
+    BEGIN
+    + """
 async def main():
     import psycopg
-    async with holdfast.AsyncClient() as client, await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+    connecting = psycopg.AsyncConnection.connect(url, autocommit=True)
+    async with holdfast.AsyncClient() as client, await connecting as connection:
         grant = await holdfast.inherited(client)
         say(json.dumps([os.getpid(), grant.name, grant.fence]))
         for value in sys.stdin:
@@ -51,6 +57,7 @@ async def main():
                 say("fenced out")
 asyncio.run(main())
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +78,12 @@ def test_a_python_command_protects_its_own_transactions(
         lease = client.leases.get("job")
         assert lease is not None
         assert known == ["job", lease.fence]
-        answer = ""
-        while answer != "done True":
+
+        def its_trust_is_over() -> bool:
             run.say("1")
-            assert (answer := run.line()) in ("done False", "done True")
+            return {"done False": False, "done True": True}[run.line()]
+
+        eventually(its_trust_is_over, "what it inherited runs out")
         os.kill(run.pid, signal.SIGSTOP)
         assert client.leases.force_release("job", actor="test", reason="test")
         run.say("2")

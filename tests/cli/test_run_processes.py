@@ -69,12 +69,13 @@ def test_without_its_watcher_the_kernel_still_ends_the_command_with_holdfast(sql
 
 
 def test_a_killed_holdfast_that_waits_leaves_nothing(sqlite_url: str) -> None:
-    with Run(sqlite_url) as first, Run(sqlite_url, "--wait") as second:
+    with Run(sqlite_url) as first:
         first.pids()
-        eventually(lambda: len(children(second.pid)) == 2, "it has forked")
-        below = children(second.pid)
-        second.process.kill()
-        gone(below)
+        with Run(sqlite_url, "--wait") as second:
+            eventually(lambda: len(children(second.pid)) == 2, "it has forked")
+            below = children(second.pid)
+            second.process.kill()
+            gone(below)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

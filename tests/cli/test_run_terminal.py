@@ -1,0 +1,245 @@
+"""holdfast run on a terminal: the command reads it, Ctrl-C is the command's alone, a shell can stop and resume both.
+
+The shell is a real one, and what it does with process groups is what people's shells do.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from tests.children import NONE, eventually, rows
+from tests.cli.command import SCRIPT, environment
+from tests.cli.runs import PATIENCE, alive, children, gone, state
+
+BASH = shutil.which("bash")
+needs_a_shell = pytest.mark.skipif(BASH is None, reason="no bash here")
+RUN = f"{SCRIPT} run job --"
+CTRL_C, CTRL_D, CTRL_Z = "\x03", "\x04", "\x1a"
+
+
+class Screen:
+    """A session of its own on a new terminal, without echo, so that all there is to see was said by somebody."""
+
+    def __init__(self, *command: str, url: str) -> None:
+        self._master, slave = pty.openpty()
+        modes = termios.tcgetattr(slave)
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
+        enter = 'exec 0<>"$0" 1>&0 2>&0; exec "$@"'  # the first terminal that a session leader opens becomes its own
+        self.process = subprocess.Popen(
+            ["sh", "-c", enter, os.ttyname(slave), *command],
+            env=environment(HOLDFAST_URL=url, PS1="", TERM="dumb"),
+            start_new_session=True,
+        )
+        self._slave = slave
+        self._text = ""
+        self._seen = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while received := os.read(self._master, 65536):
+                self._text += received.decode("utf-8", "replace")
+        except OSError:
+            pass
+
+    def keys(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def sees(self, text: str) -> str:
+        """Wait for it; what was said since the last look."""
+        eventually(lambda: text in self._text[self._seen :], f"{text!r} in {self._text!r}", PATIENCE)
+        start, self._seen = self._seen, self._text.index(text, self._seen) + len(text)
+        return self._text[start : self._seen]
+
+    def number(self, before: str) -> int:
+        """The number on a line that begins so."""
+        self.sees(before)
+        return int(self.sees("\n"))
+
+    def foreground(self) -> int:
+        return os.tcgetpgrp(self._master)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in _descendants(self.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        os.close(self._slave)
+        self._reader.join(PATIENCE)
+        os.close(self._master)
+
+
+def _descendants(pid: int) -> list[int]:
+    below = children(pid)
+    return [*below, *(each for child in below for each in _descendants(child))]
+
+
+def shell(url: str) -> Screen:
+    assert BASH is not None
+    return Screen(BASH, "--norc", "--noprofile", "--noediting", "-i", url=url)
+
+
+def test_an_interactive_command_reads_the_terminal(sqlite_url: str) -> None:
+    with Screen(*RUN.split(), sys.executable, "-i", "-q", url=sqlite_url) as screen:
+        screen.sees(">>> ")
+        screen.keys("6 * 7\n")
+        screen.sees("42")
+        screen.keys(CTRL_C)
+        screen.sees("KeyboardInterrupt")
+        screen.sees(">>> ")
+        screen.keys("import os; os.isatty(0), os.getpgrp() == os.getpid() == os.tcgetpgrp(0)\n")
+        screen.sees("(True, True)")
+        screen.keys("raise SystemExit(7)\n")
+        assert screen.process.wait(PATIENCE) == 7
+    assert rows(sqlite_url) == NONE
+
+
+def test_ctrl_c_ends_a_command_that_does_not_care_and_the_code_says_so(sqlite_url: str) -> None:
+    with Screen(*RUN.split(), "sh", "-c", "echo ready; cat", url=sqlite_url) as screen:
+        screen.sees("ready")
+        screen.keys(CTRL_C)
+        assert screen.process.wait(PATIENCE) == 128 + signal.SIGINT
+    assert rows(sqlite_url) == NONE
+
+
+def test_without_a_shell_that_could_resume_it_ctrl_z_stops_nothing(sqlite_url: str) -> None:
+    """As the entry point of a container with a terminal: who would continue it?"""
+    with Screen(*RUN.split(), "cat", url=sqlite_url) as screen:
+        screen.keys("before\n")
+        screen.sees("before")
+        screen.keys(CTRL_Z)
+        screen.keys("after\n")
+        screen.sees("after")
+        screen.keys(CTRL_D)
+        assert screen.process.wait(PATIENCE) == 0
+
+
+@needs_a_shell
+def test_a_shell_stops_and_resumes_both(sqlite_url: str) -> None:
+    with shell(sqlite_url) as screen:
+        screen.keys(f"{RUN} sh -c 'echo pid $$; exec cat'\n")
+        pid = screen.number("pid ")
+        [holdfast] = [each for each in children(screen.process.pid) if pid in children(each)]
+        screen.keys("one\n")
+        screen.sees("one")
+        screen.keys(CTRL_Z)
+        screen.sees("Stopped")
+        eventually(lambda: [state(pid), state(holdfast)] == ["T", "T"], "both are stopped")
+        screen.keys("echo the shell $((1 + 1))\n")
+        screen.sees("the shell 2")
+        screen.keys("fg\n")
+        eventually(lambda: screen.foreground() == pid, "it is in the foreground")
+        screen.keys("two\n")
+        screen.sees("two")
+        screen.keys(CTRL_D)
+        screen.keys("echo code $?\n")
+        assert screen.number("code ") == 0
+
+
+@needs_a_shell
+def test_a_command_in_the_background_waits_until_it_is_brought_to_the_foreground(sqlite_url: str) -> None:
+    with shell(sqlite_url) as screen:
+        screen.keys(f"{RUN} sh -c 'echo pid $$; exec cat' &\n")
+        pid = screen.number("pid ")
+        eventually(lambda: state(pid) == "T", "it wants to read, and is stopped")
+        screen.keys("echo the shell $((1 + 1))\n")
+        screen.sees("the shell 2")
+        screen.keys("fg\n")
+        eventually(lambda: screen.foreground() == pid, "it is in the foreground")
+        screen.keys("mine\n")
+        screen.sees("mine")
+        screen.keys(CTRL_C)
+        screen.keys("\necho code $?\n")
+        assert screen.number("code ") == 128 + signal.SIGINT
+
+
+@needs_a_shell
+def test_a_running_background_command_gets_the_terminal_with_fg(sqlite_url: str, tmp_path: Path) -> None:
+    """Nobody was stopped: SIGCONT is all that tells us."""
+    program = tmp_path / "program.py"
+    with shell(sqlite_url) as screen:
+        program.write_text(
+            "import os, time\nprint('pid', os.getpid(), flush=True)\n"
+            "while os.tcgetpgrp(0) != os.getpgrp(): time.sleep(0.01)\nprint('got', input())"
+        )
+        screen.keys(f"{RUN} {sys.executable} {program} &\n")
+        pid = screen.number("pid ")
+        screen.keys("fg\n")
+        eventually(lambda: screen.foreground() == pid, "it is in the foreground")
+        screen.keys("it\n")
+        screen.sees("got it")
+
+
+@needs_a_shell
+def test_in_a_pipeline_the_command_can_still_ask_the_terminal(sqlite_url: str) -> None:
+    """As a pager does, or a password prompt."""
+    with shell(sqlite_url) as screen:
+        screen.keys(f"echo piped | {RUN} sh -c 'cat; echo ask; read -r answer < /dev/tty; echo got $answer' | cat\n")
+        screen.sees("piped")
+        screen.sees("ask")
+        screen.keys("this\n")
+        screen.sees("got this")
+        screen.keys("echo the shell $((1 + 1))\n")
+        screen.sees("the shell 2")
+
+
+@needs_a_shell
+def test_one_that_is_stopped_for_longer_than_its_ttl_is_ended_and_says_so(sqlite_url: str) -> None:
+    with shell(sqlite_url) as screen:
+        screen.keys(f"{SCRIPT} run --ttl 1 job -- sh -c 'echo pid $$; exec cat'\n")
+        pid = screen.number("pid ")
+        screen.keys(CTRL_Z)
+        screen.sees("Stopped")
+        gone([pid])
+        screen.keys("fg\n")
+        screen.sees("so the command was ended")
+        screen.keys("echo code $?\n")
+        assert screen.number("code ") in (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGHUP)
+
+
+@needs_a_shell
+def test_an_orphan_that_wants_the_terminal_is_hung_up_instead_of_tried_for_ever(sqlite_url: str) -> None:
+    with shell(sqlite_url) as screen:
+        screen.keys(f"({RUN} sh -c 'echo pid $$; exec cat < /dev/tty' &)\n")
+        pid = screen.number("pid ")
+        gone([pid])
+        screen.keys("echo the shell $((1 + 1))\n")
+        screen.sees("the shell 2")
+        eventually(lambda: rows(sqlite_url) == NONE, "the lease is released")
+    assert not alive(pid)
+
+
+@needs_a_shell
+def test_ctrl_c_while_it_waits_for_the_lease_ends_it(sqlite_url: str) -> None:
+    with shell(sqlite_url) as screen:
+        screen.keys(f"{RUN} sh -c 'echo pid $$; exec sleep 1000' &\n")
+        first = screen.number("pid ")
+        screen.keys(f"{SCRIPT} run --wait job -- echo never\n")
+        eventually(lambda: screen.foreground() != os.getsid(screen.process.pid), "it is in the foreground")
+        waiting = screen.foreground()
+        eventually(lambda: len(children(waiting)) == 2, "it has forked")
+        below = children(waiting)
+        screen.keys(CTRL_C)
+        screen.keys("\necho code $?\n")
+        assert screen.number("code ") == 128 + signal.SIGINT
+        gone([waiting, *below])
+        assert alive(first)
