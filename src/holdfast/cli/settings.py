@@ -50,6 +50,8 @@ def _read() -> dict[str, str]:
         raise ValueError(f"{CONFIG} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{CONFIG} is not valid TOML: {error}") from None
+    if unknown := sorted(table.keys() - {"url", "schema"}):
+        raise ValueError(f"{CONFIG} has {unknown[0]!r}, and known are: schema, url")
     for key in ("url", "schema"):
         if not isinstance(table.get(key, ""), str):  # its value is not repeated: a password may be in it
             raise ValueError(f"{key} in {CONFIG} must be a string, not {type(table[key]).__name__}")
