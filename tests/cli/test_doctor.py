@@ -246,8 +246,9 @@ def test_a_publication_of_the_tables_is_told_and_one_that_stops_updates_fails(po
     assert findings["replica_identity"]["found"].endswith("updates fail: lease")
 
 
-def test_a_url_that_switches_keepalives_off_is_told(postgres_url: str) -> None:
-    findings = doctor(postgres_url + "?keepalives=0")
+@pytest.mark.parametrize("option", ["keepalives=0", "tcp_user_timeout=0"])
+def test_a_url_that_switches_keepalives_off_is_told(postgres_url: str, option: str) -> None:
+    findings = doctor(f"{postgres_url}?{option}")
     assert not_ok(findings) == {"keepalives": "warn"}
 
 

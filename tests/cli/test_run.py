@@ -32,10 +32,10 @@ def test_the_exit_code_is_the_commands_own(sqlite_url: str, script: str, code: i
 def test_a_command_that_cannot_be_started_is_127_or_126_as_in_a_shell(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("no program")
     for command, code in ((b"no-such-\xff", 127), (str(tmp_path / "data"), 126), (str(tmp_path), 126), ("", 127)):
-        done = finish(sqlite_url, "job", "--", command, text=False)
+        done = finish(sqlite_url, "job", "--", command, errors="surrogateescape")
         assert done.returncode == code
-        assert done.stderr.startswith(b"holdfast: cannot run " + os.fsencode(command))
-        assert done.stderr.count(b"\n") == 1
+        assert done.stderr.startswith(f"holdfast: cannot run {os.fsdecode(command)}: ")
+        assert done.stderr.count("\n") == 1
     assert rows(sqlite_url) == NONE
 
 
@@ -168,7 +168,7 @@ def test_arguments_and_environment_arrive_as_they_are(sqlite_url: str) -> None:
     show = "import os, sys; print(list(map(os.fsencode, sys.argv[1:])), len(os.environb[b'BIG3']), os.environb[b'RAW'])"
     env = {os.fsencode(name): os.fsencode(value) for name, value in environment(HOLDFAST_URL=sqlite_url).items()}
     env |= {b"RAW": b"\xfe=\n\xff"} | {b"BIG%d" % i: b"x" * 100_000 for i in range(4)}
-    command = [SCRIPT, "run", "job", "--", sys.executable, "-c", show, *given]
+    command: list[str | bytes] = [SCRIPT, "run", "job", "--", sys.executable, "-c", show, *given]
     done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode().strip() == f"{given} 100000 {env[b'RAW']!r}"
@@ -180,13 +180,13 @@ def test_standard_streams_are_the_commands(sqlite_url: str) -> None:
     closed = "import os\nfor n in 0, 1, 2:\n try: os.fstat(n)\n except OSError: open(%r, 'a').write(str(n))"
     script = f'exec {SCRIPT} run job -- {sys.executable} -c "$0" <&- >&- 2>&-'
     left = Path(sqlite_url.removeprefix("sqlite:///")).with_name("closed")
-    done = subprocess.run(
+    ended = subprocess.run(
         ["sh", "-c", script, closed % str(left)],
         timeout=PATIENCE,
         check=False,
         env=environment(HOLDFAST_URL=sqlite_url),
     )
-    assert (done.returncode, left.read_text()) == (0, "012")
+    assert (ended.returncode, left.read_text()) == (0, "012")
 
 
 def test_a_pipe_that_nobody_reads_ends_the_command_as_it_would_without_us(sqlite_url: str) -> None:
@@ -214,8 +214,11 @@ def test_help_and_completion_go_through_click(sqlite_url: str) -> None:
     for word in ("-- COMMAND", "HOLDFAST_TOKEN", "128 + n", "75 ", "Examples", "--skip", "alembic upgrade head"):
         assert word in done.stdout
     assert "_HOLDFAST_COMPLETE=bash_complete" in call(_HOLDFAST_COMPLETE="bash_source").stdout
-    words = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": "holdfast run --t", "COMP_CWORD": "2"}
-    assert call(**words, HOLDFAST_URL=sqlite_url).stdout.split() == ["plain,--ttl", "plain,--timeout"]
+    words = {"COMP_WORDS": "holdfast run --t", "COMP_CWORD": "2", "HOLDFAST_URL": sqlite_url}
+    assert call(cwd=None, _HOLDFAST_COMPLETE="bash_complete", **words).stdout.split() == [
+        "plain,--ttl",
+        "plain,--timeout",
+    ]
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 
 

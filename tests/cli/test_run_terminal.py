@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -80,7 +81,8 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for pid in _descendants(self.process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait(PATIENCE)
         os.close(self._slave)
@@ -174,19 +176,22 @@ def test_a_command_in_the_background_waits_until_it_is_brought_to_the_foreground
 
 @needs_a_shell
 def test_a_running_background_command_gets_the_terminal_with_fg(sqlite_url: str, tmp_path: Path) -> None:
-    """Nobody was stopped: SIGCONT is all that tells us."""
-    program = tmp_path / "program.py"
+    """A shell tells us nothing of it: it is the first read that does."""
+    program, go = tmp_path / "program.py", tmp_path / "go"
+    program.write_text(
+        f"import os, time\nprint('pid', os.getpid(), flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('got', input())"
+    )
     with shell(sqlite_url) as screen:
-        program.write_text(
-            "import os, time\nprint('pid', os.getpid(), flush=True)\n"
-            "while os.tcgetpgrp(0) != os.getpgrp(): time.sleep(0.01)\nprint('got', input())"
-        )
         screen.keys(f"{RUN} {sys.executable} {program} &\n")
         pid = screen.number("pid ")
+        own = screen.foreground()
         screen.keys("fg\n")
-        eventually(lambda: screen.foreground() == pid, "it is in the foreground")
+        eventually(lambda: screen.foreground() != own, "the shell has put it in the foreground")
+        go.touch()
+        eventually(lambda: screen.foreground() == pid, "the command is in the foreground")
         screen.keys("it\n")
-        screen.sees("got it")
+        assert "Stopped" not in screen.sees("got it")
 
 
 @needs_a_shell

@@ -87,6 +87,9 @@ class Command:
         no terminal is involved, is between it and whoever sent it; the lease is kept meanwhile."""
         if not self._terminal.there or (number == signal.SIGSTOP and not self._terminal.belongs_to(self.pid)):
             return
+        if number in (signal.SIGTTIN, signal.SIGTTOU) and self._terminal.belongs_to(os.getpgrp()):
+            self._pass_on(signal.SIGCONT)  # brought to the foreground while it ran, of which a shell says nothing
+            return
         self._terminal.give(os.getpgrp(), of=self.pid)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(0, signal.SIGTSTP)  # the kernel forgets it when there is no shell that could wake us again

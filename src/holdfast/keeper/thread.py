@@ -42,6 +42,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._bell = (-1, -1)
         self._asleep_until = 0.0
+        self._purge_at = 0.0
         self._closing = False
 
     def borrow(self, ttl: float, *, session: bool = False) -> Pulse | None:
@@ -69,6 +70,7 @@ class Keeper:
             if pulse is None:
                 pulse = Pulse(beat, trust, every, now() + first_beat(trust.ttl, every), session_key)
                 self._pulses.append(pulse)
+                self._purge_at = max(self._purge_at, pulse.due)  # with the first heartbeat, not on its own
             if every < pulse.every:
                 pulse.every, pulse.due = every, min(pulse.due, now() + every)
             pulse.add(holding)
@@ -246,6 +248,8 @@ class Keeper:
         dues = [when for pulse in self._pulses for when in (pulse.due, pulse.ends_at()) if when is not None]
         dues += [chore.due for chore in self._chores]
         dues += [when for when, _ in self._timers]
+        if self._pulses:
+            dues.append(self._purge_at)
         if (arrange := self._ears.due()) is not None:
             dues.append(arrange)
         if self._wanting_session:
@@ -400,7 +404,9 @@ class Keeper:
                 return
             self._pulses.remove(pulse)
             holdings = list(pulse.holdings.values())
-            self._chores.append(Chore("beat_end", {"beat": pulse.beat}, now(), now() + pulse.trust.ttl))
+            # Not ended by us: the work may not have stopped yet. It expires, or goes with the release of its grant.
+            gone = now() + pulse.trust.ttl
+            self._chores.append(Chore("purge", {}, gone, gone + PURGE_EVERY, until=False))
         if holdings:
             log.error("%d lease(s) on %s lost: %s", len(holdings), self.database, error)
         for holding in holdings:
@@ -414,6 +420,9 @@ class Keeper:
 
     def _do_chores(self) -> None:
         with self._lock:
+            if self._pulses and self._purge_at <= now():
+                self._purge_at = now() + PURGE_EVERY * random.uniform(0.5, 1.0)
+                self._chores.append(Chore("purge", {}, now(), now() + PURGE_EVERY, until=False))
             due = [chore for chore in self._chores if chore.due <= now()]
         for chore in due:
             settled = chore.settled(self._say(chore), now())
@@ -422,12 +431,6 @@ class Keeper:
                     self._chores.remove(chore)
                 else:
                     chore.put_off(now())
-        with self._lock:
-            if not self._pulses:  # nothing to stay for
-                self._chores = [each for each in self._chores if each.statement != "purge" or each.due <= now()]
-            elif not any(chore.statement == "purge" for chore in self._chores):
-                when = now() + PURGE_EVERY * random.uniform(0.5, 1.0)
-                self._chores.append(Chore("purge", {}, when, when + PURGE_EVERY, until=False))
 
     def _say(self, chore: Chore) -> bool | None:
         """Its first value as a truth, or None when there was no answer."""

@@ -12,7 +12,8 @@ select set_config('default_transaction_isolation', 'read committed', false),
        set_config('statement_timeout', '30s', false), set_config('lock_timeout', '10s', false),
        set_config('idle_session_timeout', '0', false), set_config('client_connection_check_interval', '1s', false),
        set_config('tcp_keepalives_idle', '1', false), set_config('tcp_keepalives_interval', '1', false),
-       set_config('tcp_keepalives_count', '2', false), set_config('tcp_user_timeout', '3000', false)
+       set_config('tcp_keepalives_count', '2', false), set_config('tcp_user_timeout', '3000', false),
+       (select set_config(s.name, '0', false) from pg_settings s where s.name = 'transaction_timeout')  -- from 17 on
 
 -- name: migrate_lock
 select pg_advisory_xact_lock(hashtext('holdfast.migrate'))
