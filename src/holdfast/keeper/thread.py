@@ -3,153 +3,34 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import random
 import select
 import threading
-from collections.abc import Callable
+import time
 from contextlib import suppress
-from typing import Any
 
 from holdfast._wire import Session, open_session
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SessionUnsafe
-from holdfast.core.renewal import Answer, Step, Trust, after, backoff, budget, first_beat
-from holdfast.keeper.ears import Ears, Wake
-from holdfast.keeper.pulse import LINGER, Chore, Holding, Owner, Pulse
+from holdfast.core.renewal import Answer, Step, after, backoff, budget
+from holdfast.keeper.books import PURGE_EVERY, Books
+from holdfast.keeper.pulse import LINGER, Chore, Holding, Pulse
 
 log = logging.getLogger("holdfast.keeper")
 
-PURGE_EVERY = 60.0
 EXIT_BUDGET = 2.0
 
 
-class Keeper:
+class Keeper(Books):
     def __init__(self, database: Database) -> None:
-        self.database = database
-        self.session_key: int | None = None
-        """Held in the session as long as that lives: a standby that finds it free knows that we are gone."""
-        self.session_problem: HoldfastError | None = None
-        self._lock = threading.RLock()
-        self._ears = Ears(database, self._lock)
-        self._pulses: list[Pulse] = []
-        self._chores: list[Chore] = []
-        self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._wanting_session: list[Callable[[], None]] = []
+        super().__init__(database)
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._bell = (-1, -1)
         self._asleep_until = 0.0
-        self._purge_at = 0.0
         self._closing = False
-
-    def borrow(self, ttl: float, *, session: bool = False) -> Pulse | None:
-        """A live pulse for one more lease, kept alive until it is given back."""
-        with self._lock:
-            for pulse in self._pulses:
-                if (
-                    pulse.trust.ttl == ttl
-                    and (pulse.session_key is not None) == session
-                    and pulse.trust.left(now()) > 0
-                ):
-                    pulse.borrowed += 1
-                    return pulse
-        return None
-
-    def give_back(self, pulse: Pulse) -> None:
-        with self._lock:
-            pulse.borrowed -= 1
-            self._notice_empty(pulse)
-
-    def keep(self, beat: str, trust: Trust, every: float, holding: Holding, *, session_key: int | None = None) -> Pulse:
-        """Renew ``beat`` from now on, for ``holding``."""
-        with self._lock:
-            pulse = next((each for each in self._pulses if each.beat == beat), None)
-            if pulse is None:
-                pulse = Pulse(beat, trust, every, now() + first_beat(trust.ttl, every), session_key)
-                self._pulses.append(pulse)
-                self._purge_at = max(self._purge_at, pulse.due)  # with the first heartbeat, not on its own
-            if every < pulse.every:
-                pulse.every, pulse.due = every, min(pulse.due, now() + every)
-            pulse.add(holding)
-            self._wake_by(pulse.due)
-        if session_key is not None and session_key != self.session_key:
-            self._lose(pulse, OwnershipUnknown("the session that held it was lost"))
-        return pulse
-
-    def drop(self, pulse: Pulse, token: str) -> None:
-        """The lease was released, or has passed on."""
-        with self._lock:
-            pulse.remove(token)
-            self._notice_empty(pulse)
-
-    def extend(self, pulse: Pulse, asked_at: float) -> None:
-        """Somebody renewed the beat by hand."""
-        with self._lock:
-            pulse.trust = after(Answer.RENEWED, pulse.trust, asked_at, now())[1]
-
-    def retire(self, owner: Owner) -> tuple[list[str], list[Holding]]:
-        """A client goes: beats that are its alone, to be ended whole, and its leases on beats shared with others."""
-        with self._lock:
-            mine = [
-                each for each in self._pulses if not each.borrowed and len(each.of_owner(owner)) == len(each.holdings)
-            ]
-            self._pulses = [each for each in self._pulses if each not in mine]
-            shared = [holding for pulse in self._pulses for holding in pulse.of_owner(owner)]
-            for pulse in self._pulses:
-                for holding in shared:
-                    pulse.remove(holding.token)
-            return [pulse.beat for pulse in mine], shared
-
-    def release_later(self, name: str, token: str) -> None:
-        """It is ours and must go, but the database does not answer: ask until it does."""
-        self._add_chore("lease_release", {"name": name, "token": token}, patience=math.inf)
-
-    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool) -> None:
-        """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server.
-
-        With a beat that was made for it alone, unless that is ours already. After a TTL it has expired in any case.
-        """
-        statement = "lease_abandon" if with_beat else "lease_release"
-        self._add_chore(statement, {"name": name, "token": token}, patience=min(65.0, ttl), until=True)
-
-    def say_later(self, statement: str, parameters: dict[str, Any]) -> None:
-        """What a client could not say as it went. If we cannot either: nobody renews its beats, so they expire."""
-        self._add_chore(statement, parameters, patience=PURGE_EVERY)
-
-    def purge_soon(self) -> None:
-        self._add_chore("purge", {}, patience=PURGE_EVERY, until=False)
-
-    def watch(self, name: str, wake: Wake) -> None:
-        """Call ``wake`` when ``name`` may be free, and once when we have begun to listen: no release is missed."""
-        self._ears.add(name, wake)
-        self._ring()
-
-    def unwatch(self, name: str, wake: Wake) -> None:
-        self._ears.remove(name, wake)
-        self._ring()
-
-    def keep_vigil(self, name: str, session_key: int) -> None:
-        """Call the waiters of ``name`` when the session that holds ``session_key`` is gone, too."""
-        if self._ears.keep_vigil(name, session_key):
-            self._ring()
-
-    def wake(self, name: str) -> None:
-        """Released in this very process: no need to hear it from the server."""
-        self._ears.wake(name)
-
-    def want_session(self, ready: Callable[[], None]) -> None:
-        """Open the session and hold a key in it: ``session_key`` or ``session_problem`` is set at ``ready``."""
-        with self._lock:
-            self._wanting_session.append(ready)
-        self._ring()
-
-    def later(self, delay: float, callback: Callable[[], None]) -> None:
-        with self._lock:
-            self._timers.append((now() + delay, callback))
-            self._wake_by(now() + delay)
 
     def close(self, timeout: float) -> None:
         """End everything that is kept; the thread does it."""
@@ -159,18 +40,6 @@ class Keeper:
                 self._ring_bell()
         if thread is not None:
             thread.join(timeout)
-
-    def _add_chore(
-        self, statement: str, parameters: dict[str, Any], *, patience: float, until: bool | None = None
-    ) -> None:
-        with self._lock:
-            self._chores.append(Chore(statement, parameters, now(), now() + patience, until))
-        self._ring()
-
-    def _notice_empty(self, pulse: Pulse) -> None:
-        if not pulse.holdings and not pulse.borrowed:
-            pulse.empty_since = now()
-            self._wake_by(min(pulse.due, pulse.empty_since + LINGER))
 
     def _wake_by(self, when: float) -> None:
         if self._thread is None or when < self._asleep_until:
@@ -204,6 +73,7 @@ class Keeper:
             except Exception as error:  # never die: every lease of this process hangs on this thread
                 log.exception("the keeper of %s stumbled and goes on", self.database)
                 self._disconnect(error)
+                time.sleep(0.05)
 
     def _finished(self) -> bool:
         with self._lock:
