@@ -48,7 +48,7 @@ def test_a_first_acquire_cancelled_while_it_connects_leaves_no_lease(either: str
     async def main() -> None:
         for pause in (0.0, 0.001, 0.003, 0.006, 0.01, 0.02):
             async with holdfast.AsyncClient(either) as client:
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, holdfast.NotAcquired):  # refused: the one before is not yet undone
                     async with asyncio.timeout(pause):
                         await client.lease("a", ttl=60).acquire()
 

@@ -189,6 +189,16 @@ def test_standard_streams_are_the_commands(sqlite_url: str) -> None:
     assert (ended.returncode, left.read_text()) == (0, "012")
 
 
+def test_what_is_said_to_a_closed_stderr_does_not_end_up_in_a_file_of_ours(sqlite_url: str, tmp_path: Path) -> None:
+    with Run(sqlite_url) as run:
+        run.pids()
+        script = f"exec {SCRIPT} run job -- echo never 2>&-"
+        env = environment(HOLDFAST_URL=sqlite_url)
+        refused = subprocess.run(["sh", "-c", script], capture_output=True, timeout=PATIENCE, check=False, env=env)
+        assert (refused.returncode, refused.stdout) == (75, b"")
+        assert not [each for each in tmp_path.iterdir() if b"is held by" in each.read_bytes()]
+
+
 def test_a_pipe_that_nobody_reads_ends_the_command_as_it_would_without_us(sqlite_url: str) -> None:
     """Python ignores SIGPIPE; a program that inherited that would go on writing into the void."""
     script = f"({SCRIPT} run job -- yes; echo $? >&2) | head -1"

@@ -80,8 +80,7 @@ class AsyncLeaseGrant:
         except Refused:
             raise
         except BaseException:
-            self._engine.keeper.release_later(self.name, self.token)
-            self._finish()
+            self.abandon()
             raise
         self._finish()
         return done
@@ -119,8 +118,12 @@ class AsyncLeaseGrant:
                 await self.release()
             except EngineError as problem:
                 log.warning("lease %r is released later, the database did not take it now: %s", self.name, problem)
-                self._engine.keeper.release_later(self.name, self.token)
-                self._finish()
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Let the keeper release it, however long that takes; for us it is over."""
+        self._engine.keeper.release_later(self.name, self.token)
+        self._finish()
 
     def keep(self, beat: str, session_key: int | None) -> None:
         """From now on the heartbeat renews it."""

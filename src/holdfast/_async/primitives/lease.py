@@ -50,15 +50,24 @@ class AsyncLease:
     async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> AsyncLeaseGrant:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        grant = await self._wait(limit)
-        if isinstance(grant, Held):
-            raise grant.refusal(limit or None, datetime.now(UTC))
-        return grant
+        got: list[AsyncLeaseGrant] = []
+        try:
+            held = await self._wait(limit, got)
+            if held is None:
+                return got[0]
+        except BaseException:
+            _abandon(got)
+            raise
+        raise held.refusal(limit or None, datetime.now(UTC))
 
     async def try_acquire(self) -> AsyncLeaseGrant | None:
         """The grant, or None when somebody has it."""
-        grant = await self._wait(0.0)
-        return None if isinstance(grant, Held) else grant
+        got: list[AsyncLeaseGrant] = []
+        try:
+            return got[0] if await self._wait(0.0, got) is None else None
+        except BaseException:
+            _abandon(got)
+            raise
 
     @asynccontextmanager
     async def or_skip(self) -> AsyncIterator[AsyncLeaseGrant | None]:
@@ -82,9 +91,13 @@ class AsyncLease:
 
     async def __aenter__(self) -> AsyncLeaseGrant:
         grant = await self.acquire()
-        await grant.__aenter__()
-        self._entered.setdefault(here(), []).append(grant)
-        return grant
+        try:
+            await grant.__aenter__()
+            self._entered.setdefault(here(), []).append(grant)
+            return grant
+        except BaseException:
+            _abandon([grant])
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -105,42 +118,35 @@ class AsyncLease:
 
         return under_lease
 
-    async def _wait(self, limit: float) -> AsyncLeaseGrant | Held:
-        """Ask until it is ours or time is up. Woken by a release; asks on its own besides, in case nobody wakes us."""
+    async def _wait(self, limit: float, got: list[AsyncLeaseGrant]) -> Held | None:
+        """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
+
+        Woken by a release; asks on its own besides, in case nobody wakes us."""
         started = now()
-        outcome = await self._attempt()
-        if isinstance(outcome, AsyncLeaseGrant):
-            return outcome
-        outcome = await self._while_busy(outcome, limit)
-        if limit == 0 or isinstance(outcome, AsyncLeaseGrant):
-            return outcome
+        held = await self._attempt(got)
+        while held is not None and held.remaining is None and now() < started + _BUSY_PATIENCE:
+            await sleep(random.uniform(0.001, 0.005))
+            held = await self._attempt(got)
+        if held is None or limit == 0:
+            return held
         signal, keeper = AsyncSignal(), self._engine.keeper
         keeper.watch(self.name, signal.set)
         try:
-            while (left := started + limit - now()) > 0:
-                if outcome.session_watch is not None:
-                    keeper.keep_vigil(self.name, outcome.session_watch)
-                await signal.wait(min(self._pause(outcome), left))
-                outcome = await self._attempt()
-                if isinstance(outcome, AsyncLeaseGrant):
-                    return outcome
-            return outcome
+            while held is not None and (left := started + limit - now()) > 0:
+                if held.session_watch is not None:
+                    keeper.keep_vigil(self.name, held.session_watch)
+                await signal.wait(min(self._pause(held), left))
+                held = await self._attempt(got)
+            return held
         finally:
             keeper.unwatch(self.name, signal.set)
-
-    async def _while_busy(self, outcome: AsyncLeaseGrant | Held, limit: float) -> AsyncLeaseGrant | Held:
-        until = now() + _BUSY_PATIENCE
-        while isinstance(outcome, Held) and outcome.remaining is None and now() < until:
-            await sleep(random.uniform(0.001, 0.005))
-            outcome = await self._attempt()
-        return outcome
 
     def _pause(self, held: Held) -> float:
         if held.remaining is None:
             return random.uniform(0.002, 0.02)
         return min(self._engine.poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
 
-    async def _attempt(self) -> AsyncLeaseGrant | Held:
+    async def _attempt(self, got: list[AsyncLeaseGrant]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
@@ -163,7 +169,8 @@ class AsyncLease:
                 engine.unkept[token] = terms.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
-            return grant
+            got.append(grant)
+            return None
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
@@ -205,3 +212,9 @@ class AsyncLease:
                 f"no session on {self._engine.database} for lease {self.name!r}"
             )
         return keeper.session_key
+
+
+def _abandon(grants: list[AsyncLeaseGrant]) -> None:
+    """Interrupted on the way to the caller: nobody would ever release them."""
+    for grant in grants:
+        grant.abandon()

@@ -51,15 +51,24 @@ class Lease:
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> LeaseGrant:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        grant = self._wait(limit)
-        if isinstance(grant, Held):
-            raise grant.refusal(limit or None, datetime.now(UTC))
-        return grant
+        got: list[LeaseGrant] = []
+        try:
+            held = self._wait(limit, got)
+            if held is None:
+                return got[0]
+        except BaseException:
+            _abandon(got)
+            raise
+        raise held.refusal(limit or None, datetime.now(UTC))
 
     def try_acquire(self) -> LeaseGrant | None:
         """The grant, or None when somebody has it."""
-        grant = self._wait(0.0)
-        return None if isinstance(grant, Held) else grant
+        got: list[LeaseGrant] = []
+        try:
+            return got[0] if self._wait(0.0, got) is None else None
+        except BaseException:
+            _abandon(got)
+            raise
 
     @contextmanager
     def or_skip(self) -> Iterator[LeaseGrant | None]:
@@ -83,9 +92,13 @@ class Lease:
 
     def __enter__(self) -> LeaseGrant:
         grant = self.acquire()
-        grant.__enter__()
-        self._entered.setdefault(here(), []).append(grant)
-        return grant
+        try:
+            grant.__enter__()
+            self._entered.setdefault(here(), []).append(grant)
+            return grant
+        except BaseException:
+            _abandon([grant])
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,42 +119,35 @@ class Lease:
 
         return under_lease
 
-    def _wait(self, limit: float) -> LeaseGrant | Held:
-        """Ask until it is ours or time is up. Woken by a release; asks on its own besides, in case nobody wakes us."""
+    def _wait(self, limit: float, got: list[LeaseGrant]) -> Held | None:
+        """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
+
+        Woken by a release; asks on its own besides, in case nobody wakes us."""
         started = now()
-        outcome = self._attempt()
-        if isinstance(outcome, LeaseGrant):
-            return outcome
-        outcome = self._while_busy(outcome, limit)
-        if limit == 0 or isinstance(outcome, LeaseGrant):
-            return outcome
+        held = self._attempt(got)
+        while held is not None and held.remaining is None and now() < started + _BUSY_PATIENCE:
+            sleep(random.uniform(0.001, 0.005))
+            held = self._attempt(got)
+        if held is None or limit == 0:
+            return held
         signal, keeper = Signal(), self._engine.keeper
         keeper.watch(self.name, signal.set)
         try:
-            while (left := started + limit - now()) > 0:
-                if outcome.session_watch is not None:
-                    keeper.keep_vigil(self.name, outcome.session_watch)
-                signal.wait(min(self._pause(outcome), left))
-                outcome = self._attempt()
-                if isinstance(outcome, LeaseGrant):
-                    return outcome
-            return outcome
+            while held is not None and (left := started + limit - now()) > 0:
+                if held.session_watch is not None:
+                    keeper.keep_vigil(self.name, held.session_watch)
+                signal.wait(min(self._pause(held), left))
+                held = self._attempt(got)
+            return held
         finally:
             keeper.unwatch(self.name, signal.set)
-
-    def _while_busy(self, outcome: LeaseGrant | Held, limit: float) -> LeaseGrant | Held:
-        until = now() + _BUSY_PATIENCE
-        while isinstance(outcome, Held) and outcome.remaining is None and now() < until:
-            sleep(random.uniform(0.001, 0.005))
-            outcome = self._attempt()
-        return outcome
 
     def _pause(self, held: Held) -> float:
         if held.remaining is None:
             return random.uniform(0.002, 0.02)
         return min(self._engine.poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
 
-    def _attempt(self) -> LeaseGrant | Held:
+    def _attempt(self, got: list[LeaseGrant]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
@@ -164,7 +170,8 @@ class Lease:
                 engine.unkept[token] = terms.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
-            return grant
+            got.append(grant)
+            return None
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
@@ -206,3 +213,9 @@ class Lease:
                 f"no session on {self._engine.database} for lease {self.name!r}"
             )
         return keeper.session_key
+
+
+def _abandon(grants: list[LeaseGrant]) -> None:
+    """Interrupted on the way to the caller: nobody would ever release them."""
+    for grant in grants:
+        grant.abandon()
