@@ -126,7 +126,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if self.live(name) and held is not None and held.token == token:
             assert (row["status"], row["token"], row["fence"]) == ("acquired", token, held.fence)
             assert self.everything() == before
-        elif self.live(name) and held is not None and not (request["reenter"] and held.holder == request["holder"]):
+        elif self.live(name) and held is not None and (held.kept or not self.reenters(held, request)):
             assert (row["status"], row["held_by"], row["fence"], row["token"]) == ("held", held.holder, None, None)
             assert row["remaining"] == pytest.approx(self.beats[held.beat].expires - self.now, abs=15)
             assert self.everything() == before
@@ -135,6 +135,9 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.everything() == before
         else:
             self.granted(request, row)
+
+    def reenters(self, held: Held, request: Row) -> bool:
+        return bool(request["reenter"] and held.holder == request["holder"])
 
     def granted(self, request: Row, row: Row) -> None:
         name, held = request["name"], self.leases.get(request["name"])

@@ -143,10 +143,16 @@ class AsyncPostgresSession(PgWire):
         if self.pgconn.flush():
             if not self._writing:
                 self._writing = True
-                self._loop.add_writer(self._socket, self._write)
+                self._loop.add_writer(self._socket, self._writable)
         elif self._writing:
             self._writing = False
             self._loop.remove_writer(self._socket)
+
+    def _writable(self) -> None:
+        try:
+            self._write()
+        except OperationalError as error:
+            self._lost(error)
 
     def _readable(self) -> None:
         try:

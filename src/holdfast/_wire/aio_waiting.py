@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -26,11 +26,13 @@ class AsyncTurn:
     def __init__(self) -> None:
         self._inside = 0
 
-    async def __aenter__(self) -> None:
+    @asynccontextmanager
+    async def within(self, timeout: float) -> AsyncIterator[None]:
         self._inside += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self._inside -= 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
 
     def try_enter(self) -> bool:
         """Only if nobody is in there; to be left again."""
@@ -41,6 +43,25 @@ class AsyncTurn:
 
     def leave(self) -> None:
         self._inside -= 1
+
+
+class AsyncGate:
+    """One task at a time: the others wait for what it opens."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def check_function(function: Callable[..., Any]) -> None:
+    """A decorator can only hold a lease around a function that does its work when it is awaited."""
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{function!r} is not a coroutine function: decorate an async def, or use Client")
 
 
 class AsyncSignal:

@@ -62,7 +62,7 @@ def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -
 
 
 def _sqlite_path(rest: str) -> str:
-    path = rest.partition("?")[0]
+    path, _, options = rest.partition("?")
     if "%" in path:
         from urllib.parse import unquote
 
@@ -77,7 +77,9 @@ def _sqlite_path(rest: str) -> str:
             f"sqlite:///{path} names no file: leases in the memory of one process would coordinate nobody; "
             "use sqlite:///app.db"
         )
-    return os.path.abspath(path)
+    if options:
+        raise ValueError(f"an SQLite URL takes no options here: sqlite:///{path} without {options!r}")
+    return os.path.realpath(path)  # SQLite follows links, too: one file, one name for what lies beside it
 
 
 def _conninfo(url: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import error_from_result
 
 from holdfast._wire import Row, forks
 from holdfast._wire.clock import now
@@ -131,9 +132,14 @@ class PgWire:
             .decode("utf-8", "replace")
             .strip()
         )
-        if state in _GONE or state.startswith("08"):
-            return Unanswered(f"{self.database} ended the session: {message}")
-        return Refused(f"{self.database}: {message}", state)
+        gone = state in _GONE or state.startswith("08")
+        error = (
+            Unanswered(f"{self.database} ended the session: {message}")
+            if gone
+            else Refused(f"{self.database}: {message}", state)
+        )
+        error.__cause__ = error_from_result(result)
+        return error
 
     def _unprepare(self, error: Refused) -> bool:
         """A pooler that shuffles sessions loses prepared statements: go on without them."""
@@ -150,14 +156,16 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
     deadline = now() + timeout
     target = make_conninfo(database.target, target_session_attrs="any") if to_look else database.target
     attempts = _attempts(target)
-    problems = []
+    problems: list[str] = []
+    cause: Exception | None = None
     for number, conninfo in enumerate(attempts):
         share = (deadline - now()) / (len(attempts) - number)
         try:
             return _connect_one(conninfo, now() + share)
         except (OperationalError, TimeoutError) as error:
+            cause = error
             problems.append(" ".join(str(error).split()) or f"no answer within {share:.1f} s")
-    raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}")
+    raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
 
 
 def _advice(problems: list[str]) -> str:

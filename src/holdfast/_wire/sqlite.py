@@ -45,11 +45,21 @@ class SqliteSession:
         self._raised: BaseException | None = None
         self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
         self._marks = Marks(f"{database.target}.holdfast-live") if Marks.available else None
-        self._connection = sqlite3.connect(database.target, isolation_level=None, check_same_thread=False, timeout=0)
-        self._connection.create_function("holdfast_gone", 1, self._gone)
         self.boot = boot_id()
-        self._patiently(lambda: self._connection.execute("pragma journal_mode = wal"), now() + timeout)
-        self._connection.execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+        try:
+            self._connection = sqlite3.connect(
+                database.target, isolation_level=None, check_same_thread=False, timeout=0
+            )
+        except BaseException:
+            self._close_locks()
+            raise
+        try:
+            self._connection.create_function("holdfast_gone", 1, self._gone)
+            self._patiently(lambda: self._connection.execute("pragma journal_mode = wal"), now() + timeout)
+            self._connection.execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+        except BaseException:
+            self.close()
+            raise
         forks.guard(self)
 
     @classmethod
@@ -61,9 +71,9 @@ class SqliteSession:
         try:
             return cls(database, timeout)
         except (OSError, sqlite3.Error) as error:
-            raise Unreachable(
-                f"cannot open {database}: {error}. Does the folder exist, and may this user write to it?"
-            ) from error
+            known = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
+            advice = "Name another file." if known else "Does the folder exist, and may this user write to it?"
+            raise Unreachable(f"cannot open {database}: {error}. {advice}") from error
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout

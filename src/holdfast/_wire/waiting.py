@@ -5,37 +5,65 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, Unreachable
 
 log = logging.getLogger("holdfast.lease")
 
+_GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # as in inspect, which is slow to import
 sleep = time.sleep
 here = threading.get_ident
 """Who is asking: the thread."""
 
 
 class Turn:
-    """One thread at a time on a session."""
+    """One thread at a time on a session, and none for longer than it has."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._inside: int | None = None
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    @contextmanager
+    def within(self, timeout: float) -> Iterator[None]:
+        """Unreachable when it is not our turn in time; at once when we are in there already: a signal handler that
+        interrupted a call would wait for itself."""
+        if self._inside == threading.get_ident() or not self._lock.acquire(timeout=max(0.0, timeout)):
+            raise Unreachable("another call of this client is under way, and this one cannot wait for it any longer")
+        self._inside = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.leave()
 
     def try_enter(self) -> bool:
         """Only if nobody is in there; to be left again."""
-        return self._lock.acquire(blocking=False)
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._inside = threading.get_ident()
+        return True
 
     def leave(self) -> None:
+        self._inside = None
         self._lock.release()
+
+
+class Gate:
+    """Nothing to do: whoever has the turn is alone."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def check_function(function: Callable[..., Any]) -> None:
+    """A decorator can only hold a lease around a function that does its work when it is called."""
+    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    if flags & (_GENERATOR | _COROUTINE | _ASYNC_GENERATOR):
+        raise TypeError(f"{function!r} only begins when it is called: decorate a plain function, or use AsyncClient")
 
 
 class Signal:

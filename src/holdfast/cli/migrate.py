@@ -77,6 +77,4 @@ def status(context: click.Context, as_json: bool) -> None:
 def print_(context: click.Context, downwards: bool) -> None:
     """Print the SQL, to be read or run by somebody else. Connects to nothing."""
     with connected(context) as client:
-        scripts = client.migrations.scripts()
-    for migration in reversed(scripts) if downwards else scripts:
-        click.echo(f"-- {migration.version:04} {migration.name}\n{migration.down if downwards else migration.up}")
+        click.echo(client.migrations.text(down=downwards))

@@ -8,6 +8,7 @@ there is nothing to hear, and the waiters' own polling does it all.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +38,7 @@ class Ears:
         self._keys: dict[str, int] = {}
         self._vigils: dict[str, Session] = {}
         self._ready_at = 0.0
+        self._pause = 0.001
 
     def add(self, name: str, wake: Wake) -> None:
         with self._lock:
@@ -104,7 +106,7 @@ class Ears:
         self._ready_at = now() + 0.25
 
     def arrange(self, session: Session, timeout: float) -> None:
-        """Tell the server what we want to hear. Raises EngineError when the session has gone."""
+        """Tell the server what we want to hear, all names at once. Raises EngineError when the session has gone."""
         with self._lock:
             wanted = [name for name in self._waiting if name not in self._watched]
             over = [name for name in self._watched if name not in self._waiting]
@@ -113,31 +115,37 @@ class Ears:
             self._watched = set(self._waiting)
             self._keys.clear()
             return
+        self._watched.difference_update(over)
+        if locked := [name for name in over if name in self._locked]:
+            self._locked.difference_update(locked)
+            session.call("wait_end", {"names": json.dumps(locked)}, timeout)
         if wanted:
-            session.call("listen", {}, timeout)
-        for name in over:
-            self._watched.discard(name)
-            if name in self._locked:
-                self._locked.discard(name)
-                session.call("wait_end", {"name": name}, timeout)
-        for name in wanted:
-            # Refused means that somebody releases it this very moment: ask again until that is committed.
-            if len(self._locked) >= MOST_WATCHED:
-                self._watched.add(name)
-            elif session.call("wait_begin", {"name": name}, timeout)[0]["done"]:
-                self._watched.add(name)
-                self._locked.add(name)
+            self._begin(session, wanted, timeout)
+
+    def _begin(self, session: Session, wanted: list[str], timeout: float) -> None:
+        room = max(0, MOST_WATCHED - len(self._locked))
+        self._watched.update(wanted[room:])
+        session.call("listen", {}, timeout)
+        refused = False
+        for row in session.call("wait_begin", {"names": json.dumps(wanted[:room])}, timeout):
+            if row["done"]:
+                self._watched.add(row["name"])
+                self._locked.add(row["name"])
+                self.wake(row["name"])
             else:
-                self._ready_at = now() + 0.002
-            self.wake(name)
+                refused = True
+        # Refused means that somebody releases it this very moment: ask again until that is committed.
+        self._pause = min(self._pause * 2, 0.25) if refused else 0.001
+        if refused:
+            self._ready_at = now() + self._pause
 
     def stand_vigil(self, timeout: float) -> None:
-        """Open and close the second sessions. A failure costs nothing but the speed of a takeover."""
+        """Close the second sessions that are over, and open one. A failure costs only the speed of a takeover."""
         with self._lock:
             over, wanted = self._vigils.keys() - self._keys.keys(), self._wanted_vigils()
         for name in over:
             self._end_vigil(name)
-        for name in wanted:
+        for name in wanted[:1]:  # connecting takes its time, and heartbeats come first
             try:
                 session = open_session(self._database, timeout)
                 self._vigils[name] = session

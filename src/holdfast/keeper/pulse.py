@@ -35,6 +35,7 @@ class Pulse:
         self.beat, self.trust, self.every, self.due, self.session_key = beat, trust, every, due, session_key
         self.generation = 0
         self.failures = 0
+        self.problem: Exception | None = None
         self.borrowed = 0
         self.holdings: dict[str, Holding] = {}
         self.owners: Counter[Owner] = Counter()
@@ -49,6 +50,8 @@ class Pulse:
         holding = self.holdings.pop(token, None)
         if holding is not None:
             self.owners[holding.owner] -= 1
+            if not self.owners[holding.owner]:
+                del self.owners[holding.owner]  # it may be an event loop, and closed
         return holding
 
     def of_owner(self, owner: Owner) -> list[Holding]:

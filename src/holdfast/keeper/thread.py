@@ -50,11 +50,21 @@ class Keeper(Books):
             if self._thread is not None:
                 self._ring_bell()
             elif not self._closing:
-                self._bell = os.pipe()
-                for end in self._bell:
-                    os.set_blocking(end, False)
-                self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
-                self._thread.start()
+                self._start()
+
+    def _start(self) -> None:
+        bell = os.pipe()
+        for end in bell:
+            os.set_blocking(end, False)
+        thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        self._bell, self._thread = bell, thread
+        try:
+            thread.start()
+        except BaseException:  # no room for another thread: whoever asked is told, and the next one tries again
+            self._thread = None
+            for end in bell:
+                os.close(end)
+            raise
 
     def _ring_bell(self) -> None:
         with suppress(BlockingIOError):
@@ -66,6 +76,7 @@ class Keeper(Books):
                 if self._finished():
                     return
                 self._sleep()
+                self._beat_all()
                 self._listen()
                 self._beat_all()
                 self._do_chores()
@@ -115,7 +126,7 @@ class Keeper(Books):
             os.read(self._bell[0], 4096)
 
     def _next_due(self) -> float | None:
-        dues = [when for pulse in self._pulses for when in (pulse.due, pulse.ends_at()) if when is not None]
+        dues = [when for pulse in self._pulses for when in (self._beat_due(pulse), pulse.ends_at()) if when is not None]
         dues += [chore.due for chore in self._chores]
         dues += [when for when, _ in self._timers]
         if self._pulses:
@@ -125,6 +136,10 @@ class Keeper(Books):
         if self._wanting_session:
             dues.append(0.0)
         return min(dues, default=None)
+
+    @staticmethod
+    def _beat_due(pulse: Pulse) -> float:
+        return min(pulse.due, pulse.trust.until)
 
     def _patience(self) -> float:
         """How long one call may take, so that no lease is lost over it."""
@@ -198,6 +213,8 @@ class Keeper(Books):
             ends_at = pulse.ends_at()
             if ends_at is not None and ends_at <= now():
                 self._end(pulse)
+            elif pulse.trust.left(now()) <= 0:  # told before anything else is asked, which may take its time
+                self._lose(pulse, OwnershipUnknown("the database did not answer before our trust in it ended"))
             elif pulse.due <= now():
                 self._beat(pulse)
 
@@ -219,7 +236,7 @@ class Keeper(Books):
         if step is Step.KEEP:
             if pulse.failures:
                 log.info("the heartbeat of %s is back after %d failures", self.database, pulse.failures)
-            pulse.due, pulse.failures = asked_at + pulse.every, 0
+            pulse.due, pulse.failures, pulse.problem = asked_at + pulse.every, 0, None
             if generation != pulse.generation:
                 self._reconcile(pulse, generation)
         elif step is Step.RETRY:
@@ -237,6 +254,7 @@ class Keeper(Books):
         except EngineError as error:
             left = pulse.trust.left(now())
             log.warning("a heartbeat of %s failed, %.1f s of trust left: %s", self.database, left, error)
+            pulse.problem = error
             if not isinstance(error, Refused):
                 self._disconnect(error)
             return Answer.UNKNOWN, 0
@@ -277,6 +295,7 @@ class Keeper(Books):
             # Not ended by us: the work may not have stopped yet. It expires, or goes with the release of its grant.
             gone = now() + pulse.trust.ttl
             self._chores.append(Chore("purge", {}, gone, gone + PURGE_EVERY, until=False))
+        error.__cause__ = pulse.problem
         if holdings:
             log.error("%d lease(s) on %s lost: %s", len(holdings), self.database, error)
         for holding in holdings:
@@ -295,6 +314,9 @@ class Keeper(Books):
                 self._chores.append(Chore("purge", {}, now(), now() + PURGE_EVERY, until=False))
             due = [chore for chore in self._chores if chore.due <= now()]
         for chore in due:
+            with self._lock:
+                if any(self._beat_due(pulse) <= now() for pulse in self._pulses):
+                    return  # heartbeats first; the rest is still due
             settled = chore.settled(self._say(chore), now())
             with self._lock:
                 if settled:

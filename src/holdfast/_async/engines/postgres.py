@@ -34,9 +34,7 @@ class AsyncPostgresEngine(AsyncEngine):
         except Refused as error:
             if error.sqlstate in _MISSING:
                 self._check_version(None)
-            if (told := self._translate(error)) is error:
-                raise
-            raise told from error
+            raise
         self._check_version(row["version"])
 
     def _translate(self, error: Refused) -> EngineError | SchemaMismatch:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast._async.engines.engine import LOCKED, AsyncEngine
+from holdfast._async.engines.engine import CALL_TIMEOUT, LOCKED, AsyncEngine
 from holdfast._wire.aio_waiting import AsyncScope
 from holdfast._wire.clock import now
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
@@ -53,14 +53,14 @@ class AsyncLeaseGrant:
     def check(self) -> None:
         """Raise LeaseLost when it is certainly gone, OwnershipUnknown when the database has not answered in time."""
         if (problem := self._problem()) is not None:
-            raise problem
+            raise type(problem)(*problem.args) from problem.__cause__  # a fresh one: tracebacks grow
 
     async def renew(self) -> Literal[True]:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
         if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
         asked_at = now()
-        limit = max(1.0, self._current.left(asked_at))
+        limit = min(CALL_TIMEOUT, max(1.0, self._current.left(asked_at)))
         [row] = await self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._end(LeaseLost(f"lease {self.name!r} expired or was taken over before it was renewed"))
@@ -183,6 +183,7 @@ class AsyncLeaseGrant:
         if self._released:
             return
         self._over = problem = type(error)(f"lease {self.name!r}: {error}")
+        problem.__cause__ = error.__cause__
         on_lost = self._terms.on_lost
         if on_lost == "exit":
             log.critical("%s; on_lost='exit': this process ends now", problem)

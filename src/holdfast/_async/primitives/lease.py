@@ -17,10 +17,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, here, sleep
+from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, check_function, here, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.identity import check_token, new_token
-from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
@@ -41,7 +41,7 @@ class AsyncLease:
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
-        self._entered: dict[int, list[AsyncLeaseGrant]] = {}
+        self._entered: list[tuple[int, AsyncLeaseGrant]] = []
 
     @property
     def name(self) -> str:
@@ -87,13 +87,13 @@ class AsyncLease:
             raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
         trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
-        return AsyncLeaseGrant(self._engine, self._terms, row["holder"], token, row["fence"], trust)
+        return AsyncLeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
 
     async def __aenter__(self) -> AsyncLeaseGrant:
         grant = await self.acquire()
         try:
             await grant.__aenter__()
-            self._entered.setdefault(here(), []).append(grant)
+            self._entered.append((here(), grant))
             return grant
         except BaseException:
             _abandon([grant])
@@ -102,14 +102,11 @@ class AsyncLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        mine = self._entered[here()]
-        grant = mine.pop()
-        if not mine:
-            del self._entered[here()]
-        await grant.__aexit__(kind, error, trace)
+        await self._leave().__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         """Decorator: every call runs under the lease, or raises NotAcquired."""
+        check_function(function)
 
         @wraps(function)
         async def under_lease(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -117,6 +114,17 @@ class AsyncLease:
                 return await function(*args, **kwargs)
 
         return under_lease
+
+    def _leave(self) -> AsyncLeaseGrant:
+        """The block that ends is the last one begun here; or the only one, begun elsewhere (a fixture, an exit stack)."""
+        mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
+        if not mine or (len(self._entered) > 1 and mine is self._entered):
+            raise RuntimeError(
+                f"lease {self.name!r} is left where it was not entered, and entered more than once elsewhere"
+            )
+        entry = mine[-1]
+        self._entered.remove(entry)
+        return entry[1]
 
     async def _wait(self, limit: float, got: list[AsyncLeaseGrant]) -> Held | None:
         """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
@@ -136,10 +144,22 @@ class AsyncLease:
                 if held.session_watch is not None:
                     keeper.keep_vigil(self.name, held.session_watch)
                 await signal.wait(min(self._pause(held), left))
-                held = await self._attempt(got)
+                held = await self._ask_again(got, started + limit)
             return held
         finally:
             keeper.unwatch(self.name, signal.set)
+
+    async def _ask_again(self, got: list[AsyncLeaseGrant], until: float) -> Held | None:
+        """A waiter outlives a restart of the database: it goes on asking until its time is up."""
+        pause = 0.1
+        while True:
+            try:
+                return await self._attempt(got)
+            except (Unreachable, Unanswered):
+                if now() + pause >= until:
+                    raise
+            await sleep(pause)
+            pause = min(pause * 2, 1.0)
 
     def _pause(self, held: Held) -> float:
         if held.remaining is None:
@@ -161,6 +181,8 @@ class AsyncLease:
                 row, asked_at = await self._ask(token, None, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
+            if engine.closing:
+                raise EngineError(f"the client of {engine.database} was closed meanwhile")
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
             grant = AsyncLeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
             if terms.auto_renew:
@@ -170,6 +192,8 @@ class AsyncLease:
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             got.append(grant)
+            if engine.closing:  # what it held was collected before this was added
+                raise EngineError(f"the client of {engine.database} was closed meanwhile")
             return None
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted

@@ -7,6 +7,7 @@ unnoticed costs one reconnect and no error.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from holdfast._wire import Row
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
-from holdfast._wire.waiting import Owner, Turn, sleep
+from holdfast._wire.waiting import Gate, Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.keeper import Keeper, keeper_of
 from holdfast.sql import migrations
+
+log = logging.getLogger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
 LOCKED = "55P03"
@@ -50,7 +53,7 @@ class Engine:
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self._identity = this_process()
         self._session: Session | None = None
-        self._turn = Turn()
+        self._turn, self._gate = Turn(), Gate()
         self._used_at = 0.0
         self._reaping = False
 
@@ -66,23 +69,23 @@ class Engine:
 
     def call(self, name: str, parameters: Mapping[str, Any], *, timeout: float = CALL_TIMEOUT) -> list[Row]:
         """Run a named statement; once more on a new connection when the old one turns out to be dead."""
+        self._notice_fork()
         deadline = now() + timeout
         unanswered: Unanswered | None = None
         while True:
             try:
-                with self._turn:
+                with self._turn.within(deadline - now()):
                     session = self._open(deadline)
                     return self._use(session, name, parameters, deadline)
             except Unanswered as error:
                 if unanswered is not None or now() >= deadline:
                     raise
                 unanswered = error
-            except Unreachable as error:
-                if unanswered is None:
-                    raise
-                raise unanswered from error  # the first attempt may have happened, whatever became of the second
-            except Refused as error:
-                if (told := self._translate(error)) is error:
+            except (Unreachable, Refused, SchemaMismatch) as error:
+                if unanswered is not None:  # the first attempt may have happened, whatever became of the second
+                    raise unanswered from error
+                told = self._translate(error) if isinstance(error, Refused) else error
+                if told is error:
                     raise
                 raise told from error
 
@@ -119,10 +122,13 @@ class Engine:
     def close(self) -> None:
         self._notice_fork()
         self.closed = True
-        with self._turn:
-            session, self._session = self._session, None
-            if session is not None and self.pid == os.getpid():
-                session.close()
+        try:
+            with self._turn.within(CALL_TIMEOUT):
+                session, self._session = self._session, None
+                if session is not None:
+                    session.close()
+        except Unreachable:
+            log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
     def check_usable(self) -> None:
         if self.closed:
@@ -142,18 +148,18 @@ class Engine:
 
     def _open(self, deadline: float) -> Session:
         self.check_usable()
-        if self._session is None:
-            session = self._connect(max(0.05, deadline - now()))
-            try:
-                self._hello(session, max(0.05, deadline - now()))
-            except BaseException:
-                session.close()
-                raise
-            if self._session is not None:  # another task was faster
-                session.close()
-            else:
+        if self._session is not None:
+            return self._session
+        with self._gate:
+            if self._session is None:
+                session = self._connect(max(0.05, deadline - now()))
+                try:
+                    self._hello(session, max(0.05, deadline - now()))
+                except BaseException:
+                    session.close()
+                    raise
                 self._session = session
-        return self._session
+            return self._session
 
     def _discard(self, session: Session) -> None:
         if self._session is session:
@@ -165,7 +171,7 @@ class Engine:
         if self.pid != os.getpid():
             self.pid, self._session, self._identity = os.getpid(), None, this_process()
             self.unkept = {}
-            self._turn = Turn()
+            self._turn, self._gate = Turn(), Gate()
             self._reaping = False
 
     def _reap_later(self) -> None:
@@ -192,7 +198,11 @@ class Engine:
 
     def _reap_soon(self) -> None:
         """In the keeper's thread."""
-        self.owner.call(self._reap)
+        if self.owner.alive():
+            self.owner.call(self._reap)
+        elif self._session is not None:  # its loop is closed: nobody else would ever close it
+            self._session.close()
+            self._session = None
 
     def _connect(self, timeout: float) -> Session:
         raise NotImplementedError

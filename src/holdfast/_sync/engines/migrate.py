@@ -27,6 +27,15 @@ class Migrations:
         """Every migration this version knows, as SQL for this database; asks the database nothing."""
         return migrations(self._database.dialect, self._database.schema)
 
+    def text(self, *, down: bool = False) -> str:
+        """All of it for somebody else to run: each migration in a transaction of its own, behind the same lock."""
+        begin = "begin;\n" if self._database.dialect == "postgres" else "begin immediate;\n"
+        parts = []
+        for each in reversed(self.scripts()) if down else self.scripts():
+            script = _locked(self._database, each.down if down else each.up)
+            parts.append(f"-- {each.version:04} {each.name}\n{begin}{script.rstrip()}\ncommit;\n")
+        return "\n".join(parts)
+
     def status(self) -> list[tuple[Migration, float | None]]:
         """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
         with self._engine.separately() as session:
@@ -83,11 +92,15 @@ def _version(session: Session, timeout: float) -> int:
 
 def _apply(database: Database, session: Session, script: str, content_with: range, timeout: float) -> bool:
     """False when somebody else was faster: the version is one we are content with."""
-    lock = statements(database.dialect, database.schema).get("migrate_lock")
     try:
-        session.script((f"{lock.steps[0].sql};\n" if lock else "") + script, timeout)
+        session.script(_locked(database, script), timeout)
     except Refused:
         if _version(session, timeout) not in content_with:
             raise
         return False
     return True
+
+
+def _locked(database: Database, script: str) -> str:
+    lock = statements(database.dialect, database.schema).get("migrate_lock")
+    return (f"{lock.steps[0].sql};\n" if lock else "") + script

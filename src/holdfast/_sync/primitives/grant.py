@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast._sync.engines.engine import LOCKED, Engine
+from holdfast._sync.engines.engine import CALL_TIMEOUT, LOCKED, Engine
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
@@ -52,14 +52,14 @@ class LeaseGrant:
     def check(self) -> None:
         """Raise LeaseLost when it is certainly gone, OwnershipUnknown when the database has not answered in time."""
         if (problem := self._problem()) is not None:
-            raise problem
+            raise type(problem)(*problem.args) from problem.__cause__  # a fresh one: tracebacks grow
 
     def renew(self) -> Literal[True]:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
         if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
         asked_at = now()
-        limit = max(1.0, self._current.left(asked_at))
+        limit = min(CALL_TIMEOUT, max(1.0, self._current.left(asked_at)))
         [row] = self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._end(LeaseLost(f"lease {self.name!r} expired or was taken over before it was renewed"))
@@ -182,6 +182,7 @@ class LeaseGrant:
         if self._released:
             return
         self._over = problem = type(error)(f"lease {self.name!r}: {error}")
+        problem.__cause__ = error.__cause__
         on_lost = self._terms.on_lost
         if on_lost == "exit":
             log.critical("%s; on_lost='exit': this process ends now", problem)

@@ -20,8 +20,8 @@ from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._wire.clock import now
 from holdfast._wire.identity import check_token, new_token
-from holdfast._wire.waiting import Scope, Signal, here, sleep
-from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unreachable
+from holdfast._wire.waiting import Scope, Signal, check_function, here, sleep
+from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
@@ -42,7 +42,7 @@ class Lease:
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
-        self._entered: dict[int, list[LeaseGrant]] = {}
+        self._entered: list[tuple[int, LeaseGrant]] = []
 
     @property
     def name(self) -> str:
@@ -88,13 +88,13 @@ class Lease:
             raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
         trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
-        return LeaseGrant(self._engine, self._terms, row["holder"], token, row["fence"], trust)
+        return LeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
 
     def __enter__(self) -> LeaseGrant:
         grant = self.acquire()
         try:
             grant.__enter__()
-            self._entered.setdefault(here(), []).append(grant)
+            self._entered.append((here(), grant))
             return grant
         except BaseException:
             _abandon([grant])
@@ -103,14 +103,11 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        mine = self._entered[here()]
-        grant = mine.pop()
-        if not mine:
-            del self._entered[here()]
-        grant.__exit__(kind, error, trace)
+        self._leave().__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Decorator: every call runs under the lease, or raises NotAcquired."""
+        check_function(function)
 
         @wraps(function)
         def under_lease(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -118,6 +115,17 @@ class Lease:
                 return function(*args, **kwargs)
 
         return under_lease
+
+    def _leave(self) -> LeaseGrant:
+        """The block that ends is the last one begun here; or the only one, begun elsewhere (a fixture, an exit stack)."""
+        mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
+        if not mine or (len(self._entered) > 1 and mine is self._entered):
+            raise RuntimeError(
+                f"lease {self.name!r} is left where it was not entered, and entered more than once elsewhere"
+            )
+        entry = mine[-1]
+        self._entered.remove(entry)
+        return entry[1]
 
     def _wait(self, limit: float, got: list[LeaseGrant]) -> Held | None:
         """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
@@ -137,10 +145,22 @@ class Lease:
                 if held.session_watch is not None:
                     keeper.keep_vigil(self.name, held.session_watch)
                 signal.wait(min(self._pause(held), left))
-                held = self._attempt(got)
+                held = self._ask_again(got, started + limit)
             return held
         finally:
             keeper.unwatch(self.name, signal.set)
+
+    def _ask_again(self, got: list[LeaseGrant], until: float) -> Held | None:
+        """A waiter outlives a restart of the database: it goes on asking until its time is up."""
+        pause = 0.1
+        while True:
+            try:
+                return self._attempt(got)
+            except (Unreachable, Unanswered):
+                if now() + pause >= until:
+                    raise
+            sleep(pause)
+            pause = min(pause * 2, 1.0)
 
     def _pause(self, held: Held) -> float:
         if held.remaining is None:
@@ -162,6 +182,8 @@ class Lease:
                 row, asked_at = self._ask(token, None, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
+            if engine.closing:
+                raise EngineError(f"the client of {engine.database} was closed meanwhile")
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
             grant = LeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
             if terms.auto_renew:
@@ -171,6 +193,8 @@ class Lease:
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             got.append(grant)
+            if engine.closing:  # what it held was collected before this was added
+                raise EngineError(f"the client of {engine.database} was closed meanwhile")
             return None
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted

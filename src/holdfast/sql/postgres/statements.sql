@@ -70,10 +70,13 @@ select holdfast.purge() as ended
 listen "holdfast.free"
 
 -- name: wait_begin
-select pg_try_advisory_lock_shared(hashtext('holdfast.free'), hashtext(:name)) as done
+-- All names in one go. Refused means that somebody is releasing that one this very moment.
+select name, pg_try_advisory_lock_shared(hashtext('holdfast.free'), hashtext(name)) as done
+  from json_array_elements_text(:names::json) as name
 
 -- name: wait_end
-select pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(:name)) as done
+select count(pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(name))) as done
+  from json_array_elements_text(:names::json) as name
 
 -- name: session_hold
 select pg_try_advisory_lock(:session_key::bigint) as done

@@ -19,7 +19,7 @@ select 'acquired' as status, token, beat, fence, null as held_by, remaining, nul
   from holdfast_live where name = :name and token = :token;
 -- stop
 select 'held' as status, null as token, null as beat, null as fence, holder as held_by, remaining, session_key as session_watch
-  from holdfast_live where name = :name and not (:reenter and holder = :holder) and not coalesce(holdfast_gone(session_key), 0);
+  from holdfast_live where name = :name and not (:reenter and holder = :holder and not kept) and not coalesce(holdfast_gone(session_key), 0);
 -- stop
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
  where :beat is not null and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now});

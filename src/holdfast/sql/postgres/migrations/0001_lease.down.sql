@@ -3,11 +3,12 @@ drop function holdfast.lease_protect_at_commit(text, uuid);
 drop table holdfast.commit_check;
 drop function holdfast.commit_check();
 drop function holdfast.lease_protect(text, uuid);
+drop function holdfast.snapshot_time();
 drop function holdfast.fenced_out(text);
 drop function holdfast.check_savepoint(xid);
 drop function holdfast.lease_history(text, integer);
 drop function holdfast.lease_list(text);
-drop function holdfast.purge(bigint);
+drop function holdfast.purge();
 drop function holdfast.beat_end(uuid);
 drop function holdfast.beat_leases(uuid);
 drop function holdfast.beat_renew(uuid);
@@ -29,4 +30,9 @@ drop table holdfast.beat;
 drop table holdfast.meta;
 drop sequence holdfast.fence;
 drop table holdfast.schema_version;
-drop schema holdfast;
+-- What somebody else has put here keeps the schema.
+do $$ begin
+    drop schema holdfast;
+exception when dependent_objects_still_exist then
+    raise notice 'schema holdfast stays: it holds objects that are not ours';
+end $$;

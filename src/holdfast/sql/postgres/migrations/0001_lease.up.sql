@@ -2,11 +2,13 @@
 -- and a guard that makes the database itself refuse a holder that has been superseded.
 --
 -- Lock rules, kept by every function here:
---   * an acquire never waits for a row: SKIP LOCKED on lease and beat, answer "busy", the caller tries again soon;
+--   * an acquire never waits: SKIP LOCKED on lease and beat, a try-lock before the INSERT of a free name; the answer is
+--     "busy" then, and the caller tries again soon;
 --   * lease before beat wherever both are waited for (renew, release, force_release); a thief locks beat first, but skips;
 --   * a heartbeat touches the beat row alone, a protected transaction the lease row alone: they never meet;
 --   * one acquire a transaction: two free names taken in opposite orders would deadlock.
--- Every function pins its search_path, because SECURITY DEFINER without one can be hijacked.
+-- Every function pins its search_path, because SECURITY DEFINER without one can be hijacked. Those that only other
+-- functions here call are not SECURITY DEFINER: called directly by a role without rights on the tables, they fail.
 
 create schema if not exists holdfast;
 
@@ -93,7 +95,7 @@ select holdfast.timeline(), system_identifier, 'holdfast.meta'::regclass from pg
 -- The high bits of the next fence. They rise with the timeline (a failover may have lost the last commits, and the
 -- sequence with them) and, after a dump was restored here or into another cluster, with the stored epoch.
 create function holdfast.check_epoch() returns bigint
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     t bigint := holdfast.timeline();
     c bigint := (select system_identifier from pg_control_system());
@@ -109,7 +111,7 @@ begin
 end $$;
 
 create function holdfast.next_fence() returns bigint
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     t bigint := holdfast.timeline();
     m record;
@@ -136,7 +138,7 @@ end $$;
 -- listens; when we get it exclusively nobody waits, and nobody can begin to until we have committed. NOTIFY on every
 -- release would halve the throughput of all.
 create function holdfast.wake(name text) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(name)) then
         perform pg_notify('holdfast.free', name);
@@ -145,7 +147,7 @@ end $$;
 
 -- The one place where a lease ends other than by passing to the next holder. The caller has locked its row.
 create function holdfast.lease_end(l holdfast.lease, outcome text, tell boolean, actor text default null, reason text default null) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     b record;
     now timestamptz := clock_timestamp();
@@ -198,6 +200,9 @@ begin
     if ttl_seconds is null or ttl_seconds not between 0.05 and 86400 then
         raise exception 'ttl_seconds must be between 0.05 and 86400, not %', ttl_seconds using errcode = 'invalid_parameter_value';
     end if;
+    if at_least_seconds is null or at_least_seconds not between 0 and 86400 then
+        raise exception 'at_least_seconds must be between 0 and 86400, not %', at_least_seconds using errcode = 'invalid_parameter_value';
+    end if;
     lease_acquire.token := null;
     for attempt in 1..4 loop
         select l.*, b.id is null or b.dead as dead, coalesce(b.expires_at <= clock_timestamp(), true) as expired,
@@ -215,7 +220,7 @@ begin
         if taken and not r.dead and not r.expired and r.session_key is not null and r.server_started = pg_postmaster_start_time() then
             gone := pg_try_advisory_xact_lock_shared(r.session_key);
         end if;
-        if taken and not (r.dead or r.expired or gone) and not (reenter and r.holder = lease_acquire.holder) then
+        if taken and not (r.dead or r.expired or gone) and not (reenter and r.holder = lease_acquire.holder and not r.kept) then
             status := 'held'; held_by := r.holder; session_watch := r.session_key;
             remaining := extract(epoch from r.expires_at - clock_timestamp()); beat := null;
             return;
@@ -224,12 +229,14 @@ begin
             select extract(epoch from b.expires_at - clock_timestamp()) into remaining
               from holdfast.beat b where b.id = beat_id and not b.dead and b.expires_at > clock_timestamp();
             if not found then
-                status := 'beat_lost';
+                status := 'beat_lost'; remaining := null;
                 return;
             end if;
         end if;
-        keep := clock_timestamp() + make_interval(secs => nullif(greatest(at_least_seconds, 0), 0));
+        keep := clock_timestamp() + make_interval(secs => nullif(at_least_seconds, 0));
         if not taken then
+            -- Somebody may have inserted this very name and not committed yet: the INSERT would wait for that.
+            exit when not pg_try_advisory_xact_lock(hashtext('holdfast.take'), hashtext(lease_acquire.name));
             number := holdfast.next_fence();
             insert into holdfast.lease as l values (lease_acquire.name, lease_acquire.holder, beat_id, want, number, clock_timestamp(), keep)
                 on conflict do nothing;
@@ -277,15 +284,14 @@ begin
             insert into holdfast.beat (id, ttl, expires_at, solo, session_key, server_started, label, host, pid, started, info)
             values (beat_id, make_interval(secs => ttl_seconds), clock_timestamp() + make_interval(secs => ttl_seconds), lease_acquire.solo,
                     lease_acquire.session_key, case when lease_acquire.session_key is not null then pg_postmaster_start_time() end,
-                    coalesce(process ->> 'label', lease_acquire.holder), process ->> 'host', (process ->> 'pid')::int,
+                    coalesce(left(process ->> 'label', 200), lease_acquire.holder), process ->> 'host', (process ->> 'pid')::int,
                     coalesce(to_timestamp((process ->> 'started')::double precision), clock_timestamp()), process -> 'info');
             remaining := ttl_seconds;
         end if;
         token := want; beat := beat_id; fence := number;
         return;
     end loop;
-    status := coalesce(status, 'busy');
-    beat := null;
+    status := 'busy'; beat := null; remaining := null;
 end $$;
 
 -- Renew the lease's beat. FOR SHARE ties the secret to the row: a sub-select could answer true to a holder just replaced.
@@ -406,7 +412,7 @@ begin
 end $$;
 
 -- What crashed processes left: expired beats are declared dead, their leases ended, both removed. Never waits.
-create function holdfast.purge(keep_history bigint default 10000) returns integer
+create function holdfast.purge() returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     l holdfast.lease;
@@ -423,7 +429,7 @@ begin
     end loop;
     delete from holdfast.beat b
      where b.id in (select x.id from holdfast.beat x where x.dead and not exists (select from holdfast.lease y where y.beat = x.id) for update skip locked);
-    delete from holdfast.history h where h.id <= (select max(x.id) from holdfast.history x) - keep_history;
+    delete from holdfast.history h where h.id <= (select max(x.id) from holdfast.history x) - 10000;
     return ended;
 end $$;
 
@@ -434,7 +440,8 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select l.name, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision, extract(epoch from b.expires_at)::double precision,
-           extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid, b.info
+           extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
+           coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started))
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
      where not b.dead and b.expires_at > clock_timestamp() and (only_name is null or l.name = only_name)
      order by l.name;
@@ -477,6 +484,14 @@ begin
         using errcode = 'HF001', hint = 'Roll back. The work now belongs to the next holder.';
 end $$;
 
+-- When the beat's expiry is to be judged. A transaction that keeps its snapshot does not see the heartbeats since it
+-- began, so what counts is that the beat lived then; the lock on the lease's row does the rest.
+create function holdfast.snapshot_time() returns timestamptz
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return case current_setting('transaction_isolation') when 'read committed' then clock_timestamp() else transaction_timestamp() end;
+end $$;
+
 -- First statement of the user's transaction: whoever takes the lease over waits for this transaction, and a holder
 -- already replaced is refused. It also refuses when the beat is over, or overlapping transactions could starve a takeover.
 create function holdfast.lease_protect(name text, token uuid) returns bigint
@@ -485,10 +500,11 @@ declare
     r record;
     locker xid;
     idle_ms bigint;
+    as_of timestamptz := holdfast.snapshot_time();
 begin
     select l.fence, greatest(1, extract(epoch from b.ttl) * 1000)::bigint as ttl_ms into r
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
-     where l.name = lease_protect.name and l.token = lease_protect.token and not b.dead and b.expires_at > clock_timestamp()
+     where l.name = lease_protect.name and l.token = lease_protect.token and not b.dead and b.expires_at > as_of
        for share of l;
     if not found then
         perform holdfast.fenced_out(name);
@@ -534,8 +550,10 @@ declare
     f bigint;
     x xid;
     place tid;
+    as_of timestamptz := holdfast.snapshot_time();
 begin
-    select s.fence into f from holdfast.lease_status(name, token) s;
+    select l.fence into f from holdfast.lease l join holdfast.beat b on b.id = l.beat
+     where l.name = lease_protect_at_commit.name and l.token = lease_protect_at_commit.token and not b.dead and b.expires_at > as_of;
     if not found then
         perform holdfast.fenced_out(name);
     end if;
