@@ -29,6 +29,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 def for_postgres(code: str, url: str) -> str:
     """What a reader changes to go there: the URL, and the driver of the connection that is theirs."""
     code = code.replace('create_engine("sqlite:///app.db")', f'create_engine("{url.replace("://", "+psycopg://")}")')
+    code = code.replace("?)", "%s)").replace("date('now')", "current_date")
     code = code.replace('sqlite3.connect("app.db")', f'psycopg.connect("{url}", autocommit=True)')
     return code.replace("import sqlite3,", "import psycopg,").replace("sqlite:///app.db", url)
 

@@ -116,7 +116,7 @@ class AsyncLease:
         return under_lease
 
     def _leave(self) -> AsyncLeaseGrant:
-        """The block that ends is the last one begun here; or the only one, begun elsewhere (a fixture, an exit stack)."""
+        """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
         mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
         if not mine or (len(self._entered) > 1 and mine is self._entered):
             raise RuntimeError(
