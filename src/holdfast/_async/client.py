@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import cached_property
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast._async.engines import open_engine
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire.database import parse
+from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.leases import AsyncLeases
     from holdfast.core.health import Examination
 
-log = logging.getLogger("holdfast.client")
+log = logger("holdfast.client")
 
 CLOSE_TIMEOUT = 5.0
 

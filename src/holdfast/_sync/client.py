@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import cached_property
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast._sync.engines import open_engine
 from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
+from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
 from holdfast.core.grant import Failover, LeaseTerms, OnLost
 from holdfast.sql import Migration
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.leases import Leases
     from holdfast.core.health import Examination
 
-log = logging.getLogger("holdfast.client")
+log = logger("holdfast.client")
 
 CLOSE_TIMEOUT = 5.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +9,10 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, Unreachable
 
-log = logging.getLogger("holdfast.lease")
+log = logger("holdfast.lease")
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # as in inspect, which is slow to import
 sleep = time.sleep

@@ -9,7 +9,6 @@ there is nothing to hear, and the waiters' own polling does it all.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
@@ -17,9 +16,10 @@ from threading import RLock
 from holdfast._wire import Session, open_session
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError
 
-log = logging.getLogger("holdfast.keeper")
+log = logger("holdfast.keeper")
 
 MOST_WATCHED = 300
 """Names a session: each of its transactions costs O(locks held), so beyond this waiters only poll."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import select
@@ -13,12 +12,13 @@ from contextlib import suppress
 from holdfast._wire import Session, open_session
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SessionUnsafe
 from holdfast.core.renewal import Answer, Step, after, backoff, budget
 from holdfast.keeper.books import PURGE_EVERY, Books
 from holdfast.keeper.pulse import LINGER, Chore, Holding, Pulse
 
-log = logging.getLogger("holdfast.keeper")
+log = logger("holdfast.keeper")
 
 EXIT_BUDGET = 2.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +11,13 @@ from typing import Any, Literal, Self
 from holdfast._async.engines.engine import CALL_TIMEOUT, LOCKED, AsyncEngine
 from holdfast._wire.aio_waiting import AsyncScope
 from holdfast._wire.clock import now
+from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Holding, Pulse
 
-log = logging.getLogger("holdfast.lease")
+log = logger("holdfast.lease")
 
 EXIT_STATUS = 70
 """How a process ends with ``on_lost="exit"``."""

@@ -7,7 +7,6 @@ unnoticed costs one reconnect and no error.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,12 +16,13 @@ from holdfast._wire import Row
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
+from holdfast._wire.log import logger
 from holdfast._wire.waiting import Gate, Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.keeper import Keeper, keeper_of
 from holdfast.sql import migrations
 
-log = logging.getLogger("holdfast.engine")
+log = logger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
 LOCKED = "55P03"

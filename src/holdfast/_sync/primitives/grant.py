@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,14 @@ from typing import Any, Literal, Self
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, LOCKED, Engine
 from holdfast._wire.clock import now
+from holdfast._wire.log import logger
 from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Holding, Pulse
 
-log = logging.getLogger("holdfast.lease")
+log = logger("holdfast.lease")
 
 EXIT_STATUS = 70
 """How a process ends with ``on_lost="exit"``."""
