@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -142,15 +143,32 @@ def start(place: Place) -> list[Result]:
         ),
     }
 
-    def runner(text: str) -> Run:
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    running: list[subprocess.Popen[bytes]] = []
+
+    def runner(*command: str) -> Run:
         def run(times: int) -> None:
             for _ in range(times):
-                subprocess.run([sys.executable, "-c", text], check=True)
+                subprocess.run(command, check=True, env=compiled)
 
         return run
 
-    variants = [(label, runner(text)) for label, text in texts.items()]
-    return compare("start-up", variants, rounds=place.effort.rounds(9), times=1)
+    def until_started(times: int) -> None:
+        """The clock stops when the command has said a word, not when everything is over."""
+        for _ in range(times):
+            process = subprocess.Popen([*holdfast_run, "echo", "."], stdout=subprocess.PIPE, env=compiled)
+            assert process.stdout is not None
+            process.stdout.read(1)
+            running.append(process)
+
+    holdfast_run = [str(Path(sys.executable).with_name("holdfast")), "--url", url, "run", "--wait", "x", "--"]
+    variants = [(label, runner(sys.executable, "-c", text)) for label, text in texts.items()]
+    variants.append(("holdfast run on SQLite, until its command starts", until_started))
+    variants.append(("holdfast run on SQLite, until all is over", runner(*holdfast_run, "true")))
+    results = compare("start-up", variants, rounds=place.effort.rounds(9), times=1)
+    for process in running:
+        process.communicate()
+    return results
 
 
 def memory(place: Place) -> list[Result]:

@@ -26,9 +26,8 @@ class Link:
         """How many have been made."""
         self.messages = 0
         """How often something was sent to the server."""
-        self._server: asyncio.Server = self._portal.call(self._listen)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = url_behind.replace(f":{place.port}/", f":{port}/")
+        self._server: asyncio.Server | None = None
+        self.url = url_behind.replace(f":{place.port}/", f":{self._portal.call(self._listen)}/")
 
     def hold(self) -> None:
         """What the server says is kept back from now on; what it is told still gets there."""
@@ -50,8 +49,10 @@ class Link:
         self._portal.call(self._end)
         self._portal.close()
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+    async def _listen(self) -> int:
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -86,6 +87,7 @@ class Link:
         self._open.clear()
 
     async def _end(self) -> None:
+        assert self._server is not None
         self._server.close()
         self._answers.set()
         self._abort()

@@ -9,15 +9,18 @@ Exit codes: 0 done · 1 refused, lost or unreachable · 2 called wrongly · 75 `
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
 def main() -> None:
     if "run" in sys.argv:
+        gc.disable()  # nothing of what is imported is garbage; `run` turns it on again
         from holdfast.cli.run import plain, run_here
 
         if (wanted := plain(sys.argv[1:])) is not None:
             sys.exit(run_here(**wanted))
+        gc.enable()
     from holdfast.cli.app import app
 
     app()

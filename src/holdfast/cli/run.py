@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from typing import Any
@@ -82,6 +83,7 @@ def _run(
 
         news = threading.Event()
         with Client(url, schema=schema) as client:
+            gc.enable()
             lease = client.lease(name, ttl=ttl, timeout=timeout, holder=holder, on_lost=lambda _: news.set())
             try:
                 grant = lease.acquire()

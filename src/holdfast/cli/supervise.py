@@ -129,9 +129,9 @@ def _become(reader: int, argv: list[str]) -> None:
 def _die_with(parent: int) -> None:
     """On Linux the kernel kills us when holdfast dies, even if the watcher died first."""
     try:
-        import ctypes
+        from _ctypes import call_function, dlopen, dlsym  # what is above it in ctypes takes milliseconds to import
 
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+        call_function(dlsym(dlopen("", 0), "prctl"), (1, signal.SIGKILL))
     except (ImportError, OSError, AttributeError):
         return
     if os.getppid() != parent:
