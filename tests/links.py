@@ -17,7 +17,7 @@ class Link:
     def __init__(self, url_behind: str, delay: float = 0.0) -> None:
         place = urlsplit(url_behind)
         self._host, self._port = place.hostname, place.port
-        self._portal, self._delay = Portal(), delay
+        self._portal, self.delay = Portal(), delay
         self._answers = asyncio.Event()
         self._answers.set()
         self._open: set[asyncio.StreamWriter] = set()
@@ -70,8 +70,8 @@ class Link:
                 self.messages += to_server
                 if not to_server:
                     await self._answers.wait()
-                loop.call_later(self._delay, self._write, target, data)
-        loop.call_later(self._delay, self._close, target)
+                loop.call_later(self.delay, self._write, target, data)
+        loop.call_later(self.delay, self._close, target)
 
     def _write(self, target: asyncio.StreamWriter, data: bytes) -> None:
         if not target.is_closing():

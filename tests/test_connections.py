@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import psycopg
 
 import holdfast
 from tests.children import NONE, Child, backends, eventually, last_queries, query, rows
+from tests.links import Link
 
 MANY = 40
 
@@ -195,3 +197,50 @@ def test_eight_processes_of_waiters_all_get_their_turn(url: str) -> None:
             held.release()
         for waiter in waiters:
             waiter.expect("got it", "got it", "got it")
+
+
+def test_tasks_that_ask_at_once_share_one_connection_from_the_first_on(postgres_url: str) -> None:
+    """And so they do when it was lost. Counted where they pass, so that none is missed."""
+
+    async def take(client: holdfast.AsyncClient, turn: int) -> None:
+        grants = await asyncio.gather(*(client.lease(f"{turn}-{n}", ttl=60).acquire() for n in range(50)))
+        assert len({grant.fence for grant in grants}) == 50
+
+    async def main(url: str) -> None:
+        async with holdfast.AsyncClient(url) as client:
+            await take(client, 1)
+            assert link.connections <= 2, "one for calls, one for the keeper"
+            link.cut()
+            await take(client, 2)
+            assert link.connections <= 4
+
+    with Link(postgres_url) as link:
+        asyncio.run(main(link.url))
+    assert rows(postgres_url) == NONE
+
+
+def test_one_task_cancelled_while_it_connects_leaves_the_connection_to_the_others(postgres_url: str) -> None:
+    async def main(url: str) -> None:
+        async with holdfast.AsyncClient(url) as client:
+            tasks = [asyncio.create_task(client.lease(f"a{n}", ttl=60).acquire()) for n in range(10)]
+            await asyncio.sleep(0.03)
+            tasks[0].cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [each for each in answers[1:] if isinstance(each, BaseException)] == []
+            assert link.connections <= 3, "at most one more than ever"
+
+    with Link(postgres_url, 0.02) as link:
+        asyncio.run(main(link.url))
+
+
+def test_an_event_loop_closed_without_close_leaves_no_connection(postgres_url: str) -> None:
+    """The client lives on, as a global does, but nothing of it can be used again."""
+    clients = []
+
+    async def forget() -> None:
+        clients.append(holdfast.AsyncClient(postgres_url))
+        await clients[0].lease("a", ttl=1).acquire()
+
+    asyncio.run(forget())
+    eventually(lambda: count(postgres_url) == 0, "both connections are closed", timeout=15)
+    assert rows(postgres_url) == NONE

@@ -12,6 +12,10 @@ import pytest
 import holdfast
 from tests.children import NONE, Child, eventually, rows
 
+TTL = 1.0
+RETRY = 2.5
+"""A waiter asks again after 1.5 s at the latest; the rest is for a machine that is busy with other tests."""
+
 _FORK = """
 import gc, os, sys, holdfast
 client = holdfast.Client(sys.argv[1])
@@ -64,6 +68,42 @@ def test_the_parent_keeps_its_lease_through_the_childs_use_close_and_exit(either
         parent.expect("parent: kept")
         assert parent.wait() == 0
     assert rows(either) == NONE
+
+
+_THREADS = """
+import os, sys, threading, time, holdfast
+client = holdfast.Client(sys.argv[1])
+grant = client.lease("a", ttl=30).acquire()
+def work():
+    while True:
+        client.leases.list()
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+hung = 0
+for _ in range(4):
+    time.sleep(0.01)
+    child = os.fork()
+    if child == 0:
+        assert [each.fence for each in client.leases.list()] == [grant.fence]
+        assert client.lease("a").adopt(grant.token).fence == grant.fence
+        os._exit(0)
+    until = time.monotonic() + 5
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.01)
+    if not ended[0]:
+        hung += 1
+        os.kill(child, 9)
+        ended = os.waitpid(child, 0)
+    assert hung or ended[1] == 0, ended
+print("hung:", hung)
+os._exit(0)
+"""
+
+
+def test_a_child_forked_while_other_threads_are_in_a_call_does_not_wait_for_them(postgres_url: str) -> None:
+    """Those threads are not in the child, and whatever they held nobody there will ever let go."""
+    with Child(_THREADS, postgres_url) as parent:
+        parent.expect("hung: 0")
 
 
 _POOL = """
@@ -163,12 +203,14 @@ def test_exit_of_an_async_program_without_close_releases_at_once(either: str) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_ended_by_a_signal_is_freed_by_its_ttl(either: str, number: signal.Signals) -> None:
-    with Child(_EXIT.format(end="signal.pause()").replace("60", "1"), either) as child:
+    with Child(_EXIT.format(end="signal.pause()").replace("60", str(TTL)), either) as child:
         child.expect("held")
         child.signal(number)
         assert child.wait() == -number
+        killed = time.monotonic()
         with holdfast.Client(either) as other:
             other.lease("a", ttl=2, timeout=10).acquire().release()
+        assert time.monotonic() < killed + TTL + RETRY, "taken over within the TTL and one more question"
 
 
 def test_an_event_loop_closed_without_close_frees_its_leases_within_the_ttl(either: str) -> None:

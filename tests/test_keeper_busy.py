@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -19,7 +18,7 @@ from tests.children import backends, eventually, pass_time, query, until
 from tests.links import Link
 
 MANY = 150
-TTL = 2.0
+TTL = 1.5
 ONE_WAY = 0.015
 """A round trip of 30 ms: one for each of MANY names takes longer than the TTL."""
 WAITING = """
@@ -55,23 +54,22 @@ async def pass_time_on_the_loop(seconds: float) -> None:
     await asyncio.to_thread(pass_time, seconds)
 
 
-@pytest.mark.parametrize("what", ["waiters begin", "waiters give up", "the session ends"])
+@pytest.mark.parametrize("what", ["waiters give up", "the session ends"])
 async def test_many_waiters_on_a_slow_link_do_not_cost_a_lease(taken: str, what: str) -> None:
     """A round trip for each of them, between two heartbeats, would take longer than the TTL."""
     told: list[Any] = []
-    with Link(taken, ONE_WAY) as link:
+    with Link(taken) as link:
         async with holdfast.AsyncClient(link.url) as client:
             grant = await client.lease("mine", ttl=TTL, on_lost=told.append).acquire()
             async with waiters(client, taken) as tasks:
-                grant.check()
+                link.delay = ONE_WAY
                 if what == "waiters give up":
                     for task in tasks:
                         task.cancel()
-                elif what == "the session ends":
+                else:
                     for pid in backends(taken):
                         query(taken, "select pg_terminate_backend(%s)", pid)
-                if what != "waiters begin":
-                    await pass_time_on_the_loop(TTL + 1.5)
+                await pass_time_on_the_loop(TTL + 1)
                 grant.check()
             await grant.renew()
     assert told == []
@@ -87,7 +85,7 @@ async def test_many_things_to_undo_on_a_slow_link_do_not_cost_a_lease(postgres_u
             await until(lambda: query(postgres_url, "select count(*) from holdfast.lease")[0][0] > 1, "they are sent")
             for task in tasks:
                 task.cancel()
-            await pass_time_on_the_loop(TTL + 1.5)
+            await pass_time_on_the_loop(TTL + 1)
             grant.check()
             await until(lambda: query(postgres_url, "select name from holdfast.lease") == [("mine",)], "undone", 60)
             grant.check()
@@ -97,10 +95,11 @@ async def test_many_things_to_undo_on_a_slow_link_do_not_cost_a_lease(postgres_u
 async def test_a_loss_is_told_before_the_ttl_ends_although_the_keeper_is_busy(taken: str) -> None:
     """The link falls silent the moment the keeper has most to say. Later than the TTL, two would believe."""
     told: list[float] = []
-    with Link(taken, ONE_WAY) as link:
+    with Link(taken) as link:
         async with holdfast.AsyncClient(link.url) as client:
             grant = await client.lease("mine", ttl=TTL, on_lost=lambda _: told.append(time.monotonic())).acquire()
             async with waiters(client, taken) as tasks:
+                link.delay = ONE_WAY
                 for task in tasks:
                     task.cancel()
                 link.hold()
@@ -123,24 +122,9 @@ def test_a_name_that_cannot_be_watched_is_not_asked_for_all_the_time(postgres_ur
         other.lease("import", ttl=60).acquire()
         somebody.execute("select pg_advisory_lock(hashtext('holdfast.free'), hashtext('import'))")
         with pytest.raises(holdfast.AcquireTimeout):
-            client.lease("import").acquire(timeout=2)
-        assert link.messages < 120, "about 100 a second and more, if it does"
+            client.lease("import").acquire(timeout=1)
+        assert link.messages < 60, "several hundred, if it is"
         somebody.execute("select pg_advisory_unlock_all()")
-
-
-def test_a_heartbeat_that_fails_is_not_logged_without_end(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The less trust is left, the sooner it is tried again: down to a limit."""
-    with Link(postgres_url) as link, holdfast.Client(postgres_url) as other:
-        client = holdfast.Client(link.url)
-        grant = client.lease("a", ttl=1).acquire()
-        with caplog.at_level(logging.WARNING, "holdfast.keeper"):
-            query(postgres_url, "alter function holdfast.beat_renew(uuid) rename to gone")
-            eventually(lambda: grant.lost, "trust ends")
-            warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
-        assert len(warnings) < 20
-        query(postgres_url, "alter function holdfast.gone(uuid) rename to beat_renew")
-        client.close()
-        assert other.leases.list() is not None
 
 
 def test_closed_clients_and_their_event_loops_are_forgotten(either: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.errors import InsufficientPrivilege, InvalidParameterValue, RaiseException
+from psycopg.errors import InsufficientPrivilege, InvalidParameterValue, RaiseException, UndefinedFunction
 from psycopg.rows import namedtuple_row
 
 import holdfast
@@ -17,6 +18,22 @@ from tests.conftest import MAJORS, migrated, server
 
 Connect = Callable[..., Any]
 TABLES = ["lease", "beat", "history", "meta", "schema_version", "commit_check"]
+PUBLIC = {
+    "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
+    "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
+    "lease_protect_at_commit",
+}  # fmt: skip
+"""What a role calls, by itself or through the library. The rest is for these alone."""
+INSIDE = {
+    "lease_end": "row('import', 'x', gen_random_uuid(), gen_random_uuid(), 1, now(), null, false)::holdfast.lease,"
+    " 'released', false",
+    "next_fence": "",
+    "check_epoch": "",
+}
+HARMLESS = {
+    "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
+    "timeline": "", "snapshot_time": "", "commit_check": "",
+}  # fmt: skip
 
 
 @pytest.fixture(params=MAJORS)
@@ -94,6 +111,40 @@ def test_usage_and_execute_show_no_table_and_no_token(app_url: str) -> None:
         shown = [refused, *(listing.fetchall() for listing in listings)]
         assert "import" in str(shown)
         assert grant.token not in str(shown)
+
+
+def test_execute_on_all_functions_is_no_way_around_the_token(app_url: str) -> None:
+    """What only our own functions are to call has no rights of its own: a made-up row ends nobody's lease, no fence is
+    drawn, and no history is forged or erased."""
+    with holdfast.Client(app_url) as client, psycopg.connect(app_url, autocommit=True) as attacker:
+        client.lease("before").acquire().release()
+        grant = client.lease("import").acquire()
+        history, held = client.leases.history(), client.leases.list()
+        for function, arguments in INSIDE.items():
+            with pytest.raises(InsufficientPrivilege):
+                attacker.execute(f"select holdfast.{function}({arguments})".encode())
+        for function, arguments in HARMLESS.items():
+            with suppress(psycopg.Error):
+                attacker.execute(f"select holdfast.{function}({arguments})".encode())
+        for arguments in ("", "0", "-1"):
+            with suppress(UndefinedFunction):
+                attacker.execute(f"select holdfast.purge({arguments})".encode())
+        assert client.leases.history() == history
+        assert [(each.name, each.fence) for each in client.leases.list()] == [(each.name, each.fence) for each in held]
+        grant.renew()
+        assert client.lease("after").acquire().fence == grant.fence + 1
+        grant.release()
+
+
+def test_no_function_has_the_rights_of_its_owner_but_those_that_are_to_be_called(postgres_url: str) -> None:
+    """A function added later is one of the two, or this fails."""
+    with psycopg.connect(postgres_url) as database:
+        functions = database.execute(
+            "select proname, prosecdef from pg_proc where pronamespace = 'holdfast'::regnamespace"
+        ).fetchall()
+    definer = {name for name, with_rights in functions if with_rights}
+    assert definer - {"commit_check"} == PUBLIC, "and the trigger, which nobody can call"
+    assert {name for name, _ in functions} == PUBLIC | INSIDE.keys() | HARMLESS.keys()
 
 
 def test_public_may_nothing(postgres_url: str) -> None:
@@ -195,6 +246,7 @@ def test_psql_can_call_the_lease_functions_directly(app_url: str) -> None:
 BAD_ARGUMENTS = [
     "'', 'A', 30", "repeat('x', 201), 'A', 30", "E'a\\nb', 'A', 30", "null, 'A', 30", "'x', '', 30", "'x', null, 30",
     "'x', 'A', 0", "'x', 'A', -1", "'x', 'A', 'NaN'", "'x', 'A', 'Infinity'", "'x', 'A', 86401", "'x', 'A', null",
+    *(f"'x', 'A', 30, at_least_seconds => {bad}" for bad in ("-1", "86401", "1e7", "'NaN'", "'Infinity'", "null")),
 ]  # fmt: skip
 
 
@@ -206,3 +258,12 @@ def test_the_functions_refuse_bad_input_themselves(postgres_url: str) -> None:
         for table in ("beat", "lease", "history"):
             assert sql.execute(f"select count(*) from holdfast.{table}".encode()).fetchone() == (0,)
         assert sql.execute("select is_called from holdfast.fence").fetchone() == (False,)
+
+
+def test_what_a_process_says_of_itself_is_bounded(postgres_url: str) -> None:
+    """It is told to everybody who looks."""
+    boast = "jsonb_build_object('label', repeat('x', 1000000))"
+    with psycopg.connect(postgres_url, autocommit=True) as sql:
+        with suppress(psycopg.Error):
+            sql.execute(f"select status from holdfast.lease_acquire('x', 'A', 30, process => {boast})".encode())
+        assert sql.execute("select max(length(label)) > 200 from holdfast.beat").fetchone() != (True,)

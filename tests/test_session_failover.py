@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,23 @@ def test_the_holder_whose_session_is_ended_is_told_and_its_ttl_leases_stay(postg
         assert told == [term]
         again = client.lease("again", ttl=HOUR, failover="session").acquire()
         assert not again.lost
+
+
+@pytest.mark.parametrize("failover", ["ttl", "session"])
+def test_a_file_is_the_same_by_whatever_name(tmp_path: Path, failover: Any) -> None:
+    """The locks that stand for a session are in files beside it: beside the file itself, not beside a link to it."""
+    (tmp_path / "folder").mkdir()
+    real = tmp_path / "folder" / "app.db"
+    real.touch()
+    (tmp_path / "link.db").symlink_to(real)
+    (tmp_path / "shelf").symlink_to(tmp_path / "folder")
+    with holdfast.Client(f"sqlite:///{real}") as client:
+        grant = client.lease("term", ttl=HOUR, failover=failover).acquire()
+        for path in (tmp_path / "link.db", tmp_path / "shelf" / "app.db", tmp_path / "folder" / ".." / "link.db"):
+            with holdfast.Client(f"sqlite:///{path}") as other:
+                assert other.lease("term", ttl=HOUR, failover=failover).try_acquire() is None, path
+        grant.check()
+    assert {each.name for each in tmp_path.iterdir()} == {"folder", "link.db", "shelf"}
 
 
 def test_release_hands_a_session_lease_over_as_any_other(connect: Callable[..., Any], either: str) -> None:

@@ -132,6 +132,15 @@ def alive(pid: int) -> bool:
     return state(pid) not in "XZ"
 
 
+def command_lines() -> str:
+    """What everybody on this machine can see of every process."""
+    lines = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(each.read_text(errors="replace").replace("\0", " "))
+    return "\n".join(lines)
+
+
 def children(pid: int) -> list[int]:
     return [int(each.name) for each in Path("/proc").glob("[0-9]*") if int(_stat(each.name)[1]) == pid]
 

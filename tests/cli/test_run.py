@@ -16,7 +16,7 @@ import holdfast
 from holdfast.testing import Postgres
 from tests.children import NONE, rows
 from tests.cli.command import SCRIPT, call, environment
-from tests.cli.runs import PATIENCE, Run, finish, gone
+from tests.cli.runs import PATIENCE, Run, command_lines, finish, gone
 from tests.conftest import migrated
 
 
@@ -130,7 +130,7 @@ def test_no_secret_reaches_a_process_list_or_a_log() -> None:
         with Run(url, "--ttl", "1.5", command=("sh", "-c", "echo $$; echo $HOLDFAST_TOKEN; sleep 1000")) as run:
             run.pids()
             token = run.line()
-            lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+            lines = command_lines()
             assert "run --ttl 1.5 job" in lines
             assert "s3cret" not in lines
             assert token not in lines

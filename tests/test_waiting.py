@@ -1,0 +1,160 @@
+"""Asking, being refused, and waiting: an acquire never waits in the database, and a waiter outlives a restart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+import holdfast
+from holdfast.testing import Postgres
+from tests.children import eventually, pass_time, query
+from tests.conftest import migrated
+from tests.raw import Raw
+
+EXPIRE = """
+update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = 'a')
+"""
+
+
+@pytest.fixture
+def own_server() -> Iterator[Postgres]:
+    with Postgres.create() as server:
+        yield server
+
+
+@pytest.fixture
+def changing(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A lease 'a' whose holder is gone, but whose last protected transaction is still open: nobody can have it yet."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        client.lease("a", ttl=60).acquire().protect(connection)
+        query(postgres_url, EXPIRE)
+        yield connection
+        connection.rollback()
+
+
+@pytest.mark.usefixtures("changing")
+def test_busy_says_nothing_of_the_askers_own_heartbeat(postgres_url: str) -> None:
+    """Who has it and until when is not known; what is left of the asker's own beat is not the answer."""
+    with closing(Raw(postgres_url)) as raw:
+        own = raw.acquire("own", beat=None, solo=False)
+        for beat in (own["beat"], None):
+            row = raw.acquire("a", beat=beat)
+            assert (row["status"], row["held_by"], row["remaining"], row["fence"]) == ("busy", None, None, None)
+            assert (row["token"], row["beat"]) == (None, None)
+
+
+@pytest.mark.usefixtures("changing")
+def test_a_refusal_while_it_changes_hands_names_no_time(connect: Callable[..., Any], postgres_url: str) -> None:
+    """Be there another lease of the same TTL in this process or not."""
+    client = connect(postgres_url)
+    client.lease("anchor", ttl=30).acquire()
+    for ttl in (30, 29):
+        with pytest.raises(holdfast.NotAcquired) as refused:
+            client.lease("a", ttl=ttl).acquire()
+        assert (refused.value.expires_at, refused.value.holder) == (None, None)
+        assert "until" not in str(refused.value)
+
+
+def test_a_waiter_that_is_told_busy_asks_again_soon(
+    connect: Callable[..., Any], postgres_url: str, changing: psycopg.Connection[Any]
+) -> None:
+    """And not only when it polls, which here is never."""
+    client = connect(postgres_url)
+    inner = getattr(client, "_inner", client)
+    inner._engine.poll = 1e6
+    anchor = client.lease("anchor", ttl=3600).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: client.lease("a", ttl=3600).acquire(timeout=20))
+        pass_time(0.09)
+        assert not waiting.done()
+        changing.rollback()
+        assert waiting.result(15).fence > anchor.fence
+
+
+ACQUIRE = "select status, held_by, remaining from holdfast.lease_acquire(%s, %s, 30)"
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_an_acquire_does_not_wait_for_one_that_is_not_committed(postgres_url: str, end: str) -> None:
+    """Somebody in psql took it in a transaction, and went to lunch."""
+    with (
+        psycopg.connect(postgres_url, row_factory=dict_row) as psql,
+        psycopg.connect(
+            postgres_url, autocommit=True, options="-c statement_timeout=5s", row_factory=dict_row
+        ) as other,
+    ):
+        taken = psql.execute(ACQUIRE, ["a", "psql"]).fetchone()
+        assert taken is not None
+        assert taken["status"] == "acquired"
+        for _ in range(2):
+            assert other.execute(ACQUIRE, ["a", "other"]).fetchone() == {
+                "status": "busy", "held_by": None, "remaining": None,
+            }  # fmt: skip
+        getattr(psql, end)()
+        after = other.execute(ACQUIRE, ["a", "other"]).fetchone()
+        assert after is not None
+        assert after["status"] == ("held" if end == "commit" else "acquired")
+
+
+def test_a_client_is_refused_at_once_by_an_acquire_that_is_not_committed_and_waits_for_its_end(
+    connect: Callable[..., Any], postgres_url: str
+) -> None:
+    client = connect(postgres_url)
+    with psycopg.connect(postgres_url) as psql, ThreadPoolExecutor(1) as pool:
+        psql.execute(ACQUIRE, ["a", "psql"])
+        assert client.lease("a").try_acquire() is None
+        assert client.lease("unrelated").try_acquire() is not None
+        waiting = pool.submit(lambda: client.lease("a").acquire(timeout=20))
+        pass_time(0.09)
+        assert not waiting.done()
+        psql.rollback()
+        assert waiting.result(20) is not None
+
+
+def test_a_waiter_outlives_a_restart_of_the_server(connect: Callable[..., Any], own_server: Postgres) -> None:
+    """As the holder does. Nobody watches over a standby that waits for ever."""
+    url = migrated(own_server.database())
+    client, waiter, got = connect(url), connect(url), []
+    grant = client.lease("a", ttl=20).acquire()
+
+    def wait() -> None:
+        try:
+            got.append(waiter.lease("a", ttl=20).acquire(timeout=60))
+        except holdfast.HoldfastError as error:
+            got.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: query(url, "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"), "waits")
+    own_server.stop()
+    pass_time(1.2)  # longer than it takes to ask again
+    assert got == []
+    own_server.start()
+    grant.release()
+    thread.join(40)
+    [heir] = got
+    assert heir.fence > grant.fence
+    heir.release()
+
+
+def test_a_waiter_whose_server_stays_away_is_told_when_its_time_is_up(
+    connect: Callable[..., Any], own_server: Postgres
+) -> None:
+    url = migrated(own_server.database())
+    client, other = connect(url), connect(url)
+    other.lease("a", ttl=600).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: client.lease("a").acquire(timeout=1.0))
+        pass_time(0.09)
+        own_server.kill()
+        problem = waiting.exception(30)
+    assert isinstance(problem, holdfast.EngineError) or isinstance(problem.__cause__, holdfast.EngineError)
+    with pytest.raises(holdfast.EngineError):
+        client.lease("a").try_acquire()
