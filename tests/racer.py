@@ -14,8 +14,13 @@ def main(url: str, name: str, ttl: str) -> None:
         grant = None
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        for _ in sys.stdin:
-            grant = grant or client.lease(name, ttl=float(ttl)).try_acquire()
+        for line in sys.stdin:
+            if line == "release\n":
+                if grant is not None:
+                    grant.release()
+                grant = None
+            else:
+                grant = grant or client.lease(name, ttl=float(ttl)).try_acquire()
             sys.stdout.write(json.dumps(grant.fence if grant else None) + "\n")
             sys.stdout.flush()
 

@@ -14,6 +14,7 @@ import holdfast
 from holdfast.testing.server import until
 
 COUNT = 6
+ROUNDS = 20
 TTL = 1.0
 ROOT = Path(__file__).parent.parent
 
@@ -33,11 +34,11 @@ class Contenders:
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
-    def go(self) -> dict[subprocess.Popen[str], int]:
+    def go(self, what: str = "go") -> dict[subprocess.Popen[str], int]:
         """All at once; returns who holds it, with the fence."""
         for process in self.processes:
             assert process.stdin is not None
-            process.stdin.write("go\n")
+            process.stdin.write(f"{what}\n")
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.flush()
@@ -69,6 +70,12 @@ def contenders(url: str) -> Iterator[Contenders]:
 
 def test_of_processes_acquiring_at_once_one_wins_and_of_thieves_one_steals(contenders: Contenders, url: str) -> None:
     """Also: an active lease cannot be stolen, and the thief's fence is higher than that of the dead holder."""
+    fence = 0
+    for _ in range(ROUNDS):
+        [(winner, higher)] = contenders.go().items()
+        assert higher > fence, "released and acquired again at once, by whomever"
+        assert contenders.go("release") == {}
+        fence = higher
     [(winner, fence)] = contenders.go().items()
     assert contenders.go() == {winner: fence}, "an active lease cannot be stolen"
     contenders.kill(winner)

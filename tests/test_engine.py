@@ -42,10 +42,13 @@ def test_an_acquire_that_may_have_happened_is_given_back_although_the_second_try
         eventually(lambda: rows(postgres_url)["lease"] == 2, "it is granted, and not yet answered")
         query(
             postgres_url,
-            """create function full() returns trigger language plpgsql as
+            """create function disk_full() returns trigger language plpgsql as
                $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$""",
         )
-        query(postgres_url, "create trigger full before update on holdfast.lease for each row execute function full()")
+        query(
+            postgres_url,
+            "create trigger disk_full before update on holdfast.lease for each row execute function disk_full()",
+        )
         link.cut()
         link.go_on()
         thread.join(20)
@@ -56,7 +59,7 @@ def test_an_acquire_that_may_have_happened_is_given_back_although_the_second_try
             lambda: query(postgres_url, "select name from holdfast.lease") == [("anchor",)], "the keeper gives it back"
         )
         anchor.check()
-        query(postgres_url, "drop trigger full on holdfast.lease")
+        query(postgres_url, "drop trigger disk_full on holdfast.lease")
         client.close()
 
 

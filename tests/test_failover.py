@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,27 @@ def test_leases_outlive_the_primary_and_fences_rise(pair: tuple[Postgres, Postgr
         with client.lease("rejoined", ttl=20) as again:
             assert again.fence > successor.fence
         assert not any(grant.lost for grant in grants[1:])
+
+
+def test_a_failover_longer_than_the_ttl_is_told_as_a_loss(pair: tuple[Postgres, Postgres, str]) -> None:
+    """Nobody is promoted until it is too late: the holder is told before anybody else can have it."""
+    primary, standby, url = pair
+    told: list[Any] = []
+    with holdfast.Client(url) as client, holdfast.Client(url) as other:
+        grant = client.lease("a", ttl=1.5, on_lost=told.append).acquire()
+        long = client.lease("long", ttl=60).acquire()
+        primary.kill()
+        eventually(lambda: told, "the loss is told", timeout=10)
+        with pytest.raises(holdfast.OwnershipUnknown):
+            grant.check()
+        standby.promote()
+        eventually(lambda: client_sees(other) >= 0, "the new primary is found")
+        heir = other.lease("a", ttl=20, timeout=20).acquire()
+        assert heir.fence > grant.fence
+        assert heir.fence >> 40 > grant.fence >> 40
+        assert grant.lost
+        assert told == [grant]
+        long.renew()
 
 
 def client_sees(client: holdfast.Client) -> int:

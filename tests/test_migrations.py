@@ -164,6 +164,75 @@ def test_a_process_killed_inside_a_migration_of_a_file_leaves_nothing(sqlite_url
         assert client.lease("import").try_acquire() is not None
 
 
+def printed(url: str, *options: str) -> str:
+    script = str(Path(sys.executable).with_name("holdfast"))
+    done = subprocess.run(
+        [script, "--url", url, "migrate", "print", *options], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def run_as_psql_does(url: str, statements: list[str]) -> None:
+    """One by one, each committed unless the script itself says otherwise."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+            for statement in statements:
+                file.execute(statement)
+    else:
+        with closing(psycopg.connect(url, autocommit=True)) as database:
+            for statement in statements:
+                database.execute(statement.encode())
+
+
+def cut(url: str, script: str) -> list[str]:
+    return [text for text, _ in split(script)] if url.startswith("sqlite") else parts(script)
+
+
+def test_the_printed_script_is_whole_or_not_at_all(bare: str) -> None:
+    """Run by somebody else, statement by statement: broken off anywhere it leaves nothing that bars the way."""
+    before, pieces = contents(bare), cut(bare, printed(bare))
+    assert len(pieces) > 5
+    for count in (2, len(pieces) // 2, len(pieces) - 1):
+        run_as_psql_does(bare, pieces[:count])
+        assert contents(bare) == before, f"broken off after statement {count}"
+    run_as_psql_does(bare, pieces)
+    with holdfast.Client(bare) as client:
+        assert client.migrate() == []
+        assert client.lease("import").acquire().release() is True
+    run_as_psql_does(bare, cut(bare, printed(bare, "--down")))
+    assert contents(bare) == before
+
+
+def test_the_printed_script_queues_behind_the_same_lock_as_everybody() -> None:
+    url = server().database()
+    lock = "select pg_advisory_xact_lock(hashtext('holdfast.migrate'))"
+    assert lock in statements("postgres")["migrate_lock"].steps[0].sql
+    with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
+        first.execute(lock.encode())
+        second.execute("set statement_timeout = '200ms'")
+        begin, waits, *_ = parts(printed(url))
+        second.execute(begin.encode())
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            second.execute(waits.encode())
+        second.execute("rollback")
+
+
+def test_down_takes_nothing_that_is_not_ours(connect: Connect) -> None:
+    """The schema was there before, with something of somebody else's in it."""
+    url = server().database()
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute("create schema holdfast")
+        database.execute("create table holdfast.theirs as select 7 as kept")
+        before = contents(url)
+        client = connect(url)
+        client.migrate()
+        client.lease("import").acquire().release()
+        assert [migration.version for migration in client.migrations.down(to=0)] == [1]
+        assert contents(url) == before
+        assert database.execute("select kept from holdfast.theirs").fetchall() == [(7,)]
+        client.migrate()
+
+
 def test_another_schema_name_is_used_everywhere(connect: Connect, bare: str) -> None:
     before = {row[:3] for row in contents(bare)}
     client, other = connect(bare, schema="my_leases"), connect(bare, schema="yours")

@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import EngineError, FencedOut
+from tests.children import eventually
 from tests.subjects import ask, make_table, shared_postgres
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
@@ -54,6 +55,67 @@ def test_after_a_forced_release_the_old_holder_cannot_commit(
             commit()
         connection.rollback()
     assert ask(url, f"select what from {table}") == []
+
+
+KEEPING = pytest.mark.parametrize(
+    "isolation", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
+)
+
+
+@FORMS
+@KEEPING
+def test_a_snapshot_older_than_the_last_heartbeat_is_no_reason_to_refuse(
+    url: str, client: holdfast.Client, name: str, at: Any, isolation: psycopg.IsolationLevel
+) -> None:
+    """It shows a beat that would be over by now. The row of the lease is what a takeover must have, and is locked."""
+    table = make_table(url)
+    grant = client.lease(name, ttl=0.6, renew_every=0.05).acquire()
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = isolation
+        row = connection.execute("select expires_at from holdfast.lease_list(%s)", [name]).fetchone()
+        assert row is not None
+        eventually(lambda: ask(url, "select extract(epoch from clock_timestamp()) > %s", row[0]) == [(True,)], "is old")
+        assert grant.protect(connection, at=at) == grant.fence
+        connection.execute(f"insert into {table} values ('held')".encode())
+        connection.commit()
+    assert not grant.lost
+    assert ask(url, f"select what from {table}") == [("held",)]
+
+
+@FORMS
+@pytest.mark.parametrize("isolation", psycopg.IsolationLevel)
+def test_a_transaction_begun_when_the_beat_was_over_is_refused(
+    url: str, client: holdfast.Client, name: str, at: Any, isolation: psycopg.IsolationLevel
+) -> None:
+    """Nobody has taken it over yet; but a holder that goes on beginning transactions would never let anybody."""
+    grant = client.lease(name, ttl=0.1, auto_renew=False).acquire()
+    eventually(lambda: client.leases.get(name) is None, "it has expired")
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = isolation
+        with pytest.raises(FencedOut):
+            grant.protect(connection, at=at)
+        connection.rollback()
+
+
+@FORMS
+@KEEPING
+def test_an_old_snapshot_does_not_hide_a_takeover(
+    url: str, client: holdfast.Client, name: str, at: Any, isolation: psycopg.IsolationLevel
+) -> None:
+    """The beat lived when the transaction began, and the snapshot shows it so for ever."""
+    grant = client.lease(name, ttl=0.2, auto_renew=False).acquire()
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = isolation
+        connection.execute("select 1")
+        assert client.lease(name).acquire(timeout=20).fence > grant.fence
+
+        def commit() -> None:
+            grant.protect(connection, at=at)
+            connection.commit()
+
+        with pytest.raises(FencedOut):
+            commit()
+        connection.rollback()
 
 
 @FORMS

@@ -39,9 +39,11 @@ def grant(url: str) -> Iterator[Any]:
         yield client.lease(f"lease-{secrets.token_hex(4)}").acquire()
 
 
-@pytest.fixture
-def connection(url: str, grant: Any) -> Iterator[psycopg.Connection[Any]]:
+@pytest.fixture(params=list(psycopg.IsolationLevel)[1:], ids=lambda level: level.name.lower())
+def connection(request: pytest.FixtureRequest, url: str, grant: Any) -> Iterator[psycopg.Connection[Any]]:
+    """At every isolation level: what a takeover is told apart by differs in each."""
     with psycopg.connect(url) as made:
+        made.isolation_level = request.param
         yield made
         made.rollback()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -136,19 +137,22 @@ def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_rel
     """As long as the forced release waits, leases come and go, and the heartbeat of the protected one goes on."""
     grant = client.lease(name, ttl=3, renew_every=0.2).acquire()
     grant.protect(connection)
-    renewals, rounds = set(), 0
+    renewals, rounds, slowest = set(), 0, 0.0
     with ThreadPoolExecutor(1) as pool, holdfast.Client(url) as bystander:
         forced = pool.submit(lambda: operator.leases.force_release(name, actor="test", reason="too long"))
         eventually(lambda: ask(url, FORCING), "the forced release has asked")
         while not forced.done():
             for each in (client, operator, bystander):
+                begun = time.monotonic()
                 with each.lease(f"{name}-other", ttl=3).acquire(), each.lease(f"{name}-another").acquire():
                     assert each.leases.get(name)
+                slowest = max(slowest, time.monotonic() - begun)
             renewals.add(connection.execute(EXPIRES, [name]).fetchone())
             rounds += not forced.done()
         with pytest.raises(EngineError, match=f"{name}.* cannot be taken away while"):
             forced.result()
     assert rounds > 10
+    assert slowest < 1.5, "whoever is held up by it is so until its end, seconds later"
     assert len(renewals) > 5
     assert not grant.lost
     connection.commit()

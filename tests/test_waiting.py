@@ -155,6 +155,7 @@ def test_a_waiter_whose_server_stays_away_is_told_when_its_time_is_up(
         pass_time(0.09)
         own_server.kill()
         problem = waiting.exception(30)
+    assert problem is not None
     assert isinstance(problem, holdfast.EngineError) or isinstance(problem.__cause__, holdfast.EngineError)
     with pytest.raises(holdfast.EngineError):
         client.lease("a").try_acquire()
