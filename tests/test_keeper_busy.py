@@ -18,7 +18,7 @@ from tests.children import backends, eventually, pass_time, query, until
 from tests.links import Link
 
 MANY = 150
-TTL = 1.5
+TTL = 2.5
 ONE_WAY = 0.015
 """A round trip of 30 ms: one for each of MANY names takes longer than the TTL."""
 WAITING = """

@@ -33,8 +33,8 @@ class Turn:
         interrupted a call would wait for itself."""
         if self._inside == threading.get_ident() or not self._lock.acquire(timeout=max(0.0, timeout)):
             raise Unreachable("another call of this client is under way, and this one cannot wait for it any longer")
-        self._inside = threading.get_ident()
         try:
+            self._inside = threading.get_ident()
             yield
         finally:
             self.leave()

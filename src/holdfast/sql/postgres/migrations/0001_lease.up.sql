@@ -489,7 +489,7 @@ end $$;
 create function holdfast.snapshot_time() returns timestamptz
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-    return case current_setting('transaction_isolation') when 'read committed' then clock_timestamp() else transaction_timestamp() end;
+    return case when current_setting('transaction_isolation') in ('repeatable read', 'serializable') then transaction_timestamp() else clock_timestamp() end;
 end $$;
 
 -- First statement of the user's transaction: whoever takes the lease over waits for this transaction, and a holder
