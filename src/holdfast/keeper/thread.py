@@ -47,7 +47,7 @@ class Keeper(Books):
 
     def _ring(self) -> None:
         with self._lock:
-            if self._thread is not None:
+            if self._thread is not None and self._thread.is_alive():
                 self._ring_bell()
             elif not self._closing:
                 self._start()
@@ -60,7 +60,7 @@ class Keeper(Books):
         self._bell, self._thread = bell, thread
         try:
             thread.start()
-        except BaseException:  # no room for another thread: whoever asked is told, and the next one tries again
+        except RuntimeError:  # no room for another thread: whoever asked is told, and the next one tries again
             self._thread = None
             for end in bell:
                 os.close(end)
@@ -71,6 +71,9 @@ class Keeper(Books):
             os.write(self._bell[1], b".")
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():  # a signal came in between, and another was started
+                return
         while True:
             try:
                 if self._finished():
