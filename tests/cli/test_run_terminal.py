@@ -118,6 +118,8 @@ def test_an_interactive_command_reads_the_terminal(sqlite_url: str) -> None:
 def test_ctrl_c_ends_a_command_that_does_not_care_and_the_code_says_so(sqlite_url: str) -> None:
     with Screen(*RUN.split(), "sh", "-c", "echo ready; cat", url=sqlite_url) as screen:
         screen.sees("ready")
+        screen.keys("hello\n")
+        screen.sees("hello")  # cat reads: a shell that is just starting it may miss the key, with or without us
         screen.keys(CTRL_C)
         assert screen.process.wait(PATIENCE) == 128 + signal.SIGINT
     assert rows(sqlite_url) == NONE
