@@ -101,5 +101,5 @@ def test_attempts_that_all_time_out_leave_room_for_a_third(ttl: float) -> None:
 def test_pauses_and_attempts_are_bounded_by_the_trust_left(left: float, failures: int) -> None:
     assert 0.02 <= budget(left) <= max(0.02, left / 3)
     assert budget(left) <= 5
-    assert 0 <= backoff(failures, left) <= min(1.0, max(left / 4, min(left, 0.01)))
+    assert 0 <= backoff(failures, left) <= min(1.0, left / 4)
     assert backoff(failures, left) <= backoff(failures + 1, left)
