@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
@@ -68,6 +69,23 @@ def test_a_failover_longer_than_the_ttl_is_told_as_a_loss(pair: tuple[Postgres, 
         assert grant.lost
         assert told == [grant]
         long.renew()
+
+
+def test_a_session_that_lives_through_the_promotion_draws_fences_of_the_new_timeline(
+    pair: tuple[Postgres, Postgres, str],
+) -> None:
+    """The server changes its timeline under an open connection: what was read when it was made would be stale."""
+    primary, standby, url = pair
+    here = f"postgresql://postgres@127.0.0.1:{standby.port}/app"
+    take = "select fence from holdfast.lease_acquire('through', 'psql', 30)"
+    with holdfast.Client(url) as client, psycopg.connect(here, autocommit=True) as session:
+        before = client.lease("before", ttl=20).acquire()
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="recovery"):
+            session.execute(take)
+        primary.kill()
+        standby.promote()
+        [fence] = session.execute(take).fetchone() or [0]
+    assert fence >> 40 > before.fence >> 40
 
 
 def client_sees(client: holdfast.Client) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,35 @@ def test_after_a_server_restart_the_ttl_decides(own_server: Postgres) -> None:
             assert grant.fence > record.fence
             [past] = client.leases.history("term")
             assert past.outcome == "expired"
+
+
+VIGILS = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
+def test_sessions_are_watched_as_many_as_may_be_and_each_by_one_connection(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two leases of one holder need one vigil; beyond the limit standbys poll, and take over all the same."""
+    monkeypatch.setattr("holdfast.keeper.ears.MOST_VIGILS", 1)
+    program = """
+    import sys, holdfast
+    client = holdfast.Client(sys.argv[1])
+    for name in sys.argv[2:]:
+        client.lease(name, ttl=3600, failover="session").acquire()
+    print("held")
+    input()
+    """
+    names = ["a", "b", "c"]
+    with (
+        Child(program, postgres_url, "a", "b") as one,
+        Child(program, postgres_url, "c") as other,
+        holdfast.Client(postgres_url) as standby,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        one.expect("held")
+        other.expect("held")
+        asked = [pool.submit(standby.lease(name, ttl=HOUR, timeout=60).acquire) for name in names]
+        eventually(lambda: query(postgres_url, VIGILS) == [(1,)], "one session is watched")
+        for each in (one, other):
+            each.kill()
+        assert [each.result(30).name for each in asked] == names

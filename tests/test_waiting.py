@@ -159,3 +159,49 @@ def test_a_waiter_whose_server_stays_away_is_told_when_its_time_is_up(
     assert isinstance(problem, holdfast.EngineError) or isinstance(problem.__cause__, holdfast.EngineError)
     with pytest.raises(holdfast.EngineError):
         client.lease("a").try_acquire()
+
+
+WATCHED = """
+select count(*) from pg_locks where locktype = 'advisory' and classid = (hashtext('holdfast.free')::bigint & 4294967295)
+"""
+
+
+def test_beyond_the_names_a_session_watches_waiters_ask_by_themselves(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lock a session holds makes its transactions slower, so there is a limit; nobody waits in vain beyond it."""
+    monkeypatch.setattr("holdfast.keeper.ears.MOST_WATCHED", 2)
+    names = [f"name-{number}" for number in range(5)]
+    with holdfast.Client(postgres_url) as holder, holdfast.Client(postgres_url) as waiter:
+        held = [holder.lease(name, ttl=60).acquire() for name in names]
+        with ThreadPoolExecutor(5) as pool:
+            asked = [pool.submit(waiter.lease(name, ttl=60, timeout=60).acquire) for name in names]
+            eventually(lambda: query(postgres_url, WATCHED) == [(2,)], "two are watched")
+            for grant in held:
+                grant.release()
+            assert [each.result(30).name for each in asked] == names
+        assert query(postgres_url, WATCHED) <= [(2,)]
+
+
+def test_names_whose_hashes_collide_are_still_two_names(connect: Callable[..., Any], postgres_url: str) -> None:
+    """Locks that show who waits, and who takes, are on hashes. A collision may wake in vain; it grants nothing."""
+    [(one, other)] = query(
+        postgres_url,
+        """
+        select min(name), max(name) from (select 'name-' || i as name from generate_series(1, 300000) as i) as n
+        group by hashtext(name) having count(*) > 1 limit 1
+        """,
+    )
+    holder, waiter = connect(postgres_url), connect(postgres_url)
+    first, second = holder.lease(one, ttl=60).acquire(), holder.lease(other, ttl=60).acquire()
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(waiter.lease(one, ttl=60, timeout=60).acquire()))
+    thread.start()
+    eventually(lambda: query(postgres_url, WATCHED) == [(1,)], "somebody waits for the first")
+    assert second.release()
+    with pytest.raises(holdfast.AcquireTimeout):
+        waiter.lease(one, ttl=60, timeout=0.2).acquire()
+    assert holder.lease(other, ttl=60).acquire().fence > second.fence
+    assert first.release()
+    thread.join(30)
+    assert got[0].name == one

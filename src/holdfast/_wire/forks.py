@@ -2,23 +2,32 @@
 
 An inherited connection is never closed in the child: closing says goodbye on the parent's socket, and the server would
 end the parent's session. Its descriptor is pointed at /dev/null, so that even the garbage collector does no harm.
+
+SQLite has mutexes of its own, some of them for the whole process. A fork while another thread is inside would leave
+them locked in the child for ever, so a fork waits until our threads are out.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-_sockets: WeakSet[Any] = WeakSet()
+PATIENCE = 1.0
+"""Seconds that a fork waits for threads to come out of SQLite: it is inside for a commit's time."""
+
+_sessions: WeakSet[Any] = WeakSet()
+_forking = threading.local()
 _callbacks: list[Callable[[], None]] = []
 _graveyard: list[Any] = []
 
 
 def guard(session: Any) -> None:
-    """``session`` has ``fileno()`` and ``abandon()``; both are called in a forked child, before anything else is."""
-    _sockets.add(session)
+    """``session`` has ``fileno()`` and ``abandon()``, both called in a forked child before anything else is, and it may
+    have ``inside``, a lock that is held across the fork."""
+    _sessions.add(session)
 
 
 def in_child(callback: Callable[[], None]) -> Callable[[], None]:
@@ -26,10 +35,20 @@ def in_child(callback: Callable[[], None]) -> Callable[[], None]:
     return callback
 
 
+def _before() -> None:
+    locks = [session.inside for session in list(_sessions) if hasattr(session, "inside")]
+    _forking.held = [lock for lock in locks if lock.acquire(timeout=PATIENCE)]
+
+
+def _after_in_parent() -> None:
+    for lock in _forking.held:
+        lock.release()
+
+
 def _after_in_child() -> None:
-    sessions = list(_sockets)
+    sessions = list(_sessions)
     _graveyard.extend(sessions)
-    _sockets.clear()
+    _sessions.clear()
     for callback in _callbacks:
         callback()
     null = os.open(os.devnull, os.O_RDWR)
@@ -42,4 +61,4 @@ def _after_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -29,6 +29,9 @@ class _Parameters(dict[str, Any]):
         return None
 
 
+_NONE: Mapping[str, Any] = {}
+
+
 def boot_id() -> str | None:
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
@@ -42,25 +45,28 @@ class SqliteSession:
         self.database = database
         self._statements = statements("sqlite", database.schema)
         self._mutex = threading.RLock()
+        self.inside = threading.RLock()
+        """Held by whoever is inside SQLite, and across a fork: its own mutexes must be free in the child."""
         self._raised: BaseException | None = None
         self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
         self._marks = Marks(f"{database.target}.holdfast-live") if Marks.available else None
         self.boot = boot_id()
+        forks.guard(self)
         try:
-            self._connection = sqlite3.connect(
-                database.target, isolation_level=None, check_same_thread=False, timeout=0
-            )
+            with self.inside:
+                self._connection = sqlite3.connect(
+                    database.target, isolation_level=None, check_same_thread=False, timeout=0
+                )
         except BaseException:
             self._close_locks()
             raise
         try:
             self._connection.create_function("holdfast_gone", 1, self._gone)
-            self._patiently(lambda: self._connection.execute("pragma journal_mode = wal"), now() + timeout)
-            self._connection.execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+            self._patiently("pragma journal_mode = wal", now() + timeout)
+            self._execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
         except BaseException:
             self.close()
             raise
-        forks.guard(self)
 
     @classmethod
     def open(cls, database: Database, timeout: float) -> SqliteSession:
@@ -89,7 +95,7 @@ class SqliteSession:
         def run() -> None:
             with _Write(self, deadline):
                 for sql, _ in split(text):
-                    self._connection.execute(sql)
+                    self._execute(sql)
 
         self._locked(lambda: self._translated(run), deadline)
 
@@ -129,10 +135,12 @@ class SqliteSession:
         """In a forked child: the connection is never closed here, see ``forks``, and the mutex may be held by a thread
         that is not there. The kernel's locks are the parent's, and must not live on in us when it dies."""
         self._mutex = threading.RLock()
+        self.inside = threading.RLock()
         self._close_locks()
 
     def close(self) -> None:
-        self._connection.close()
+        with self.inside:
+            self._connection.close()
         self._close_locks()
 
     def _close_locks(self) -> None:
@@ -169,17 +177,18 @@ class SqliteSession:
                 parameters.update(rows[0])
         return rows
 
-    def _execute(self, sql: str, parameters: _Parameters) -> list[Row]:
-        cursor = self._connection.execute(sql, parameters)
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    def _execute(self, sql: str, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
+        with self.inside:
+            cursor = self._connection.execute(sql, parameters)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def _patiently(self, action: Callable[[], object], deadline: float) -> None:
+    def _patiently(self, sql: str, deadline: float) -> None:
         """Try again while another connection writes. Not SQLite's busy handler: it would not hear Ctrl-C."""
         pause = 0.0005
         while True:
             try:
-                action()
+                self._execute(sql)
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
@@ -231,23 +240,21 @@ class _Write:
         session = self._session
         try:
             session._turnstile.enter(max(0.0, self._deadline - now()))
-            session._patiently(lambda: session._connection.execute("begin immediate"), self._deadline)
+            session._patiently("begin immediate", self._deadline)
         except BaseException:  # Ctrl-C may come when it has begun already
             self._leave()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        connection = self._session._connection
         try:
             if kind is None:
-                self._session._patiently(lambda: connection.execute("commit"), self._deadline)
+                self._session._patiently("commit", self._deadline)
         finally:
             self._leave()
 
     def _leave(self) -> None:
-        connection = self._session._connection
         try:
-            if connection.in_transaction:
-                connection.execute("rollback")
+            if self._session._connection.in_transaction:
+                self._session._execute("rollback")
         finally:
             self._session._turnstile.leave()

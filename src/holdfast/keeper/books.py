@@ -118,6 +118,10 @@ class Books:
         self._ears.remove(name, wake)
         self._ring()
 
+    def waiting(self, name: str) -> int:
+        """How many wait for it in this process."""
+        return self._ears.count(name)
+
     def keep_vigil(self, name: str, session_key: int) -> None:
         """Call the waiters of ``name`` when the session that holds ``session_key`` is gone, too."""
         if self._ears.keep_vigil(name, session_key):

@@ -36,7 +36,7 @@ class Ears:
         self._watched: set[str] = set()
         self._locked: set[str] = set()
         self._keys: dict[str, int] = {}
-        self._vigils: dict[str, Session] = {}
+        self._vigils: dict[int, Session] = {}
         self._ready_at = 0.0
         self._pause = 0.001
 
@@ -54,6 +54,9 @@ class Ears:
             else:
                 self._waiting.pop(name, None)
                 self._keys.pop(name, None)
+
+    def count(self, name: str) -> int:
+        return len(self._waiting.get(name, ()))
 
     def keep_vigil(self, name: str, session_key: int) -> bool:
         """Watch the holder's session as well; True when that is news."""
@@ -80,11 +83,8 @@ class Ears:
     def due(self) -> float | None:
         """When there is something to arrange with the server."""
         with self._lock:
-            news = (
-                self._waiting.keys() != self._watched
-                or self._wanted_vigils()
-                or self._vigils.keys() - self._keys.keys()
-            )
+            over, wanted = self._vigil_changes()
+            news = self._waiting.keys() != self._watched or over or wanted
             return self._ready_at if news else None
 
     def descriptors(self) -> list[int]:
@@ -99,8 +99,8 @@ class Ears:
     def close(self) -> None:
         self._watched.clear()
         self._locked.clear()
-        for name in list(self._vigils):
-            self._end_vigil(name)
+        for key in list(self._vigils):
+            self._end_vigil(key)
 
     def back_off(self) -> None:
         self._ready_at = now() + 0.25
@@ -142,34 +142,37 @@ class Ears:
     def stand_vigil(self, timeout: float) -> None:
         """Close the second sessions that are over, and open one. A failure costs only the speed of a takeover."""
         with self._lock:
-            over, wanted = self._vigils.keys() - self._keys.keys(), self._wanted_vigils()
-        for name in over:
-            self._end_vigil(name)
-        for name in wanted[:1]:  # connecting takes its time, and heartbeats come first
+            over, wanted = self._vigil_changes()
+        for key in over:
+            self._end_vigil(key)
+        for key in wanted[:1]:  # connecting takes its time, and heartbeats come first
             try:
-                session = open_session(self._database, timeout)
-                self._vigils[name] = session
-                session.post("vigil", {"session_key": self._keys[name]}, timeout)
-            except (EngineError, KeyError) as error:
-                log.debug("no vigil for %r on %s: %s", name, self._database, error)
-                self._end_vigil(name)
+                self._vigils[key] = session = open_session(self._database, timeout)
+                session.post("vigil", {"session_key": key}, timeout)
+            except EngineError as error:
+                log.debug("no vigil for session %s on %s: %s", key, self._database, error)
+                self._end_vigil(key)
                 self.back_off()
 
     def hear_vigils(self) -> None:
         """An answer means that the holder's session is gone; an error, that we must begin anew."""
-        for name, session in list(self._vigils.items()):
+        for key, session in list(self._vigils.items()):
             if session.fileno() is None or session.answered():
+                self._end_vigil(key)
                 with self._lock:
-                    self._keys.pop(name, None)
-                self._end_vigil(name)
-                self.wake(name)
+                    for name in [name for name, watched in self._keys.items() if watched == key]:
+                        del self._keys[name]
+                        self.wake(name)
 
-    def _wanted_vigils(self) -> list[str]:
-        wanted = [name for name in self._keys if name not in self._vigils]
-        return wanted[: max(0, MOST_VIGILS - len(self._vigils))] if self._database.dialect == "postgres" else []
+    def _vigil_changes(self) -> tuple[list[int], list[int]]:
+        """The holders' sessions that nobody asks after any more, and those not yet watched, as many as may be."""
+        keys = list(dict.fromkeys(self._keys.values())) if self._database.dialect == "postgres" else []
+        over = [key for key in self._vigils if key not in keys]
+        wanted = [key for key in keys if key not in self._vigils]
+        return over, wanted[: max(0, MOST_VIGILS - len(self._vigils) + len(over))]
 
-    def _end_vigil(self, name: str) -> None:
-        session = self._vigils.pop(name, None)
+    def _end_vigil(self, key: int) -> None:
+        session = self._vigils.pop(key, None)
         if session is not None:
             with suppress(Exception):
                 session.close()

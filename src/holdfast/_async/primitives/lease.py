@@ -143,7 +143,7 @@ class AsyncLease:
             while held is not None and (left := started + limit - now()) > 0:
                 if held.session_watch is not None:
                     keeper.keep_vigil(self.name, held.session_watch)
-                await signal.wait(min(self._pause(held), left))
+                await signal.wait(min(self._pause(held, keeper.waiting(self.name)), left))
                 held = await self._ask_again(got, started + limit)
             return held
         finally:
@@ -161,10 +161,11 @@ class AsyncLease:
             await sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _pause(self, held: Held) -> float:
+    def _pause(self, held: Held, waiting: int) -> float:
+        """The waiters of a process share the asking: together they ask as often as one."""
         if held.remaining is None:
             return random.uniform(0.002, 0.02)
-        return min(self._engine.poll * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
+        return min(self._engine.poll * waiting * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
 
     async def _attempt(self, got: list[AsyncLeaseGrant]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
