@@ -8,6 +8,7 @@ own, because name resolution blocks and the loop's thread pool may be full of th
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -48,6 +49,10 @@ class AsyncPostgresSession(PgWire):
 
     @classmethod
     async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncPostgresSession:
+        if os.environ.get("HOLDFAST_FAILPOINTS"):
+            from holdfast._wire.failpoints import armed
+
+            cls = armed(cls)
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[PostgresSession] = loop.create_future()
 

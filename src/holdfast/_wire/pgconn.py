@@ -18,6 +18,7 @@ from psycopg.errors import error_from_result
 from holdfast._wire import Row, forks
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.resolve import addresses, is_name
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.sql import Statement, statements
 
@@ -161,8 +162,8 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
     for number, conninfo in enumerate(attempts):
         share = (deadline - now()) / (len(attempts) - number)
         try:
-            return _connect_one(conninfo, now() + share)
-        except (OperationalError, TimeoutError) as error:
+            return _connect_host(conninfo, now() + share)
+        except (OperationalError, OSError) as error:
             cause = error
             problems.append(" ".join(str(error).split()) or f"no answer within {share:.1f} s")
     raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
@@ -189,6 +190,23 @@ def _attempts(conninfo: str) -> list[str]:
         make_conninfo(conninfo, **{key: values[number if len(values) > 1 else 0] for key, values in several.items()})
         for number in range(count)
     ]
+
+
+def _connect_host(conninfo: str, deadline: float) -> pq.abc.PGconn:
+    """Each address of a host gets its share of the time, too: a name may stand for one that swallows everything."""
+    parameters = conninfo_to_dict(conninfo)
+    host = str(parameters.get("host") or "")
+    if parameters.get("hostaddr") is not None or not is_name(host):
+        return _connect_one(conninfo, deadline)
+    found = addresses(host, str(parameters.get("port") or 5432), deadline)
+    for number, address in enumerate(found):
+        try:
+            share = (deadline - now()) / (len(found) - number)
+            return _connect_one(make_conninfo(conninfo, hostaddr=address), now() + share)
+        except (OperationalError, TimeoutError):
+            if address == found[-1]:
+                raise
+    raise OperationalError(f"the name {host!r} has no address")
 
 
 def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:

@@ -5,6 +5,7 @@ The wait is in ``poll`` and not in libpq, so Ctrl-C is seen at once and every ca
 
 from __future__ import annotations
 
+import os
 import select
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,10 @@ class PostgresSession(PgWire):
     @classmethod
     def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> PostgresSession:
         """``to_look``: whatever answers will do, a standby too; nothing is set in such a session."""
+        if os.environ.get("HOLDFAST_FAILPOINTS"):
+            from holdfast._wire.failpoints import armed
+
+            cls = armed(cls)
         deadline = now() + timeout
         session = cls(database, connect(database, timeout, to_look=to_look))
         try:

@@ -5,6 +5,7 @@ Nothing here decides anything: the scripts are in ``sql/sqlite``.
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import threading
@@ -74,6 +75,10 @@ class SqliteSession:
             raise Unreachable(
                 f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
             )
+        if os.environ.get("HOLDFAST_FAILPOINTS"):
+            from holdfast._wire.failpoints import armed
+
+            cls = armed(cls)
         try:
             return cls(database, timeout)
         except (OSError, sqlite3.Error) as error:
