@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -289,7 +290,8 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "rollback",
     }
     for name in postgres.keys() & sqlite.keys():
-        assert set(postgres[name].parameters) <= set(sqlite[name].parameters), name
+        bound = {parameter for step in sqlite[name].steps for parameter in re.findall(r":([a-z_]+)", step.sql)}
+        assert set(postgres[name].parameters) <= bound, name
 
 
 def _only(url: str) -> Migration:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,14 +35,14 @@ class AsyncClient:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
 
-    @cached_property
+    @property
     def leases(self) -> AsyncLeases:
         """Who holds what, who held it before, and taking one away."""
         from holdfast._async.primitives.leases import AsyncLeases
 
         return AsyncLeases(self._engine)
 
-    @cached_property
+    @property
     def migrations(self) -> AsyncMigrations:
         """The tables: what there is, what is missing."""
         from holdfast._async.engines.migrate import AsyncMigrations

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,14 +36,14 @@ class Client:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
 
-    @cached_property
+    @property
     def leases(self) -> Leases:
         """Who holds what, who held it before, and taking one away."""
         from holdfast._sync.primitives.leases import Leases
 
         return Leases(self._engine)
 
-    @cached_property
+    @property
     def migrations(self) -> Migrations:
         """The tables: what there is, what is missing."""
         from holdfast._sync.engines.migrate import Migrations

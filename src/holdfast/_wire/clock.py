@@ -11,3 +11,10 @@ if hasattr(time, "CLOCK_BOOTTIME"):
 
 else:  # pragma: no cover - not Linux
     now = time.monotonic
+
+
+def jitter(least: float, most: float) -> float:
+    """Seconds, at random, so that nobody waits in step with others."""
+    import random  # a millisecond that a start does not have: whoever waits has
+
+    return random.uniform(least, most)

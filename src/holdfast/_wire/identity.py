@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any
 
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 def new_token() -> str:
@@ -22,7 +22,7 @@ def new_token() -> str:
 
 def check_token(token: object) -> str:
     text = str(token).lower()
-    if not _UUID.match(text):
+    if not re.fullmatch(_UUID, text):  # compiled when it is first needed
         raise ValueError("token must be the UUID that acquire gave out")
     return text
 

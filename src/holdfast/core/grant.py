@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -29,9 +28,15 @@ def check_name(value: object, what: str = "name", most: int = 200) -> str:
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
     if not 1 <= len(value) <= most:
         raise ValueError(f"{what} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
-    if bad := next((c for c in value if unicodedata.category(c) in ("Cc", "Cs")), None):
+    if not value.isprintable() and (bad := _control_character(value)):
         raise ValueError(f"{what} must not contain control characters, found {bad!r} in {value!r}")
     return value
+
+
+def _control_character(text: str) -> str | None:
+    import unicodedata  # only a strange name needs its tables
+
+    return next((character for character in text if unicodedata.category(character) in ("Cc", "Cs")), None)
 
 
 def check_seconds(value: object, what: str, least: float, most: float) -> float:

@@ -1,6 +1,7 @@
 """The SQL, as data: named statements and numbered migrations, read from the .sql files beside this one.
 
-Never builds a statement: the only thing that changes in the text is the schema's name, which is validated.
+Never builds a statement: the only thing that changes in the text is the schema's name, which is validated. A regular
+expression takes longer to compile than all statements of SQLite to read, so these are read without: a command waits.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _RESERVED = frozenset(
     references returning right select session_user similar some symmetric system_user table tablesample then to
     trailing true union unique user using variadic verbose when where window with""".split()  # noqa: SIM905
 )
-_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_IDENTIFIER = r"[a-z_][a-z0-9_]{0,39}"
+_PARAMETER = r"(?<![:\w]):([a-z_]+)"
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -37,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A named statement: its parameters in order, and one step (PostgreSQL) or several (SQLite)."""
+    """A named statement: one step with numbered parameters (PostgreSQL), or several that bind by name (SQLite)."""
 
     name: str
     parameters: tuple[str, ...]
@@ -59,7 +60,9 @@ class Migration(NamedTuple):
 
 
 def check_schema(schema: str) -> str:
-    if not _IDENTIFIER.match(schema) or schema.startswith("pg_") or schema in _RESERVED:
+    if schema == SCHEMA:
+        return schema
+    if not re.fullmatch(_IDENTIFIER, schema) or schema.startswith("pg_") or schema in _RESERVED:
         raise ValueError(
             "schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_', "
             f"and be no keyword of SQL: {schema!r}"
@@ -69,10 +72,14 @@ def check_schema(schema: str) -> str:
 
 def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
     """Our files say ``holdfast.`` or ``holdfast_`` and mean the schema; SQL functions of our own keep their name."""
+    if dialect == "sqlite":
+        text = text.replace("{now}", _NOW)
+    if schema == SCHEMA:
+        return text
     if dialect == "postgres":
         text = re.sub(rf"\b{SCHEMA}\.", f"{schema}.", text)
         return re.sub(rf"\bschema (if not exists )?{SCHEMA}\b", rf"schema \1{schema}", text)
-    return re.sub(rf"\b{SCHEMA}_(?!gone\b)", f"{schema}_", text).replace("{now}", _NOW)
+    return re.sub(rf"\b{SCHEMA}_(?!gone\b)", f"{schema}_", text)
 
 
 def _read(dialect: Dialect, *path: str) -> str:
@@ -83,17 +90,17 @@ def _read(dialect: Dialect, *path: str) -> str:
 @lru_cache
 def statements(dialect: Dialect, schema: str = SCHEMA) -> dict[str, Statement]:
     text = _in_schema(_read(dialect, "statements.sql"), dialect, schema)
-    blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return {name: _statement(dialect, name, body) for name, body in zip(blocks[1::2], blocks[2::2], strict=True)}
+    blocks = [block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:]]
+    return {name: _statement(dialect, name, body) for name, _, body in blocks}
 
 
 def _statement(dialect: Dialect, name: str, body: str) -> Statement:
-    parameters = tuple(dict.fromkeys(_PARAMETER.findall(body)))
     if dialect == "sqlite":
-        return Statement(name, parameters, tuple(Step(sql, stop) for sql, stop in split(body)))
+        return Statement(name, (), tuple(Step(sql, stop) for sql, stop in split(body)))
     text = " ".join(sql for sql, _ in split(body))
+    parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}
-    return Statement(name, parameters, (Step(_PARAMETER.sub(lambda found: numbers[found[1]], text)),))
+    return Statement(name, parameters, (Step(re.sub(_PARAMETER, lambda found: numbers[found[1]], text)),))
 
 
 def split(script: str) -> list[tuple[str, bool]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast._async.engines import migrate
 from holdfast._async.engines.engine import CALL_TIMEOUT, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.sqlite import boot_id
@@ -26,6 +25,8 @@ class AsyncSqliteEngine(AsyncEngine):
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         version = await self._version(session, timeout)
         if (version or 0) < self.newest:
+            from holdfast._async.engines import migrate
+
             await migrate.up(self.database, session, timeout)
             version = await self._version(session, timeout)
         self._check_version(version)

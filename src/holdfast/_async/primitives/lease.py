@@ -7,7 +7,6 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, check_function, here, sleep
-from holdfast._wire.clock import now
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
 from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
@@ -133,7 +132,7 @@ class AsyncLease:
         started = now()
         held = await self._attempt(got)
         while held is not None and held.remaining is None and now() < started + _BUSY_PATIENCE:
-            await sleep(random.uniform(0.001, 0.005))
+            await sleep(jitter(0.001, 0.005))
             held = await self._attempt(got)
         if held is None or limit == 0:
             return held
@@ -164,8 +163,8 @@ class AsyncLease:
     def _pause(self, held: Held, waiting: int) -> float:
         """The waiters of a process share the asking: together they ask as often as one."""
         if held.remaining is None:
-            return random.uniform(0.002, 0.02)
-        return min(self._engine.poll * waiting * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
+            return jitter(0.002, 0.02)
+        return min(self._engine.poll * waiting * jitter(0.5, 1.5), held.remaining + jitter(0.001, 0.01))
 
     async def _attempt(self, got: list[AsyncLeaseGrant]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from holdfast._sync.engines import migrate
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Answers, Calls, Engine, Session
 from holdfast._wire.sqlite import SqliteSession, boot_id
 from holdfast.core.errors import Refused
@@ -26,6 +25,8 @@ class SqliteEngine(Engine):
     def _hello(self, session: Session, timeout: float) -> None:
         version = self._version(session, timeout)
         if (version or 0) < self.newest:
+            from holdfast._sync.engines import migrate
+
             migrate.up(self.database, session, timeout)
             version = self._version(session, timeout)
         self._check_version(version)

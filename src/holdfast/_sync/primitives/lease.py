@@ -8,7 +8,6 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._sync.primitives.grant import LeaseGrant
-from holdfast._wire.clock import now
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
 from holdfast._wire.waiting import Scope, Signal, check_function, here, sleep
 from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
@@ -134,7 +133,7 @@ class Lease:
         started = now()
         held = self._attempt(got)
         while held is not None and held.remaining is None and now() < started + _BUSY_PATIENCE:
-            sleep(random.uniform(0.001, 0.005))
+            sleep(jitter(0.001, 0.005))
             held = self._attempt(got)
         if held is None or limit == 0:
             return held
@@ -165,8 +164,8 @@ class Lease:
     def _pause(self, held: Held, waiting: int) -> float:
         """The waiters of a process share the asking: together they ask as often as one."""
         if held.remaining is None:
-            return random.uniform(0.002, 0.02)
-        return min(self._engine.poll * waiting * random.uniform(0.5, 1.5), held.remaining + random.uniform(0.001, 0.01))
+            return jitter(0.002, 0.02)
+        return min(self._engine.poll * waiting * jitter(0.5, 1.5), held.remaining + jitter(0.001, 0.01))
 
     def _attempt(self, got: list[LeaseGrant]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
