@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.testing import Postgres
 from tests.children import eventually, query
-from tests.cli.runs import FAMILY, STUBBORN, Run, alive, gone
+from tests.cli.runs import FAMILY, STUBBORN, Run, alive, finish, gone
 from tests.conftest import migrated
 
 TTL = 3.0
@@ -145,6 +145,28 @@ def test_holdfast_itself_is_stopped(either: str, command: tuple[str, ...]) -> No
         assert ended < ends_at(either)
         os.kill(run.pid, signal.SIGCONT)
         lost(run)
+
+
+@both
+def test_with_the_guard_nothing_runs_after_all_were_stopped_together(either: str, command: tuple[str, ...]) -> None:
+    """A frozen container: the watcher sees no more than holdfast does, and only the kernel knows that time is up."""
+    with Run(either, "--guard", "--ttl", str(TTL), command=command) as run, holdfast.Client(either) as client:
+        family, watcher = run.pids(), run.watcher()
+        stopped = [watcher, run.pid, *family]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        with client.lease("job", ttl=TTL, timeout=30):
+            os.kill(run.pid, signal.SIGCONT)
+            assert run.wait() == -signal.SIGALRM
+            eventually(lambda: not alive(family[0]), "the kernel ended the command, which never went on")
+            os.kill(watcher, signal.SIGCONT)
+            gone(family)
+        assert run.errors() == ""
+
+
+def test_the_guard_lets_a_command_finish_that_runs_for_longer_than_the_ttl(either: str) -> None:
+    done = finish(either, "--guard", "--ttl", "0.5", "job", "--", "sh", "-c", "sleep 1.5; exit 3")
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 @both

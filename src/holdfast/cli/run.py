@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 from typing import Any
 
 from holdfast.cli import group, settings
 from holdfast.cli.group import clock
-from holdfast.cli.signals import Bell, Interrupted, interrupt_waiting
+from holdfast.cli.signals import Bell, Interrupted, dead_man, interrupt_waiting
 from holdfast.cli.supervise import Command
 from holdfast.cli.watcher import Watcher
 
 FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
 _VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str}
-_FLAGS = ("--wait", "--skip")
+_FLAGS = ("--wait", "--skip", "--guard")
 
 
 def plain(arguments: list[str]) -> dict[str, Any] | None:
@@ -50,7 +51,8 @@ def exclusive(*, timeout: float | None = None, wait: bool = False, skip: bool = 
 
 def run_here(
     *, name: str, argv: list[str], url: str | None = None, schema: str | None = None, ttl: float = 30.0,
-    timeout: float | None = None, wait: bool = False, skip: bool = False, holder: str | None = None,
+    timeout: float | None = None, wait: bool = False, skip: bool = False, guard: bool = False,
+    holder: str | None = None,
 ) -> int:  # fmt: skip
     """Run it and give its exit code. A user's mistake is one line on stderr."""
     from holdfast import HoldfastError
@@ -59,7 +61,7 @@ def run_here(
     patience = None if wait else timeout or 0.0
     try:
         interrupt_waiting()
-        return _run(*settings.database(url, schema), name, argv, ttl, patience, skip, holder)
+        return _run(*settings.database(url, schema), name, argv, ttl, patience, skip, guard, holder)
     except (HoldfastError, OSError) as error:
         _say(str(error))
         return FAILED
@@ -71,8 +73,9 @@ def run_here(
 
 
 def _run(
-    url: str, schema: str, name: str, argv: list[str], ttl: float, timeout: float | None, skip: bool, holder: str | None
-) -> int:
+    url: str, schema: str, name: str, argv: list[str], ttl: float, timeout: float | None, skip: bool, guard: bool,
+    holder: str | None,
+) -> int:  # fmt: skip
     """The two forks come first, before a client brings threads."""
     grace = min(ttl * 0.1, 1.0) / 2  # half of what is left of the TTL when trust in the lease ends
     watcher = Watcher(grace)
@@ -90,9 +93,9 @@ def _run(
             except NotAcquired as refusal:
                 _say(str(refusal))
                 return 0 if skip else NOT_ACQUIRED
-            bell = Bell()
+            bell = Bell(guard=guard)
             running, command = command, None
-            code = _supervise(running, watcher, grant, news, grace, bell, _environment(url, schema, grant))
+            code = _supervise(running, watcher, grant, news, grace, bell, guard, _environment(url, schema, grant))
             try:
                 grant.check()
             except HoldfastError as loss:
@@ -107,7 +110,7 @@ def _run(
 
 
 def _supervise(
-    command: Command, watcher: Watcher, grant: Any, news: threading.Event, grace: float, bell: Bell,
+    command: Command, watcher: Watcher, grant: Any, news: threading.Event, grace: float, bell: Bell, guard: bool,
     environment: dict[bytes, bytes],
 ) -> int:  # fmt: skip
     """Run the command, and come back when nothing of it runs any more."""
@@ -117,7 +120,7 @@ def _supervise(
         """Tell the watcher how long the lease can be trusted, for as long as it can; more often as that comes to its
         end, so that a heartbeat which succeeds late is not missed."""
         while not over and not grant.lost:
-            watcher.say(f"until {clock() + grant.remaining()}")
+            trust()
             news.wait(max(0.005, grant.remaining() / 8))
         if over:
             return
@@ -126,9 +129,17 @@ def _supervise(
         elif not ended.wait(grace):  # it is alive, but is it awake?
             group.end(command.pid, 0.0)
 
+    def trust() -> None:
+        until = clock() + grant.remaining()
+        watcher.say(f"until {until}")
+        if guard:
+            dead_man(until + 1.8 * grace)  # after TERM and KILL, and before the TTL ends
+            if over:  # and the timer stopped, in the main thread
+                dead_man(math.inf)
+
     ended = threading.Event()
     watcher.say(f"group {command.pid}")
-    watcher.say(f"until {clock() + grant.remaining()}")
+    trust()
     threading.Thread(target=report, name="holdfast-report", daemon=True).start()
     try:
         command.start(environment)
@@ -138,6 +149,8 @@ def _supervise(
         over = True
         ended.set()
         news.set()
+        if guard:
+            dead_man(math.inf)
 
 
 def _environment(url: str, schema: str, grant: Any) -> dict[bytes, bytes]:

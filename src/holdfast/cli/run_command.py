@@ -16,6 +16,12 @@ from holdfast.cli.run import exclusive, run_here
 @click.option("--wait", is_flag=True, help="Wait for it as long as it takes.")
 @click.option("--skip", is_flag=True, help="When somebody has it, do nothing and exit with 0.")
 @click.option(
+    "--guard",
+    is_flag=True,
+    help="Fail closed even if holdfast and its watcher are stopped together: the kernel's timer ends holdfast, and "
+    "with it the command, before the TTL is over.",
+)
+@click.option(
     "--holder",
     metavar="LABEL",
     help="Who we are. A run of the same holder takes the lease over at once, and the earlier one is ended: give it to "
@@ -61,6 +67,7 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       126  the command cannot be executed
       127  the command was not found
       128 + n  signal n came while holdfast waited for the lease
+      142  with --guard, the kernel's timer ended holdfast (128 + ALRM)
       1    the database cannot be reached, or refuses; or the lease was lost
            and the command, told to end, did so with 0
       2    called wrongly

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+
+from holdfast.cli.group import clock
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (
@@ -35,14 +38,18 @@ def _interrupt(number: int, _: object) -> None:
 
 
 class Bell:
-    """From here on signals are read from a pipe, in the order they come, whichever thread the kernel gives them to."""
+    """From here on signals are read from a pipe, in the order they come, whichever thread the kernel gives them to.
 
-    def __init__(self) -> None:
+    With ``guard`` SIGALRM keeps its default, for ``dead_man``."""
+
+    def __init__(self, *, guard: bool) -> None:
         self._reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in HANDLED:
-            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+            if number == signal.SIGALRM and guard:
+                signal.signal(number, signal.SIG_DFL)
+            elif number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, nothing)
 
     def wait(self) -> bytes:
@@ -62,6 +69,16 @@ class Bell:
 
 def nothing(number: int, _: object) -> None:
     """A handler, so that the signal does not do what it does by default, and rings the bell."""
+
+
+def dead_man(by: float) -> None:
+    """The kernel ends us at ``by`` on the clock of the lease unless it is told another time before: also when we are
+    stopped, and then before we do anything else. Infinity: never."""
+    while True:
+        asked_at = clock()
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if by == math.inf else max(by - asked_at, 0.0001))
+        if clock() - asked_at < 0.01:  # not stopped in between: the timer counts from when it is set
+            return
 
 
 def fork() -> int:
