@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,20 @@ from tests.children import NONE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
 
 HOUR = 3600.0
+
+
+@contextmanager
+def logged(name: str) -> Iterator[list[str]]:
+    """What is said to that logger, as it is said."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger(name).removeHandler(handler)
+
 
 _HOLDER = """
 import sys, holdfast
@@ -177,3 +194,18 @@ def test_sessions_are_watched_as_many_as_may_be_and_each_by_one_connection(
         for each in (one, other):
             each.kill()
         assert [each.result(30).name for each in asked] == names
+
+
+def test_a_writer_that_holds_up_a_heartbeat_does_not_end_the_session(sqlite_url: str) -> None:
+    """The file is busy, the session is not gone: on SQLite there is nothing that a heartbeat could lose it by."""
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as standby:
+        term = client.lease("term", ttl=6, renew_every=0.1, failover="session").acquire()
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as writer:
+            with logged("holdfast.keeper") as said:
+                writer.execute("begin immediate")
+                eventually(lambda: any("heartbeat" in text and "failed" in text for text in said), "a heartbeat fails")
+            writer.execute("rollback")
+        with pytest.raises(holdfast.NotAcquired):
+            standby.lease("term", ttl=6, failover="session").acquire()
+        term.renew()
+        term.check()

@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 
-from holdfast.core.errors import Unreachable
+from holdfast.core.errors import Busy
 
 try:
     import fcntl
@@ -68,7 +68,7 @@ class Turnstile:
                     os.close(self._descriptor)
                     self._descriptor = descriptor
         if given_up[0]:
-            raise Unreachable(
+            raise Busy(
                 f"{self._path} stayed locked by another process for {timeout:.1f} s: "
                 "is one stopped in the middle of a write?"
             )

@@ -5,8 +5,6 @@ Nothing here decides anything: the scripts are in ``sql/sqlite``.
 
 from __future__ import annotations
 
-import os
-import random
 import sqlite3
 import threading
 import time
@@ -14,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from holdfast._wire import Row, forks
-from holdfast._wire.clock import now
+from holdfast._wire import Row, forks, kind_of
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.database import Database
 from holdfast._wire.kernel import Marks, Turnstile
-from holdfast.core.errors import EngineError, Refused, Unreachable
+from holdfast.core.errors import Busy, EngineError, Refused, Unreachable
 from holdfast.sql import Statement, split, statements
 
 T = TypeVar("T")
@@ -75,12 +73,8 @@ class SqliteSession:
             raise Unreachable(
                 f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
             )
-        if os.environ.get("HOLDFAST_FAILPOINTS"):
-            from holdfast._wire.failpoints import armed
-
-            cls = armed(cls)
         try:
-            return cls(database, timeout)
+            return kind_of(cls)(database, timeout)
         except (OSError, sqlite3.Error) as error:
             known = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
             advice = "Name another file." if known else "Does the folder exist, and may this user write to it?"
@@ -199,15 +193,15 @@ class SqliteSession:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
                 if now() + pause > deadline:
-                    raise Unreachable(
+                    raise Busy(
                         f"{self.database} stayed locked by another connection: is a transaction open on it?"
                     ) from error
-            time.sleep(pause * random.uniform(0.5, 1.5))
+            time.sleep(jitter(0.5 * pause, 1.5 * pause))
             pause = min(pause * 2, 0.01)
 
     def _locked(self, action: Callable[[], T], deadline: float) -> T:
         if not self._mutex.acquire(timeout=max(0.0, deadline - now())):
-            raise Unreachable(f"{self.database} is busy in another thread of this process")
+            raise Busy(f"{self.database} is busy in another thread of this process")
         try:
             return action()
         finally:

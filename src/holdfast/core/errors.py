@@ -64,6 +64,10 @@ class Unreachable(EngineError):
     """No connection: nothing was sent, so nothing happened."""
 
 
+class Busy(Unreachable):
+    """The connection is well, but others kept it from its turn: nothing happened, and nothing is lost with it."""
+
+
 class Unanswered(EngineError):
     """Sent, but not answered: it may or may not have happened."""
 

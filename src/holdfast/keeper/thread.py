@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import select
 import threading
 import time
 from contextlib import suppress
 
 from holdfast._wire import Session, open_session
-from holdfast._wire.clock import now
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.database import Database
 from holdfast._wire.log import logger
-from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SessionUnsafe
+from holdfast.core.errors import Busy, EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused, SessionUnsafe
 from holdfast.core.renewal import Answer, Step, after, backoff, budget
 from holdfast.keeper.books import PURGE_EVERY, Books
 from holdfast.keeper.pulse import LINGER, Chore, Holding, Pulse
@@ -154,6 +153,11 @@ class Keeper(Books):
             self._session = open_session(self.database, timeout)
         return self._session
 
+    def _doubt(self, error: EngineError) -> None:
+        """After an error: is the session still good? An answer shows that it is, and so does having to wait in line."""
+        if not isinstance(error, Refused | Busy):
+            self._disconnect(error)
+
     def _disconnect(self, error: Exception | None) -> None:
         """The session is gone, and whatever lived in it."""
         session, self._session, self.session_key = self._session, None, None
@@ -178,7 +182,7 @@ class Keeper(Books):
         except EngineError as error:
             log.debug("the keeper's session on %s: %s", self.database, error)
             self._ears.back_off()
-            self._disconnect(error)
+            self._doubt(error)
 
     def _arrange(self) -> None:
         with self._lock:
@@ -200,7 +204,7 @@ class Keeper(Books):
                 ready()
 
     def _hold_session(self, session: Session) -> None:
-        key = random.SystemRandom().getrandbits(62)
+        key = int.from_bytes(os.urandom(8)) >> 2
         if not session.pooled and session.hold(key, self._patience()):
             self.session_key, self.session_problem = key, None
         else:
@@ -258,8 +262,7 @@ class Keeper(Books):
             left = pulse.trust.left(now())
             log.warning("a heartbeat of %s failed, %.1f s of trust left: %s", self.database, left, error)
             pulse.problem = error
-            if not isinstance(error, Refused):
-                self._disconnect(error)
+            self._doubt(error)
             return Answer.UNKNOWN, 0
         return (Answer.RENEWED, rows[0]["generation"]) if rows else (Answer.LOST, 0)
 
@@ -279,7 +282,7 @@ class Keeper(Books):
         try:
             rows = self._connected(self._patience()).call("beat_leases", {"beat": pulse.beat}, self._patience())
         except EngineError as error:
-            self._disconnect(error)
+            self._doubt(error)
             pulse.due = now()  # the generation still differs, so the next beat asks again
             return
         left = {row["token"] for row in rows}
@@ -313,7 +316,7 @@ class Keeper(Books):
     def _do_chores(self) -> None:
         with self._lock:
             if self._pulses and self._purge_at <= now():
-                self._purge_at = now() + PURGE_EVERY * random.uniform(0.5, 1.0)
+                self._purge_at = now() + jitter(0.5 * PURGE_EVERY, PURGE_EVERY)
                 self._chores.append(Chore("purge", {}, now(), now() + PURGE_EVERY, until=False))
             due = [chore for chore in self._chores if chore.due <= now()]
         for chore in due:
@@ -334,8 +337,7 @@ class Keeper(Books):
             rows = self._connected(timeout).call(chore.statement, chore.parameters, timeout)
         except EngineError as error:
             log.debug("%s on %s: %s", chore.statement, self.database, error)
-            if not isinstance(error, Refused):
-                self._disconnect(error)
+            self._doubt(error)
             return None
         return bool(rows and next(iter(rows[0].values())))
 
