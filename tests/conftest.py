@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing import Postgres, available
+from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.portal import Blocking, Portal
 
 MAJORS = sorted(available())
@@ -54,6 +54,15 @@ def postgres_url() -> str:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'app.db'}"
+
+
+@pytest.fixture
+def pooled_url(postgres_url: str) -> Iterator[str]:
+    """The same through a pooler in transaction mode that has two sessions for everybody."""
+    if pooler.find() is None:
+        pytest.skip("PgBouncer is not installed")
+    with Pooler(postgres_url) as through:
+        yield through.url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 
 import holdfast
+from holdfast.testing import Proxy
 from tests.children import NONE, Child, backends, eventually, last_queries, query, rows
-from tests.links import Link
 
 MANY = 40
 
@@ -214,7 +214,7 @@ def test_tasks_that_ask_at_once_share_one_connection_from_the_first_on(postgres_
             await take(client, 2)
             assert link.connections <= 4
 
-    with Link(postgres_url) as link:
+    with Proxy(postgres_url) as link:
         asyncio.run(main(link.url))
     assert rows(postgres_url) == NONE
 
@@ -229,7 +229,7 @@ def test_one_task_cancelled_while_it_connects_leaves_the_connection_to_the_other
             assert [each for each in answers[1:] if isinstance(each, BaseException)] == []
             assert link.connections <= 3, "at most one more than ever"
 
-    with Link(postgres_url, 0.02) as link:
+    with Proxy(postgres_url, delay=0.02) as link:
         asyncio.run(main(link.url))
 
 

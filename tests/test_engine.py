@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.testing import Proxy
 from tests.children import NONE, Child, eventually, query, rows
-from tests.links import Link
 
 Connect = Callable[..., Any]
 
@@ -33,10 +33,10 @@ def test_an_acquire_that_may_have_happened_is_given_back_although_the_second_try
         except holdfast.HoldfastError as error:
             told.append(error)
 
-    with Link(postgres_url) as link:
+    with Proxy(postgres_url) as link:
         client = connect(link.url)
         anchor = client.lease("anchor", ttl=60).acquire()
-        link.hold()
+        link.stall("to_client")
         thread = threading.Thread(target=acquire)
         thread.start()
         eventually(lambda: rows(postgres_url)["lease"] == 2, "it is granted, and not yet answered")
@@ -50,7 +50,7 @@ def test_an_acquire_that_may_have_happened_is_given_back_although_the_second_try
             "create trigger disk_full before update on holdfast.lease for each row execute function disk_full()",
         )
         link.cut()
-        link.go_on()
+        link.heal()
         thread.join(20)
         [error] = told
         assert isinstance(error, holdfast.EngineError)

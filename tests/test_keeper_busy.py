@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.testing import Proxy
 from tests.children import backends, eventually, pass_time, query, until
-from tests.links import Link
 
 MANY = 150
 TTL = 2.5
@@ -58,11 +58,11 @@ async def pass_time_on_the_loop(seconds: float) -> None:
 async def test_many_waiters_on_a_slow_link_do_not_cost_a_lease(taken: str, what: str) -> None:
     """A round trip for each of them, between two heartbeats, would take longer than the TTL."""
     told: list[Any] = []
-    with Link(taken) as link:
+    with Proxy(taken) as link:
         async with holdfast.AsyncClient(link.url) as client:
             grant = await client.lease("mine", ttl=TTL, on_lost=told.append).acquire()
             async with waiters(client, taken) as tasks:
-                link.delay = ONE_WAY
+                link.delay(ONE_WAY)
                 if what == "waiters give up":
                     for task in tasks:
                         task.cancel()
@@ -78,7 +78,7 @@ async def test_many_waiters_on_a_slow_link_do_not_cost_a_lease(taken: str, what:
 async def test_many_things_to_undo_on_a_slow_link_do_not_cost_a_lease(postgres_url: str) -> None:
     """As after an outage: each acquire that was given up is to be undone, with a round trip of its own."""
     told: list[Any] = []
-    with Link(postgres_url, ONE_WAY) as link:
+    with Proxy(postgres_url, delay=ONE_WAY) as link:
         async with holdfast.AsyncClient(link.url) as client:
             grant = await client.lease("mine", ttl=TTL, on_lost=told.append).acquire()
             tasks = [asyncio.create_task(client.lease(f"name-{n}", ttl=60).acquire()) for n in range(MANY)]
@@ -95,18 +95,18 @@ async def test_many_things_to_undo_on_a_slow_link_do_not_cost_a_lease(postgres_u
 async def test_a_loss_is_told_before_the_ttl_ends_although_the_keeper_is_busy(taken: str) -> None:
     """The link falls silent the moment the keeper has most to say. Later than the TTL, two would believe."""
     told: list[float] = []
-    with Link(taken) as link:
+    with Proxy(taken) as link:
         async with holdfast.AsyncClient(link.url) as client:
             grant = await client.lease("mine", ttl=TTL, on_lost=lambda _: told.append(time.monotonic())).acquire()
             async with waiters(client, taken) as tasks:
-                link.delay = ONE_WAY
+                link.delay(ONE_WAY)
                 for task in tasks:
                     task.cancel()
-                link.hold()
+                link.stall("to_client")
                 silent = time.monotonic()
                 await until(lambda: told, "the loss is told")
                 assert grant.lost
-                link.go_on()
+                link.heal()
     assert told[0] < silent + TTL, "the last heartbeat that was answered came before the silence"
 
 
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be_watched_is_not_asked_for_all_the_time(postgres_ur
     """Somebody holds its key for long: an open transaction that has released it, or a lock of the user's own that
     happens to have the same number."""
     with (
-        Link(postgres_url) as link,
+        Proxy(postgres_url) as link,
         holdfast.Client(postgres_url) as other,
         holdfast.Client(link.url) as client,
         psycopg.connect(postgres_url, autocommit=True) as somebody,

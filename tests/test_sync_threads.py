@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.testing import Proxy
 from holdfast.testing.portal import Blocking
 from tests.children import NONE, Child, eventually, pass_time, rows
-from tests.links import Link
 
 _INTERRUPTED = """
 import signal, sys, holdfast
@@ -43,9 +43,9 @@ while True:
 def slow(either: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """A URL, and what makes every call there last until the end of the test."""
     if either.startswith("postgres"):
-        with Link(either) as link:
-            yield link.url, link.hold
-            link.go_on()
+        with Proxy(either) as link:
+            yield link.url, lambda: link.stall("to_client")
+            link.heal()
     else:
         with holdfast.Client(either) as client:
             client.leases.list()
@@ -73,7 +73,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_does_not_wait_for_that_call(
 
 @pytest.mark.parametrize("action", ["client.close()", "grant.release()"])
 def test_what_a_signal_handler_could_not_say_is_said_all_the_same(postgres_url: str, action: str) -> None:
-    with Link(postgres_url, 0.05) as link, Child(_INTERRUPTED.format(action=action), link.url) as child:
+    with Proxy(postgres_url, delay=0.05) as link, Child(_INTERRUPTED.format(action=action), link.url) as child:
         child.expect("held")
         child.say("go")
         child.expect("asking")
@@ -109,15 +109,15 @@ def test_close_does_not_wait_for_a_slow_call_without_a_limit(
 ) -> None:
     monkeypatch.setattr("holdfast._sync.client.CLOSE_TIMEOUT", 0.2)
     monkeypatch.setattr("holdfast._sync.engines.engine.CALL_TIMEOUT", 0.2)
-    with Link(postgres_url) as link, ThreadPoolExecutor(1) as pool:
+    with Proxy(postgres_url) as link, ThreadPoolExecutor(1) as pool:
         client = holdfast.Client(link.url)
         client.lease("a", ttl=60).acquire()
-        link.hold()
+        link.stall("to_client")
         slow_one = pool.submit(lambda: client._engine.call("lease_list", {"name": None}, timeout=4.0))
         eventually(lambda: not client._engine._turn.try_enter(), "it is in the call")
         client.close()
         assert not slow_one.done()
-        link.go_on()
+        link.heal()
         slow_one.result(20)
         eventually(lambda: rows(postgres_url) == NONE, "released later, by the keeper")
 
@@ -153,17 +153,17 @@ def test_a_lease_granted_while_its_client_is_closed_is_given_back(
         except holdfast.HoldfastError as error:
             got.append(error)
 
-    with Link(postgres_url) as link, ThreadPoolExecutor(1) as pool:
+    with Proxy(postgres_url) as link, ThreadPoolExecutor(1) as pool:
         client = connect(link.url)
         client.lease("before", ttl=2).acquire().release()  # so that the statement is prepared
-        link.hold()
+        link.stall("to_client")
         acquiring = threading.Thread(target=acquire)
         acquiring.start()
         eventually(lambda: rows(postgres_url)["lease"] == 1, "it is granted, and not yet answered")
         closing_it = pool.submit(client.close)
         engine = (client._inner if isinstance(client, Blocking) else client)._engine
         eventually(lambda: engine.closing, "the client is being closed")
-        link.go_on()
+        link.heal()
         closing_it.result(20)
         acquiring.join(20)
         eventually(lambda: rows(postgres_url) == NONE, "given back, and not renewed for ever", timeout=15)

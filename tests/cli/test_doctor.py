@@ -18,9 +18,7 @@ from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.cli.command import at, call, on_terminal, valid
 from tests.conftest import MAJORS, migrated, server
-from tests.wire.test_pgbouncer import PGBOUNCER, pooled_url
 
-__all__ = ["pooled_url"]
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
     "bloat", "clock", "connection", "connection_check", "connections", "idle_timeouts", "keepalives", "lock_table",
@@ -261,7 +259,6 @@ def test_a_clock_that_is_off_is_told_with_its_sign(postgres_url: str, monkeypatc
     assert re.match(r"the server's clock is \+(59|60)\.", found.found)
 
 
-@pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
 def test_a_pooler_is_noticed(pooled_url: str) -> None:
     findings = doctor(pooled_url)
     assert not_ok(findings) == {"pooler": "warn"}

@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.account import account
 from holdfast.testing.server import until
-from tests.conftest import migrated, server
 from tests.raw import Raw
-
-PGBOUNCER = shutil.which("pgbouncer")
-pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
-
-CONFIG = """
-[databases]
-* = host=127.0.0.1 port={server} user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = 2
-ignore_startup_parameters = extra_float_digits
-"""
-
-
-@pytest.fixture
-def pooled_url(tmp_path: Path) -> Iterator[str]:
-    direct = migrated(server().database())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = tmp_path / "pgbouncer.ini"
-    config.write_text(CONFIG.format(server=server().port, port=port))
-    for path in (tmp_path, config):
-        account().own(path)
-    command = [*account().prefix, str(PGBOUNCER), "-q", str(config)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = direct.replace(f":{server().port}/", f":{port}/")
-    try:
-        until(lambda: process.poll() is not None or listens(url), what="pgbouncer listens")
-        assert process.poll() is None, "pgbouncer did not start"
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def listens(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True
 
 
 def test_leases_work_through_a_pooler_in_transaction_mode(pooled_url: str) -> None:

@@ -6,12 +6,14 @@ session runs named statements and never decides anything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdfast._wire.database import Database
 
 Row = dict[str, Any]
+S = TypeVar("S")
 
 
 class Session(Protocol):
@@ -46,3 +48,12 @@ def open_session(database: Database, timeout: float) -> Session:
     from holdfast._wire.postgres import PostgresSession
 
     return PostgresSession.open(database, timeout)
+
+
+def kind_of(kind: type[S]) -> type[S]:
+    """The class that a new session is made of: ``kind`` itself, unless a test has set failpoints."""
+    if not os.environ.get("HOLDFAST_FAILPOINTS"):
+        return kind
+    from holdfast._wire.failpoints import armed
+
+    return armed(kind)

@@ -8,7 +8,6 @@ own, because name resolution blocks and the loop's thread pool may be full of th
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast._wire import Row
+from holdfast._wire import Row, kind_of
 from holdfast._wire.database import Database
 from holdfast._wire.pgconn import PgWire
 from holdfast._wire.postgres import PostgresSession
@@ -49,10 +48,6 @@ class AsyncPostgresSession(PgWire):
 
     @classmethod
     async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncPostgresSession:
-        if os.environ.get("HOLDFAST_FAILPOINTS"):
-            from holdfast._wire.failpoints import armed
-
-            cls = armed(cls)
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[PostgresSession] = loop.create_future()
 
@@ -78,7 +73,7 @@ class AsyncPostgresSession(PgWire):
                     session.close()
 
         threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
-        return cls(await opened, loop)
+        return kind_of(cls)(await opened, loop)
 
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         return await self._submit(self._statements[name], parameters, "", timeout)

@@ -5,14 +5,13 @@ The wait is in ``poll`` and not in libpq, so Ctrl-C is seen at once and every ca
 
 from __future__ import annotations
 
-import os
 import select
 from collections.abc import Mapping
 from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast._wire import Row
+from holdfast._wire import Row, kind_of
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.pgconn import PgWire, connect
@@ -28,12 +27,8 @@ class PostgresSession(PgWire):
     @classmethod
     def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> PostgresSession:
         """``to_look``: whatever answers will do, a standby too; nothing is set in such a session."""
-        if os.environ.get("HOLDFAST_FAILPOINTS"):
-            from holdfast._wire.failpoints import armed
-
-            cls = armed(cls)
         deadline = now() + timeout
-        session = cls(database, connect(database, timeout, to_look=to_look))
+        session = kind_of(cls)(database, connect(database, timeout, to_look=to_look))
         try:
             session._greet(deadline, to_look)
         except BaseException:

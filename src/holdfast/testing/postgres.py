@@ -69,14 +69,17 @@ class Postgres(Server):
         bin: Path | str | None = None,
         major: int | None = None,
         settings: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
         durable: bool = False,
     ) -> Self:
         """Start a fresh server: that of the programs in `bin`, or of version `major`, or the newest there is.
 
         Its files go to `folder` and stay there, or to a temporary folder that is removed with it. It survives its own
-        crash but not the machine's, which makes it fast, unless it is `durable`.
+        crash but not the machine's, which makes it fast, unless it is `durable`. `environment` is added to ours for it
+        and for the standbys made from it.
         """
         postgres = cls(binaries.find(bin, major), folder)
+        postgres.environment.update(environment or {})
         try:
             folders.initialise(postgres.binaries, postgres.data)
             postgres._configure({**_SETTINGS, **({} if durable else _FAST), **(settings or {})}, "postgresql.conf")
@@ -122,6 +125,7 @@ class Postgres(Server):
         """
         _check_name(name)
         standby = Postgres(self.binaries, None)
+        standby.environment.update(self.environment)
         self._standbys.append(standby)
         try:
             place = ["-D", str(standby.data), "-d", self._conninfo(name)]
@@ -145,7 +149,7 @@ class Postgres(Server):
         _check_name(name)
         if self.running:
             raise RuntimeError(f"{self} is running: stop() or kill() it before rewind()")
-        source._alter("full_page_writes", "on")  # pg_rewind asks for it
+        source.alter("full_page_writes", "on")  # pg_rewind asks for it
         source.execute("checkpoint")  # before that the source's files still tell the old timeline
         self.forget_crash()
         self.binaries.run(
@@ -189,12 +193,13 @@ class Postgres(Server):
         self._configure({}, "standby.signal")
         self.start()
         if synchronous:
-            source._alter("synchronous_standby_names", f'"{name}"')
+            source.alter("synchronous_standby_names", f'"{name}"')
         states = "select state, sync_state from pg_stat_replication where application_name = %s"
         wanted = ("streaming", "sync" if synchronous else "async")
         until(lambda: wanted in source.execute(states, name), what=f"{name} streams from {source}")
 
-    def _alter(self, setting: str, value: str) -> None:
+    def alter(self, setting: str, value: str) -> None:
+        """Change a setting that needs no restart."""
         self.execute(f"alter system set {setting} = '{value}'")
         self.execute("select pg_reload_conf()")
 

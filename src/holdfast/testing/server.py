@@ -42,10 +42,12 @@ class Server:
         self.binaries = binaries
         self.folder = folder
         self.data = folder / "data"
+        self.environment: dict[str, str] = {}
+        """What the server finds in its environment besides ours, from its next start on."""
         self._temporary = temporary
         self._watcher: subprocess.Popen[bytes] | None = None
         self._started_before = False
-        self._reservation = _reserve_port()
+        self._reservation = reserve_port()
         self.port: int = self._reservation.getsockname()[1]
         """The TCP port on 127.0.0.1, the same for the whole life of the server: it is kept while the server is down."""
 
@@ -79,7 +81,7 @@ class Server:
                 self._started_before = True
             elif _PORT_TAKEN in self.log(5) and not self._started_before:
                 self._reservation.close()
-                self._reservation = _reserve_port()
+                self._reservation = reserve_port()
                 self.port = self._reservation.getsockname()[1]
             else:
                 raise RuntimeError(f"{self} did not start. It said:\n{self.log()}")
@@ -123,7 +125,8 @@ class Server:
     def _launch(self) -> None:
         removed = str(self.folder) if self._temporary else ""
         watching = [sys.executable, "-I", "-S", watcher.__file__, str(os.getpid()), removed]
-        server = [*account().prefix, str(self.binaries.folder / "postgres"), "-D", str(self.data)]
+        surroundings = ["env", *(f"{name}={value}" for name, value in self.environment.items())]
+        server = [*account().prefix, *surroundings, str(self.binaries.folder / "postgres"), "-D", str(self.data)]
         network = ["-c", f"listen_addresses={HOST}", "-c", f"port={self.port}"]
         if sys.platform != "linux":  # elsewhere a port that is bound cannot be listened on by somebody else
             self._reservation.close()
@@ -178,7 +181,7 @@ class Server:
         self._reservation.close()
 
 
-def _reserve_port() -> socket.socket:
+def reserve_port() -> socket.socket:
     """A port nobody else is given as long as the socket is open, bound so that PostgreSQL may still listen on it."""
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

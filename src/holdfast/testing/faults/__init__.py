@@ -1,0 +1,35 @@
+"""What can go wrong with processes, sessions, servers, clocks and the way between them, as values to choose from.
+
+pair = Pair.create()
+proxy = Proxy(pair.primary.database())
+faults = [*network(proxy), crash(pair), failover(pair), kill(workers), pause(workers)]
+Nemesis(faults, seed=7, record=print).run(60)
+"""
+
+from holdfast.testing.faults.clocks import Clock, clock_drift, clock_step, faketime
+from holdfast.testing.faults.fault import Fault
+from holdfast.testing.faults.nemesis import Nemesis, plan
+from holdfast.testing.faults.network import network
+from holdfast.testing.faults.processes import kill, pause, terminate
+from holdfast.testing.faults.servers import Pair, crash, failover, freeze, read_only, restart, standby_away
+
+__all__ = [
+    "Clock",
+    "Fault",
+    "Nemesis",
+    "Pair",
+    "clock_drift",
+    "clock_step",
+    "crash",
+    "failover",
+    "faketime",
+    "freeze",
+    "kill",
+    "network",
+    "pause",
+    "plan",
+    "read_only",
+    "restart",
+    "standby_away",
+    "terminate",
+]
