@@ -1,0 +1,190 @@
+"""The promises of a lease as functions of a history, each with a verdict: what was broken, and how much was looked at.
+
+A check that found nothing to look at is *vacuous*: not violated, and not ok either.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.testing.checker import linear
+from holdfast.testing.checker.beliefs import overlaps
+from holdfast.testing.checker.models import LeaseModel
+from holdfast.testing.history import Database, Event, Operation, Row
+
+LEASE_OPERATIONS = frozenset({"acquire", "renew", "release"})
+
+
+class Verdict(NamedTuple):
+    """What one check says."""
+
+    check: str
+    ok: bool
+    counted: int
+    violations: list[str]
+
+    @classmethod
+    def of(cls, check: str, counted: int, violations: list[str]) -> "Verdict":
+        return cls(check, counted > 0 and not violations, counted, violations)
+
+    @property
+    def vacuous(self) -> bool:
+        return self.counted == 0 and not self.violations
+
+    def __str__(self) -> str:
+        if self.violations:
+            return f"{self.check} VIOLATED: {len(self.violations)} of {self.counted}"
+        return f"{self.check} ok: {self.counted}" if self.counted else f"{self.check} says nothing: none to count"
+
+
+class History(NamedTuple):
+    """All that there is to judge."""
+
+    events: Sequence[Event]
+    operations: Sequence[Operation]
+    database: Database
+    sane_clocks: bool
+
+    def having(self, op: str, outcome: str) -> Iterable[Operation]:
+        return (each for each in self.operations if each.op == op and each.outcome == outcome)
+
+    def told(self, op: str) -> list[Event]:
+        return [event for event in self.events if event.kind == "info" and event.op == op]
+
+
+def one_grant_a_fence(history: History) -> Verdict:
+    """C1. In the answers, in the takeovers, and in the database's own record of the grants that have ended."""
+    acquired = list(history.having("acquire", "ok"))
+    violations = []
+    for fence, group in _grouped(acquired, lambda each: each.fence).items():
+        if len(group) > 1:
+            violations.append(f"fence {fence} was granted {len(group)} times: {'; '.join(map(str, group))}")
+    owner = {each.fence: each.name for each in acquired}
+    for what, rows in (("takeovers", history.database.takeovers), ("ended grants", history.database.grants)):
+        for fence, found in _grouped(rows, lambda row: row["fence"]).items():
+            names = {row["name"] for row in found} | {owner.get(fence, found[0]["name"])}
+            if len(found) > 1 or len(names) > 1:
+                violations.append(f"fence {fence} belongs to {len(found)} {what}, of {', '.join(sorted(names))}")
+    return Verdict.of("C1", len(acquired), violations)
+
+
+def fences_rise(history: History) -> Verdict:
+    """C2. Whoever begins after another has ended has a higher fence; a grant that comes to work after one with a higher
+    fence shows that the fences went back, even if it had asked before."""
+    proofs = [*history.having("acquire", "ok"), *history.having("takeover", "ok")]
+    violations = []
+    for group in _grouped(proofs, lambda each: each.name).values():
+        ended = sorted(group, key=lambda each: each.completed)
+        highest: Operation | None = None
+        past = 0
+        for each in sorted(group, key=lambda each: each.invoked):
+            while ended[past].completed < each.invoked:
+                if highest is None or _fence(ended[past]) > _fence(highest):
+                    highest = ended[past]
+                past += 1
+            if highest is not None and _fence(each) < _fence(highest) + (each.op == "acquire"):
+                violations.append(f"{each} came after {highest}")
+    return Verdict.of("C2", len(proofs), violations)
+
+
+def takeovers_saw_everything_older(history: History) -> Verdict:
+    """C3. Exact, and without any clock: a write with an older fence that a takeover did not see came after it."""
+    writes = _grouped(history.database.writes, lambda row: row["name"])
+    fences = {name: sorted(row["fence"] for row in rows) for name, rows in writes.items()}
+    violations = []
+    for row in history.database.takeovers:
+        older = fences.get(row["name"], [])
+        older = older[: bisect_left(older, row["fence"])]
+        if len(older) != row["older"]:
+            last = f", the last with fence {older[-1]}" if older else ""
+            violations.append(
+                f"the takeover of {row['name']!r} with fence {row['fence']} saw {row['older']} older writes, "
+                f"but there are {len(older)}{last}"
+            )
+    return Verdict.of("C3", len(history.database.takeovers), violations)
+
+
+def answers_are_true(history: History) -> Verdict:
+    """C4. Writes and takeovers: what was acknowledged is there; what failed is not; nothing is there twice, and nothing
+    that nobody made."""
+    writes = _compared(history, "write", history.database.writes, lambda row: (row["name"], row["fence"], row["key"]))
+    takeovers = _compared(history, "takeover", history.database.takeovers, lambda row: (row["name"], row["fence"]))
+    return Verdict.of("C4", writes[0] + takeovers[0], writes[1] + takeovers[1])
+
+
+def _compared(
+    history: History, op: str, rows: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]
+) -> tuple[int, list[str]]:
+    there = Counter(map(key, rows))
+    made = _grouped(
+        (each for each in history.operations if each.op == op),
+        lambda each: key({**each.data, "name": each.name, "fence": each.fence}),
+    )
+    violations = [f"{op} {what} is in the database {times} times" for what, times in there.items() if times > 1]
+    violations += [f"{op} {what} is in the database, but nobody made it" for what in there if what not in made]
+    for what, attempts in made.items():
+        outcomes = {each.outcome for each in attempts}
+        if "ok" in outcomes and what not in there:
+            violations.append(f"acknowledged, but not in the database: {what}, {'; '.join(map(str, attempts))}")
+        if outcomes == {"fail"} and what in there:
+            violations.append(f"failed, but in the database: {what}, {'; '.join(map(str, attempts))}")
+    return sum(each.outcome != "unknown" for attempts in made.values() for each in attempts), violations
+
+
+def linearizable(history: History) -> Verdict:
+    """C6."""
+    concerned = [each for each in history.operations if each.op in LEASE_OPERATIONS]
+    return Verdict.of("C6", len(concerned), [str(each) for each in linear.check(concerned, LeaseModel())])
+
+
+def beliefs_do_not_overlap(history: History) -> Verdict:
+    """C7. Measured in every case; a violation only where clocks were sane."""
+    told = history.told("believe")
+    found = overlaps(told)
+    return Verdict.of("C7", len(told), [str(each) for each in found] if history.sane_clocks else [])
+
+
+def acquired_again_in_time(history: History) -> Verdict:
+    """C8."""
+    told = history.told("reacquired")
+    violations = []
+    for event in told:
+        after, bound = event.data["after"], event.data["bound"]
+        if after is None:
+            violations.append(f"{event.name!r} could not be acquired any more within {bound:.3f} s ({event.worker})")
+        elif after > bound:
+            violations.append(
+                f"{event.name!r} was acquired after {after:.3f} s, not within {bound:.3f} ({event.worker})"
+            )
+    return Verdict.of("C8", len(told), violations)
+
+
+def nothing_left_over(history: History) -> Verdict:
+    """C9."""
+    told = history.told("leftover")
+    violations = [f"{each.data['count']} {each.data['what']} left over" for each in told if each.data["count"]]
+    return Verdict.of("C9", len(told), violations)
+
+
+CHECKS: tuple[Callable[[History], Verdict], ...] = (
+    one_grant_a_fence,
+    fences_rise,
+    takeovers_saw_everything_older,
+    answers_are_true,
+    linearizable,
+    beliefs_do_not_overlap,
+    acquired_again_in_time,
+    nothing_left_over,
+)
+
+
+def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def _fence(operation: Operation) -> int:
+    return -1 if operation.fence is None else operation.fence

@@ -1,0 +1,285 @@
+"""Each check accepts what is right, notices what is not, and says so when it had nothing to look at."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from holdfast.testing.checker import Report, check
+from holdfast.testing.checker.__main__ import main
+from holdfast.testing.checker.checks import CHECKS, Verdict
+from holdfast.testing.history import Database, Event, Recorder, operations, write_database
+from tests.proof.simulation import World, events, operation, told
+
+some = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+randoms = st.integers(0, 2**32).map(random.Random)
+ALL = ["C1", "C2", "C3", "C4", "C6", "C7", "C8", "C9"]
+
+
+def judged(report: Report, name: str) -> Verdict:
+    [verdict] = [verdict for verdict in report.verdicts if verdict.check == name]
+    return verdict
+
+
+def verdict(name: str, *history: Event, database: Database | None = None, sane_clocks: bool = True) -> Verdict:
+    return judged(check(history, database, sane_clocks=sane_clocks), name)
+
+
+def simulated(source: random.Random) -> World:
+    world = World(source, names=2, workers=4).run(400)
+    world.events += [told("reacquired", after=0.5, bound=1.0), told("leftover", what="rows", count=0)]
+    return world
+
+
+@some
+@given(randoms)
+def test_a_history_that_is_right_by_construction_passes_every_check(source: random.Random) -> None:
+    world = simulated(source)
+    report = check(world.events, world.database)
+    assert [verdict.violations for verdict in report.verdicts] == [[]] * len(CHECKS)
+    assert [verdict.check for verdict in report.verdicts] == ALL
+
+
+def test_nothing_at_all_is_not_ok_and_not_violated_either() -> None:
+    report = check([])
+    assert (report.ok, report.violated, report.vacuous) == (False, [], ALL)
+    assert {verdict.ok for verdict in report.verdicts} == {False}
+    assert str(report.verdicts[0]) == "C1 says nothing: none to count"
+
+
+GRANTS = (operation("acquire", "ok", 5, 0, 1), operation("acquire", "ok", 6, 2, 3, worker="x"))
+
+
+def test_c1_one_grant_a_fence() -> None:
+    assert verdict("C1", *events(*GRANTS)) == ("C1", True, 2, [])
+    twice = verdict("C1", *events(GRANTS[0], GRANTS[1]._replace(fence=5, name="other")))
+    [found] = twice.violations
+    assert found == (
+        "fence 5 was granted 2 times: acquire 'job' ok fence 5 by w at 0.000000 to 1.000000; "
+        "acquire 'other' ok fence 5 by x at 2.000000 to 3.000000"
+    )
+
+
+@pytest.mark.parametrize("table", ["takeovers", "grants"])
+def test_c1_counts_the_grants_that_only_the_database_knows_of(table: str) -> None:
+    def rows(*found: tuple[str, int]) -> Database:
+        return Database(**{table: [{"name": name, "fence": fence, "older": 0} for name, fence in found]})  # type: ignore[arg-type]
+
+    assert verdict("C1", *events(*GRANTS), database=rows(("job", 5), ("job", 7))).ok
+    assert verdict("C1", *events(*GRANTS), database=rows(("job", 7), ("job", 7))).violations
+    assert verdict("C1", *events(*GRANTS), database=rows(("other", 5))).violations, "another name's"
+
+
+def test_c2_fences_rise() -> None:
+    assert verdict("C2", *events(*GRANTS)) == ("C2", True, 2, [])
+    for lower in (5, 4):
+        assert verdict("C2", *events(GRANTS[0], GRANTS[1]._replace(fence=lower))).violations
+    overlapping = GRANTS[1]._replace(fence=4, invoked=0.5)
+    assert verdict("C2", *events(GRANTS[0], overlapping)).ok, "who asked at once may be granted in either order"
+    assert verdict("C2", *events(GRANTS[0], GRANTS[1]._replace(fence=4, name="other"))).ok
+
+
+def test_c2_notices_a_grant_that_comes_to_work_after_a_higher_fence_did() -> None:
+    """Its acquire overlapped with the other's, which proves nothing; but its work came after."""
+    early = operation("acquire", "ok", 4, 0, 20, worker="slow")
+    other = [GRANTS[0], operation("takeover", "ok", 5, 2, 3, older=0)]
+    late = operation("takeover", "ok", 4, 21, 22, worker="slow", older=0)
+    assert verdict("C2", *events(early, *other)).ok
+    [found] = verdict("C2", *events(early, *other, late)).violations
+    assert found.startswith("takeover 'job' ok fence 4 by slow at 21")
+
+
+def test_c2_notices_a_counter_that_begins_anew_on_another_timeline() -> None:
+    """The high bits of a fence tell the timeline: whatever they say, a number that was lost must not come again."""
+    risen = GRANTS[1]._replace(fence=(2 << 40) + 1)
+    assert verdict("C2", *events(GRANTS[0]._replace(fence=(1 << 40) + 9), risen)).ok
+    assert verdict("C2", *events(GRANTS[0]._replace(fence=(3 << 40) + 9), risen)).violations
+
+
+WRITES = [{"name": "job", "fence": fence, "key": f"k{fence}"} for fence in (1, 2, 2, 3)]
+
+
+@pytest.mark.parametrize(("older", "ok"), [(0, False), (1, True), (2, False)])
+def test_c3_a_takeover_saw_all_the_older_writes_that_there_are(older: int, ok: bool) -> None:
+    """Fewer: one came after it. More: one that it saw is gone."""
+    taken = [{"name": "job", "fence": 2, "older": older}, {"name": "other", "fence": 9, "older": 0}]
+    found = verdict("C3", database=Database(WRITES, taken))
+    assert (found.ok, found.counted) == (ok, 2)
+    if not ok:
+        assert f"saw {older} older writes, but there are 1, the last with fence 1" in found.violations[0]
+
+
+@some
+@given(randoms)
+def test_c3_any_stale_write_is_noticed(source: random.Random) -> None:
+    world = simulated(source)
+    assume(world.takeovers)
+    taken = source.choice(world.takeovers)
+    stale = {"name": taken["name"], "fence": taken["fence"] - 1, "key": "stale"}
+    late = Database([*world.writes, stale], world.takeovers)
+    assert verdict("C3", *world.events, database=late).violations
+
+
+def written(outcome: str, key: str = "a") -> Any:
+    return operation("write", outcome, 1, 0, 1, key=key)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rows", "told"),
+    [
+        ("ok", 1, None),
+        ("fail", 0, None),
+        ("unknown", 0, None),
+        ("unknown", 1, None),
+        ("ok", 0, "acknowledged, but not in the database"),
+        ("fail", 1, "failed, but in the database"),
+        ("ok", 2, "is in the database 2 times"),
+    ],
+)
+def test_c4_what_was_acknowledged_is_there_and_what_failed_is_not(outcome: str, rows: int, told: str | None) -> None:
+    there = Database([{"name": "job", "fence": 1, "key": "a"}] * rows)
+    found = verdict("C4", *events(written(outcome)), database=there)
+    assert found.counted == (outcome != "unknown")
+    assert bool(found.violations) == bool(told)
+    assert told is None or told in found.violations[0]
+
+
+def test_c4_notices_what_nobody_wrote_and_what_was_changed() -> None:
+    ghost = verdict("C4", database=Database([{"name": "job", "fence": 1, "key": "a"}]))
+    assert "nobody made it" in ghost.violations[0]
+    assert not ghost.vacuous
+    changed = Database([{"name": "job", "fence": 2, "key": "a"}])
+    assert len(verdict("C4", *events(written("ok")), database=changed).violations) == 2
+
+
+def test_c4_a_write_tried_again_needs_only_one_answer_to_be_true() -> None:
+    again = written("ok")._replace(id="again", invoked=2.0, completed=3.0)
+    there = Database([{"name": "job", "fence": 1, "key": "a"}])
+    assert verdict("C4", *events(written("fail"), again), database=there).ok
+
+
+@some
+@given(randoms)
+def test_c4_any_acknowledged_write_or_takeover_that_is_lost_is_noticed(source: random.Random) -> None:
+    world = simulated(source)
+    acknowledged = [each for each in operations(world.events) if each.op == "write" and each.outcome == "ok"]
+    assume(acknowledged)
+    lost = source.choice(acknowledged)
+    left = [row for row in world.writes if row["key"] != lost.data["key"]]
+    [found] = verdict("C4", *world.events, database=Database(left, world.takeovers)).violations
+    assert lost.data["key"] in found
+
+
+def test_c6_tells_what_cannot_be_explained() -> None:
+    assert verdict("C6", *events(*GRANTS)).ok
+    found = verdict("C6", *events(*GRANTS, operation("renew", "ok", 5, 4, 5)))
+    assert (found.counted, found.ok) == (3, False)
+    assert "held under fence 6" in found.violations[0]
+
+
+def believed(worker: str, fence: int, start: float, end: float, name: str = "job") -> Event:
+    return told("believe", name, worker, fence, **{"from": start, "until": end})
+
+
+def test_c7_measures_overlap_and_blames_it_only_where_clocks_are_sane() -> None:
+    spans = [
+        believed("a", 1, 0, 10), believed("a", 1, 5, 12), believed("b", 2, 11, 20), believed("c", 3, 19.5, 30),
+        believed("b", 2, 12, 15, "other"),
+    ]  # fmt: skip
+    report = check(spans, sane_clocks=False)
+    assert judged(report, "C7") == ("C7", True, 5, [])
+    assert report.figures["overlap"] == {"total": 1.5, "longest": 1.0}
+    [found] = verdict("C7", *spans).violations
+    assert found == (
+        "'job' was believed in by a (fence 1) and b (fence 2) at 11.000000 to 12.000000: 1.000000 s, in all 1.500000 s"
+    )
+
+
+def test_c7_one_after_the_other_is_no_overlap_but_one_grant_in_two_workers_is() -> None:
+    assert verdict("C7", believed("a", 1, 0, 10), believed("b", 2, 10, 20), believed("a", 3, 20, 20)).ok
+    assert verdict("C7", believed("parent", 1, 0, 10), believed("child", 1, 5, 6)).violations
+
+
+@some
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 10)), max_size=8))
+def test_c7_measures_what_counting_instant_by_instant_does(spans: list[tuple[str, int, int]]) -> None:
+    found = check([believed(who, 1, start, start + length) for who, start, length in spans]).figures["overlap"]
+    crowded = [
+        len({who for who, start, length in spans if start <= instant < start + length}) > 1 for instant in range(50)
+    ]
+    stretches = [len(stretch) for stretch in "".join("x" if each else " " for each in crowded).split()]
+    assert (found["total"], found["longest"]) == (sum(stretches), max(stretches, default=0))
+
+
+@pytest.mark.parametrize(("after", "ok"), [(0.4, True), (1.0, True), (1.1, False), (None, False)])
+def test_c8_everything_is_acquired_again_in_time(after: float | None, ok: bool) -> None:
+    found = verdict("C8", told("reacquired", after=after, bound=1.0), told("reacquired", after=0.1, bound=1.0))
+    assert (found.ok, found.counted, len(found.violations)) == (ok, 2, int(not ok))
+
+
+@pytest.mark.parametrize("what", ["connections", "locks", "rows", "processes"])
+def test_c9_nothing_is_left_over(what: str) -> None:
+    assert verdict("C9", told("leftover", what=what, count=0)).ok
+    assert verdict("C9", told("leftover", what=what, count=3)).violations == [f"3 {what} left over"]
+
+
+def test_figures_say_what_was_going_on() -> None:
+    faults = [told("fault", worker="nemesis", fault="cut", phase=phase) for phase in ("begin", "heal", "begin", "heal")]
+    report = check([*events(*GRANTS, written("fail")), *faults], Database(timelines=[1, 2]))
+    assert report.figures["operations"] == {"acquire": {"ok": 2}, "write": {"fail": 1}}
+    assert (report.figures["faults"], report.figures["timelines"]) == ({"cut": 2}, 2)
+
+
+def keep(folder: Path, history: list[Event], database: Database) -> None:
+    with Recorder(folder, "all") as record:
+        for event in history:
+            record._write(event)
+    write_database(folder, database)
+
+
+def sound(world: World) -> World:
+    return world
+
+
+def missing(world: World) -> World:
+    world.events[:] = [event for event in world.events if event.op != "leftover"]
+    return world
+
+
+def broken(world: World) -> World:
+    world.writes.append({"name": "lease-0", "fence": 1, "key": "nobody's"})
+    return world
+
+
+@pytest.mark.parametrize(("change", "status"), [(sound, 0), (broken, 1), (missing, 2)])
+def test_a_kept_history_is_checked_again_by_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[World], World], status: int
+) -> None:
+    world = change(simulated(random.Random(3)))
+    keep(tmp_path, world.events, world.database)
+    assert main([str(tmp_path)]) == status
+    text = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in text if not line.startswith(" ")] == ALL
+    assert ("nobody made it" in "".join(text)) == (status == 1)
+    assert ("C9 says nothing" in "".join(text)) == (status == 2)
+    assert main([str(tmp_path), "--json"]) == status
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] == (status == 0)
+    assert [each["check"] for each in said["verdicts"]] == ALL
+
+
+def test_the_command_runs_as_a_module_and_says_what_it_cannot_read(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.testing.checker", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no history here" in done.stderr
+    assert "Traceback" not in done.stderr
