@@ -45,6 +45,14 @@ check: $(STAMP) ## Run the static checks: format, lint, types, import contracts,
 bench: $(STAMP) ## Run the benchmarks
 	@exec $(BIN)/python -m bench $(ARGS)
 
+.PHONY: chaos
+chaos: $(STAMP) ## Break leases in every way known, and check that no promise is broken (ARGS="--minutes 30 --seed 7")
+	@$(BIN)/python -m holdfast.testing.bugs && exec $(BIN)/python -m holdfast.testing.chaos $(ARGS)
+
+.PHONY: spec
+spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)
+	@exec $(BIN)/python spec/check.py --large $(ARGS)
+
 .PHONY: lock
 lock: $(STAMP) ## Write requirements-dev.lock anew from pyproject.toml (ARGS="--upgrade" for newer versions)
 	@PATH="$$PWD/$(BIN):$$PATH"; command -v uv >/dev/null || $(BIN)/python -m pip install --quiet uv; \

@@ -1,0 +1,197 @@
+"""Checks the model of the lease with spin: what must hold is searched through, what must break is seen to break.
+
+Builds and runs in a temporary folder and leaves nothing behind. The exit code is 0 when every verdict is the expected
+one, 1 when one is not, 2 when spin or a C compiler is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent
+DEPTH = "200000"
+LIMIT_MB = 2000
+PATIENCE = 600.0
+"""Seconds for one search, of which a busy machine may need many."""
+
+FENCE_ORDER = "number>=lease"
+FENCES_RISE = "number>highest"
+NOT_REVIVED = "!(beat"
+ONE_BELIEVER = "believers==1"
+FORCE_TOLD = "number!=0"
+NO_DEADLOCK = "invalid end state"
+PROGRESS = "acceptance cycle"
+"""What spin prints when the property is violated."""
+
+
+class Check(NamedTuple):
+    """One search of one instance. ``found`` is what spin has to find; without it, the whole space has to be clean."""
+
+    name: str
+    model: str
+    options: str
+    found: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.model == "progress"
+
+
+class Result(NamedTuple):
+    check: Check
+    states: int
+    seconds: float
+    megabytes: float
+    violation: str | None
+    complete: bool
+
+    @property
+    def expected(self) -> bool:
+        if self.check.found is None:
+            return self.complete and self.violation is None
+        return self.violation is not None and self.check.found in self.violation
+
+    @property
+    def verdict(self) -> str:
+        if self.violation is not None:
+            return f"violated: {self.violation}"
+        return "holds" if self.complete else "search not completed"
+
+
+HELD = "-DGRANTED -DWRITES=1 -DKEEPERS=1"
+PAIR = f"-DCLIENTS=2 {HELD}"
+
+SMALL = (
+    Check("protected at start", "effects", f"{HELD} -DSAVEPOINTS"),
+    Check("protected at commit", "effects", f"{HELD} -DSAVEPOINTS -DPROTECT=AT_COMMIT"),
+    Check("taken away by force", "effects", f"{PAIR} -DFORCED=1"),
+    Check("sessions ended", "effects", f"{PAIR} -DKILLS=1"),
+    Check("failover", "effects", f"{PAIR} -DATTEMPTS=1 -DFAILOVERS"),
+    Check("a free name", "effects", "-DWRITES=0 -DKEEPERS=0 -DATTEMPTS=1"),
+    Check("belief", "belief", "-DCLIENTS=2"),
+    Check("force is told", "belief", "-DCLIENTS=2 -DTTL=1 -DATTEMPTS=1 -DTOLD"),
+    Check("lock orders", "locks", "-DATTEMPTS=1"),
+    Check("progress", "progress", "-DCLIENTS=2 -DTTL=1"),
+)
+"""What must hold, in instances of a second each."""
+
+LARGE = (
+    Check("protected at start", "effects", f"{HELD} -DSAVEPOINTS -DFORCED=1"),
+    Check("protected at commit", "effects", f"{HELD} -DSAVEPOINTS -DFORCED=1 -DPROTECT=AT_COMMIT"),
+    Check("acquired again", "effects", f"{PAIR} -DTURNS=2 -DFORCED=1"),
+    Check("sessions ended", "effects", "-DGRANTED -DWRITES=1 -DKEEPERS=0 -DKILLS=1"),
+    Check("failover", "effects", "-DGRANTED -DWRITES=1 -DKEEPERS=0 -DFAILOVERS"),
+    Check("a free name", "effects", "-DWRITES=1 -DKEEPERS=0"),
+    Check("belief", "belief", "-DCLIENTS=2 -DTTL=3"),
+    Check("force is told", "belief", "-DCLIENTS=2 -DTOLD"),
+    Check("lock orders", "locks", "-DLARGE"),
+    Check("progress", "progress", "-DCLIENTS=2 -DTTL=2"),
+)
+"""The same with more of everything: minutes, and up to 1.5 GB."""
+
+BROKEN = (
+    Check("without protect", "effects", f"{HELD} -DPROTECT=NOTHING", FENCE_ORDER),
+    Check("FOR KEY SHARE", "effects", f"{HELD} -DPROTECT=KEY_SHARE", FENCE_ORDER),
+    Check("asked again, not locked", "effects", f"{HELD} -DPROTECT=RECHECK", FENCE_ORDER),
+    Check("savepoint not refused", "effects", f"{HELD} -DSAVEPOINTS -DIGNORE_SAVEPOINT", FENCE_ORDER),
+    Check("fence restarts", "effects", f"{PAIR} -DFAILOVERS -DFENCE_RESTARTS", FENCES_RISE),
+    Check("fence not drawn again", "effects", "-DWRITES=0 -DKEEPERS=0 -DNO_REDRAW", FENCES_RISE),
+    Check("renewal of the dead", "effects", f"{HELD} -DRENEW_THE_DEAD", NOT_REVIVED),
+    Check("trust from the reply", "belief", "-DCLIENTS=2 -DTRUST_FROM_REPLY", ONE_BELIEVER),
+    Check("silent force", "belief", "-DCLIENTS=2 -DTTL=1 -DTOLD -DSILENT", FORCE_TOLD),
+    Check("thief that waits", "locks", "-DATTEMPTS=1 -DTHIEF_WAITS", NO_DEADLOCK),
+    Check("protect ignores the beat", "progress", "-DCLIENTS=2 -DTTL=1 -DIGNORE_BEAT", PROGRESS),
+)
+"""One line of the protocol changed, and the property that this line is there for."""
+
+
+def compiler() -> str | None:
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+
+
+def missing() -> str | None:
+    """Why nothing can be checked here."""
+    if shutil.which("spin") is None:
+        return "spin is not installed (Debian: apt-get install spin)"
+    if compiler() is None:
+        return "no C compiler is installed (Debian: apt-get install gcc)"
+    return None
+
+
+def run(check: Check) -> Result:
+    """Generate the verifier, compile and run it."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-spec-") as folder:
+        for model in FOLDER.glob("*.pml"):
+            shutil.copy(model, folder)
+        _call(folder, "spin", "-a", *check.options.split(), f"{check.model}.pml")
+        kind = "-DNFAIR=3" if check.live else "-DSAFETY"
+        speed = "-O0" if check.found else "-O1"  # what is soon found is not worth the compiling
+        _call(folder, compiler() or "cc", "-w", speed, kind, "-DCOLLAPSE", f"-DMEMLIM={LIMIT_MB}", "-o", "pan", "pan.c")
+        output = _call(folder, "./pan", f"-m{DEPTH}", *(["-a", "-f"] if check.live else []))
+    return read(check, output)
+
+
+def _call(folder: str, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def read(check: Check, output: str) -> Result:
+    """The verdict in what the verifier printed. A search that was cut short proves nothing."""
+    violation = re.search(r"^pan:1: (.+?) \(at depth", output, re.MULTILINE)
+    errors = re.search(r"errors: (\d+)", output)
+    complete = errors is not None and not re.search(r"not completed|depth too small|out of memory", output)
+    if violation is None and errors is not None and errors[1] != "0":
+        complete = False
+    return Result(
+        check,
+        states=int(_figure(r"(\S+) states, stored", output)),
+        seconds=_figure(r"elapsed time (\S+) seconds", output),
+        megabytes=_figure(r"(\S+)\s+total actual memory usage", output),
+        violation=violation[1] if violation else None,
+        complete=complete,
+    )
+
+
+def _figure(pattern: str, output: str) -> float:
+    match = re.search(pattern, output)
+    return float(match[1]) if match else 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="spec/check.py", description="Check the model of the lease with spin.")
+    parser.add_argument("--large", action="store_true", help="the larger instances: minutes, and up to 1.5 GB")
+    parser.add_argument("--only", metavar="TEXT", default="", help="checks with this in their name")
+    options = parser.parse_args(arguments)
+    if (reason := missing()) is not None:
+        print(f"spec: {reason}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the temporary folder goes, too
+    chosen = [each for each in (*(LARGE if options.large else SMALL), *BROKEN) if options.only in each.name]
+    unexpected = 0
+    for number, check in enumerate(chosen, 1):
+        print(f"{number:3}/{len(chosen)}  {check.name:26}", end="", flush=True)
+        result = run(check)
+        unexpected += not result.expected
+        print(
+            f"{result.states:>11,} states {result.seconds:7.1f} s {result.megabytes:6.0f} MB  "
+            f"{'as expected' if result.expected else 'UNEXPECTED'}  {result.verdict}",
+            flush=True,
+        )
+    print(f"{len(chosen) - unexpected} of {len(chosen)} as expected")
+    return 1 if unexpected or not chosen else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

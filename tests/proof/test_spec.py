@@ -1,0 +1,64 @@
+"""The protocol itself is right, and not only its code: spin searches the small instances of the model in spec/, and the
+lines that the protocol rests on are seen to be needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spec.check import BROKEN, LARGE, SMALL, Check, missing, read, run
+
+needs_spin = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+def name(check: Check) -> str:
+    return check.name.replace(" ", "-").replace(",", "")
+
+
+@needs_spin
+@pytest.mark.parametrize("check", SMALL, ids=name)
+def test_the_model_keeps_its_promises(check: Check) -> None:
+    result = run(check)
+    assert result.violation is None, result
+    assert result.complete, result
+    assert result.states > 1000, "an instance in which nothing happens proves nothing"
+
+
+@needs_spin
+@pytest.mark.parametrize("check", BROKEN, ids=name)
+def test_a_broken_protocol_is_found_out_by_the_property_it_breaks(check: Check) -> None:
+    result = run(check)
+    assert check.found is not None
+    assert check.found in (result.violation or ""), result
+
+
+@needs_spin
+def test_a_run_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(Path(__file__).parents[2].joinpath("spec").glob("*.trail"))
+    assert run(BROKEN[0]).violation
+    assert list(tmp_path.iterdir()) == []
+    assert set(Path(__file__).parents[2].joinpath("spec").glob("*.trail")) == before
+
+
+def test_every_promise_is_checked_small_and_large_and_can_be_broken() -> None:
+    models = {"effects", "belief", "locks", "progress"}
+    for checks in (SMALL, LARGE, BROKEN):
+        assert {check.model for check in checks} == models
+        assert len({check.name for check in checks}) == len(checks)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "error: max search depth too small\nerrors: 0",
+        "pan: out of memory\nerrors: 0",
+        "errors: 1",
+        "Warning: Search not completed\nerrors: 0",
+    ],
+)
+def test_a_search_that_was_cut_short_proves_nothing(said: str) -> None:
+    assert not read(SMALL[0], said).expected
+    assert not read(BROKEN[0], said).expected
