@@ -78,8 +78,12 @@ def test_a_session_that_lives_through_the_promotion_draws_fences_of_the_new_time
     primary, standby, url = pair
     here = f"postgresql://postgres@127.0.0.1:{standby.port}/app"
     take = "select fence from holdfast.lease_acquire('through', 'psql', 30)"
+    caught_up = "select count(*) from pg_database where datname = 'app'"
+    eventually(lambda: standby.execute(caught_up) == [(1,)], "the standby has replayed it")
     with holdfast.Client(url) as client, psycopg.connect(here, autocommit=True) as session:
         before = client.lease("before", ttl=20).acquire()
+        known = "select to_regclass('holdfast.lease') is not null"
+        eventually(lambda: session.execute(known).fetchone() == (True,), "our tables, too")
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="recovery"):
             session.execute(take)
         primary.kill()
@@ -100,7 +104,7 @@ def cancel_commit_waits(server: Postgres, stop: threading.Event) -> None:
     while not stop.wait(0.02):
         server.execute(
             "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
-            " and application_name = 'holdfast'"
+            " and application_name in ('holdfast', 'user')"
         )
 
 
@@ -127,3 +131,38 @@ def test_a_commit_nobody_else_has_is_no_grant_and_no_heartbeat(pair: tuple[Postg
         eventually(lambda: client_sees(client) == 0, "what was in doubt is given back when the pair is whole")
         with client.lease("new-0", ttl=60), client.lease("held", ttl=60):
             pass
+
+
+def test_a_protected_commit_that_nobody_else_has_is_an_error(pair: tuple[Postgres, Postgres, str]) -> None:
+    """To the driver it is a success. A warning of the user's own at the commit is none of our business."""
+    primary, standby, url = pair
+    with (
+        holdfast.Client(url) as client,
+        psycopg.connect(url, application_name="user", autocommit=True, target_session_attrs="read-write") as connection,
+    ):
+        connection.execute("create table effect (number int)")
+        connection.execute(
+            "create function warn() returns trigger language plpgsql as"
+            " $$ begin raise warning 'look out'; return null; end $$"
+        )
+        connection.execute(
+            "create constraint trigger warning after insert on effect deferrable initially deferred"
+            " for each row execute function warn()"
+        )
+        grant = client.lease("held", ttl=60).acquire()
+        with grant.transaction(connection):
+            connection.execute("insert into effect values (1)")
+        standby.stop()
+        over = threading.Event()
+        operator = threading.Thread(target=cancel_commit_waits, args=(primary, over))
+        operator.start()
+        try:
+            with pytest.raises(holdfast.EngineError, match="may be lost"), grant.transaction(connection):
+                connection.execute("insert into effect values (2)")
+        finally:
+            over.set()
+            operator.join()
+        assert connection.execute("select count(*) from effect").fetchone() == (2,)
+        standby.start()
+        with grant.transaction(connection):
+            connection.execute("insert into effect values (3)")

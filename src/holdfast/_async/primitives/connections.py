@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
 from holdfast._wire import drivers
 from holdfast._wire.database import Database
+from holdfast.core.errors import Unanswered
 from holdfast.sql import statements
 
 
@@ -72,9 +73,23 @@ class AsyncPsycopg:
     def begins_by_itself(self) -> bool:
         return not self._connection.autocommit
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        block: AbstractAsyncContextManager[Any] = self._connection.transaction()
-        return block
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[None]:
+        """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
+        doubts: list[str] = []
+
+        def hear(notice: Any) -> None:
+            if notice.source_function == "SyncRepWaitForLSN":
+                doubts.append(notice.message_primary)
+
+        self._connection.add_notice_handler(hear)
+        try:
+            async with self._connection.transaction():
+                yield
+        finally:
+            self._connection.remove_notice_handler(hear)
+        if doubts:
+            raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from psycopg import AsyncCursor
