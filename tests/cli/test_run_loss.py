@@ -3,79 +3,18 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-import socket
-import threading
-from types import TracebackType
-from typing import Self
-from urllib.parse import urlsplit
 
 import pytest
 
 import holdfast
-from holdfast.testing import Postgres
+from holdfast.testing import Postgres, Proxy
 from tests.children import eventually, query
 from tests.cli.runs import FAMILY, STUBBORN, Run, alive, finish, gone
 from tests.conftest import migrated
 
 TTL = 3.0
 both = pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
-
-
-class Wire:
-    """A TCP proxy in front of a database that can be cut: nothing is closed, nothing arrives any more."""
-
-    def __init__(self, url: str) -> None:
-        place = urlsplit(url)
-        self._target = (place.hostname, place.port)
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = url.replace(f":{place.port}/", f":{self._door.getsockname()[1]}/")
-        self._hush, self._ring = socket.socketpair()
-        self._cut = False
-        self._peers: dict[socket.socket, socket.socket] = {}
-        self._thread = threading.Thread(target=self._forward, daemon=True)
-        self._thread.start()
-
-    def cut(self) -> None:
-        self._ring.send(b"c")
-        eventually(lambda: self._cut, "the wire is cut")
-
-    def _forward(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._door, selectors.EVENT_READ)
-            selector.register(self._hush, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    source = key.fileobj
-                    assert isinstance(source, socket.socket)
-                    if source is self._hush:
-                        self._cut = True
-                        if source.recv(1) == b"e":
-                            return
-                    elif source is self._door:
-                        inner, outer = source.accept()[0], socket.create_connection(self._target)
-                        self._peers |= {inner: outer, outer: inner}
-                        for each in (inner, outer):
-                            selector.register(each, selectors.EVENT_READ)
-                    elif self._cut:
-                        selector.unregister(source)
-                    elif data := source.recv(65536):
-                        self._peers[source].sendall(data)
-                    else:
-                        selector.unregister(source)
-                        self._peers[source].shutdown(socket.SHUT_WR)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ring.send(b"e")
-        self._thread.join()
-        for each in (self._door, self._hush, self._ring, *self._peers):
-            each.close()
 
 
 def ends_at(url: str) -> float:
@@ -127,9 +66,9 @@ def test_the_database_is_paused(command: tuple[str, ...]) -> None:
 
 @both
 def test_the_database_is_cut_off(postgres_url: str, command: tuple[str, ...]) -> None:
-    with Wire(postgres_url) as wire, Run(wire.url, "--ttl", str(TTL), command=command) as run:
+    with Proxy(postgres_url) as way, Run(way.url, "--ttl", str(TTL), command=command) as run:
         family = run.pids()
-        wire.cut()
+        way.stall()
         ended = gone(family)
         assert ended < ends_at(postgres_url)
         lost(run)
