@@ -19,14 +19,9 @@ from sqlalchemy.pool import NullPool
 import holdfast
 from holdfast import EngineError, FencedOut
 from tests.conftest import migrated, server
-from tests.subjects import ask, make_table, shared_postgres
+from tests.subjects import ask, make_table
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
-
-
-@pytest.fixture
-def url() -> str:
-    return shared_postgres()
 
 
 @pytest.fixture

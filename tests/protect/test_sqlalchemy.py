@@ -15,18 +15,7 @@ from sqlalchemy.pool import NullPool
 
 import holdfast
 from holdfast import FencedOut
-from tests.subjects import ask, make_table, shared_postgres
-
-
-@pytest.fixture
-def url() -> str:
-    return shared_postgres()
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(url) as made:
-        yield made
+from tests.subjects import ask, make_table
 
 
 @pytest.fixture

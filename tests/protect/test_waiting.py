@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import pytest
 import holdfast
 from holdfast import EngineError, FencedOut
 from tests.children import eventually
-from tests.subjects import ask, make_table, shared_postgres
+from tests.subjects import ask, make_table
 
 EXPIRE = """
 update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
@@ -22,22 +21,6 @@ update holdfast.beat set expires_at = clock_timestamp() where id = (select beat 
 EXPIRES = "select b.expires_at from holdfast.beat b join holdfast.lease l on l.beat = b.id where l.name = %s"
 STATUS = "select status from holdfast.lease_acquire(%s, 'thief', 30)"
 FORCING = "select 1 from pg_stat_activity where datname = current_database() and query like '%lease_force_release(%'"
-
-
-@pytest.fixture
-def url() -> str:
-    return shared_postgres()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"lease-{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -12,25 +10,9 @@ import pytest
 import holdfast
 from holdfast import EngineError, FencedOut
 from tests.children import eventually
-from tests.subjects import ask, make_table, shared_postgres
+from tests.subjects import ask, make_table
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
-
-
-@pytest.fixture
-def url() -> str:
-    return shared_postgres()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"lease-{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(url) as made:
-        yield made
 
 
 @FORMS
