@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 import holdfast
+from holdfast.keeper.books import Books
 from tests.children import Child, eventually, pass_time, until
 
 FAST: dict[str, Any] = {"ttl": 5.0, "renew_every": 0.05}
@@ -321,3 +322,26 @@ def test_a_block_entered_with_a_grant_already_lost_does_not_run_on(postgres_url:
             assert cancelling() == 0
 
     asyncio.run(main())
+
+
+def test_a_lease_forced_away_before_its_acquire_has_come_back_is_learned(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat that hears of it comes before the keeper knows the lease: it must not be the last that looks."""
+    keep = Books.keep
+
+    def late(self: Any, *arguments: Any, **options: Any) -> Any:
+        if arguments[-1].name == "b":
+            assert operator.leases.force_release("b", **WHY)
+            renewed = beat.remaining()
+            eventually(lambda: beat.remaining() > renewed, "a heartbeat has heard of it")
+        return keep(self, *arguments, **options)
+
+    with holdfast.Client(either) as client, holdfast.Client(either) as operator:
+        beat = client.lease("a", **FAST).acquire()
+        monkeypatch.setattr(Books, "keep", late)
+        grant = client.lease("b", **FAST).acquire()
+        eventually(lambda: grant.lost, "it is told")
+        with pytest.raises(holdfast.LeaseLost):
+            grant.check()
+        beat.check()

@@ -91,8 +91,10 @@ def _run(
             try:
                 grant = lease.acquire()
             except NotAcquired as refusal:
+                if skip:  # cron mails whatever is said
+                    return 0
                 _say(str(refusal))
-                return 0 if skip else NOT_ACQUIRED
+                return NOT_ACQUIRED
             bell = Bell(guard=guard)
             running, command = command, None
             code = _supervise(running, watcher, grant, news, grace, bell, guard, _environment(url, schema, grant))

@@ -276,9 +276,12 @@ class Keeper(Books):
             self.release_later(holding.name, holding.token)
 
     def _reconcile(self, pulse: Pulse, generation: int) -> None:
-        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder."""
+        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder.
+
+        An acquire that is under way may have been granted and taken away already: until it has told us what it got,
+        the same generation is looked at again."""
         with self._lock:
-            known = dict(pulse.holdings)
+            known, under_way = dict(pulse.holdings), pulse.borrowed
         try:
             rows = self._connected(self._patience()).call("beat_leases", {"beat": pulse.beat}, self._patience())
         except EngineError as error:
@@ -286,7 +289,8 @@ class Keeper(Books):
             pulse.due = now()  # the generation still differs, so the next beat asks again
             return
         left = {row["token"] for row in rows}
-        pulse.generation = generation
+        if not under_way:
+            pulse.generation = generation
         for token, holding in known.items():
             if token not in left:
                 self.drop(pulse, token)
