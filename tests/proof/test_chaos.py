@@ -8,14 +8,18 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.testing.chaos.lane import Lane, Outcome
 from holdfast.testing.chaos.places import LANES, playable
+from holdfast.testing.chaos.report import status
 from holdfast.testing.checker import check
 from tests.children import eventually
+from tests.cli.runs import command_lines
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 20
@@ -53,27 +57,63 @@ def test_a_folder_that_holds_a_history_is_not_written_over(tmp_path: Path) -> No
 def test_a_kind_of_fault_that_a_lane_does_not_have_is_named(tmp_path: Path) -> None:
     done = chaos("--minutes", "0.01", "--lane", "sqlite", "--faults", "flood", "--folder", str(tmp_path))
     assert done.returncode == 2
-    assert "has no fault of these kinds; it has kill, pause, writer" in done.stderr
+    assert "has no fault of these kinds; it has force, kill, pause, writer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def played(lane: str, folder: Path, seconds: float, **options: Any) -> Outcome:
+    began = time.monotonic()
+    return Lane(lane, folder, 7, **options).play(lambda: time.monotonic() - began > seconds)
+
+
+def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> None:
+    """Holdfast with one word changed in its functions: FOR KEY SHARE lets a takeover through."""
+    weaken = """
+    do $$ declare each text; begin
+        for each in select pg_get_functiondef(p.oid) from pg_proc p where p.pronamespace = 'holdfast'::regnamespace
+                       and p.prosrc ~* 'for share' loop
+            execute regexp_replace(each, 'for share', 'for key share', 'gi');
+        end loop;
+    end $$
+    """
+    for number in range(5):  # all of five were caught at once when this was written
+        outcome = played(
+            "postgres",
+            tmp_path / str(number),
+            12,
+            ttl=0.4,
+            size=6,
+            kinds=["pause"],
+            prepare=lambda it: it.query(weaken),
+        )
+        assert not outcome.error
+        assert outcome.report is not None
+        if outcome.report.violated:
+            break
+    assert outcome.report and "C3" in outcome.report.violated
+    assert status([outcome]) == 1
 
 
 def test_a_contender_that_falls_over_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a contender did not expect is a finding, not noise: a run of the dead must not be a success."""
-    from holdfast.testing.chaos import lane as lanes
-
-    monkeypatch.setattr(lanes, "NAMES", ["a", "bad\nname"])
-    lane: Any = lanes.Lane("sqlite", tmp_path / "kept", seed=1)
-    looks = iter(range(100))
-    with pytest.raises(RuntimeError, match="fell over"):
-        lane.play(lambda: next(looks) > 60)
-    assert "control characters" in (tmp_path / "kept" / "contenders.log").read_text()
+    monkeypatch.setattr("holdfast.testing.chaos.crew.FAILPOINTS", ["after:no_such_statement=kill"])
+    outcome = played("sqlite", tmp_path / "kept", 3)
+    assert not outcome.ok
+    assert "ended with 3" in outcome.error
+    assert status([outcome]) == 3
+    assert "no_such_statement" in (tmp_path / "kept" / "contenders.log").read_text()
 
 
-def test_ctrl_c_ends_it_and_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_end_it_leaves_no_process_and_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    """As a terminal does it, to the whole group."""
     command = [sys.executable, "-m", "holdfast.testing.chaos", "--minutes", "5", "--lane", "sqlite", "--folder"]
-    with subprocess.Popen([*command, str(tmp_path / "kept")], cwd=ROOT, start_new_session=True) as process:
-        eventually(lambda: list((tmp_path / "kept").glob("sqlite/contender-*.jsonl")), "contenders are at work")
-        process.send_signal(signal.SIGINT)
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    kept = tmp_path / "kept" / "sqlite"
+    with subprocess.Popen([*command, str(kept.parent)], cwd=ROOT, start_new_session=True, env=environment) as process:
+        eventually(lambda: list(kept.glob("contender-*.jsonl")), "contenders are at work")
+        os.killpg(process.pid, number)
         assert process.wait(60) == 130
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    eventually(lambda: str(kept) not in command_lines(), "every contender is gone")

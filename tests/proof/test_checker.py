@@ -98,6 +98,14 @@ def test_c2_notices_a_grant_that_comes_to_work_after_a_higher_fence_did() -> Non
     assert found.startswith("takeover 'job' ok fence 4 by slow at 21")
 
 
+def test_c2_notices_a_write_that_comes_after_a_higher_fence_was_given_out() -> None:
+    """Its successor has not worked yet, so no takeover has counted: the answers alone tell."""
+    writes = [operation("write", "ok", 5, invoked, invoked + 1, key=str(invoked)) for invoked in (1.5, 3.5)]
+    assert verdict("C2", *events(*GRANTS, writes[0])).ok
+    [found] = verdict("C2", *events(*GRANTS, *writes)).violations
+    assert found.startswith("write 'job' ok fence 5")
+
+
 def test_c2_notices_a_counter_that_begins_anew_on_another_timeline() -> None:
     """The high bits of a fence tell the timeline: whatever they say, a number that was lost must not come again."""
     risen = GRANTS[1]._replace(fence=(2 << 40) + 1)
@@ -116,6 +124,12 @@ def test_c3_a_takeover_saw_all_the_older_writes_that_there_are(older: int, ok: b
     assert (found.ok, found.counted) == (ok, 2)
     if not ok:
         assert f"saw {older} older writes, but there are 1, the last with fence 1" in found.violations[0]
+
+
+def test_c3_a_takeover_that_saw_a_newer_one_came_too_late() -> None:
+    taken = [{"name": "job", "fence": 2, "older": 1, "newest": newest} for newest in (None, 1, 3)]
+    assert verdict("C3", database=Database(WRITES, taken[:2])).ok
+    assert "came after that of 3" in verdict("C3", database=Database(WRITES, taken)).violations[0]
 
 
 @some
@@ -151,6 +165,14 @@ def test_c4_what_was_acknowledged_is_there_and_what_failed_is_not(outcome: str, 
     assert found.counted == (outcome != "unknown")
     assert bool(found.violations) == bool(told)
     assert told is None or told in found.violations[0]
+
+
+def test_c4_a_grant_that_was_acknowledged_is_known_to_the_database() -> None:
+    known = [{"name": "job", "fence": 5, "outcome": "released"}]
+    for all_grants, ok in ((False, True), (True, False)):
+        found = verdict("C4", *events(*GRANTS, written("fail")), database=Database(grants=known, all_grants=all_grants))
+        assert found.ok is ok
+    assert "unknown to the database: acquire 'job' ok fence 6" in found.violations[0]
 
 
 def test_c4_notices_what_nobody_wrote_and_what_was_changed() -> None:

@@ -89,6 +89,8 @@ class Database(NamedTuple):
     grants: Sequence[Row] = ()
     """name, fence, outcome of grants that have ended"""
     timelines: Sequence[Any] = ()
+    all_grants: bool = False
+    """Whether ``grants`` is of all that there ever were, and not of the last few."""
     sane_clocks: bool = False
     """Whether no clock was stepped or made to drift, so that no two workers may ever believe in the same lease."""
 

@@ -15,17 +15,13 @@ import psycopg
 from psycopg.rows import dict_row
 
 import holdfast
+from holdfast.testing import ledger
 from holdfast.testing.bugs.implementation import Connection, Holdfast, answer
 from holdfast.testing.bugs.worker import Worker
 from holdfast.testing.faults.servers import Pair
 from holdfast.testing.history import Database, write_database
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.server import until
-
-_TABLES = """
-create table proof_write (name text not null, fence bigint not null, key text not null);
-create table proof_takeover (name text not null, fence bigint not null, older bigint not null);
-"""
 
 
 class Stage:
@@ -40,7 +36,8 @@ class Stage:
         with holdfast.Client(self._url) as client:
             client.migrate()
         self.director = self.connect()
-        self.director.execute(_TABLES)
+        for table in ledger.TABLES:
+            self.director.execute(table.encode())
         implementation.prepare(self.director)
         implementation.open(self.url)
 
@@ -106,10 +103,10 @@ class Stage:
         timeline = "select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as timeline"
         database = Database(
             rows("select name, fence, key from proof_write"),
-            rows("select name, fence, older from proof_takeover"),
+            rows("select name, fence, older, newest from proof_takeover"),
             rows("select name, fence, outcome from holdfast.history order by id"),
             [int(row["timeline"], 16) for row in rows(timeline)],
-            self.sane_clocks,
+            sane_clocks=self.sane_clocks,
         )
         write_database(self.folder, database)
         self.director.close()

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import psycopg
 
+from holdfast.testing import ledger
 from holdfast.testing.bugs.implementation import Connection, Grant, Holdfast
 from holdfast.testing.history import Pending, Recorder, now
 
@@ -37,14 +38,11 @@ class Worker:
 
     def take_over(self, grant: Grant) -> None:
         """The first protected transaction of a grant, which counts the older writes that it sees."""
-        statement = (
-            "insert into proof_takeover select %(name)s, %(fence)s, count(*) from proof_write"
-            " where name = %(name)s and fence < %(fence)s returning older"
-        )
+        statement = ledger.in_style(ledger.TAKE_OVER, "%s").encode()
         with self.record.invoke("takeover", grant.name, grant.fence) as call:
             with self.connection.transaction():
                 self._implementation.protect(self.connection, grant)
-                [(older,)] = self.connection.execute(statement, grant._asdict()).fetchall()
+                [(older,)] = self.connection.execute(statement, ledger.take_over(grant.name, grant.fence)).fetchall()
             call.ok(older=older)
 
     def begin_write(self, grant: Grant, protect: Callable[[], None] | None = None) -> "Writing":
@@ -56,7 +54,7 @@ class Worker:
         writing.attempt(protect or (lambda: self._implementation.protect(self.connection, grant)))
         writing.attempt(
             lambda: self.connection.execute(
-                "insert into proof_write values (%s, %s, %s)", [grant.name, grant.fence, key]
+                ledger.in_style(ledger.WRITE, "%s").encode(), [grant.name, grant.fence, key]
             )
         )
         return writing

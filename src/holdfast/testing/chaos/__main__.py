@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.is_set() or time.monotonic() - began >= asked.minutes * 60
 
     playing = [Lane(lane, folder / lane, seed, ttl=asked.ttl, size=asked.size, kinds=asked.faults) for lane in lanes]
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         outcomes = _play(playing, over, stop, asked.minutes * 60)
     except ValueError as error:
@@ -43,16 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (folder / "report.json").write_text(report.as_json(run))
     sys.stdout.write(report.as_json(run) if asked.json else report.as_text(run))
     _say(f"the timeline is in {folder / 'report.html'}")
-    if any(each.report.violated for each in outcomes):
-        return 1
-    return 2 if any(each.report.vacuous for each in outcomes) else 0
+    return report.status(outcomes)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m holdfast.testing.chaos",
         description="Contend for leases while everything fails. Exit status: 0 all is well, 1 a promise was broken, "
-        "2 called wrongly or a check had nothing to count.",
+        "2 called wrongly, 3 a lane could not be played to its end or a check had nothing to count.",
     )
     parser.add_argument("--minutes", type=float, default=2.0, help="how long the faults last; default: %(default)s")
     parser.add_argument("--lane", dest="lanes", action="append", choices=LANES, help="only this one; may be repeated")
@@ -85,6 +85,11 @@ def _play(lanes: Sequence[Lane], over: Callable[[], bool], stop: Event, seconds:
             return [each.result() for each in playing]
         finally:
             stop.set()
+
+
+def _interrupt(number: int, _: object) -> None:
+    """Whoever asks us to end wants what Ctrl-C does: faults healed, processes ended."""
+    raise KeyboardInterrupt
 
 
 def _commit() -> str:

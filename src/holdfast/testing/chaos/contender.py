@@ -5,23 +5,23 @@ they know of each. Started by a ``Crew``, with its errand as JSON; ends politely
 import json
 import os
 import random
-import sqlite3
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import holdfast
-from holdfast.testing.history import Recorder, now
+from holdfast.testing.chaos.data import Data
+from holdfast.testing.history import Pending, Recorder, now
 
 FELL_OVER = 3
 """The exit status of a contender that met something it does not expect."""
-SESSION = "session-"
-"""Names with this prefix fail over with the session: trust ends with the socket there, so no belief is told of them."""
+SESSION, FORCED = "session-", "forced-"
+"""Prefixes of names: those fail over with the session, and these are taken away by force. In both cases a holder learns
+of it after the fact, so no belief is told of them."""
+_NOT_GRANTED = frozenset({"Unreachable", "Busy", "Refused", "SchemaMismatch", "SessionUnsafe"})
+"""After one question, these say that it was not granted; after several, an earlier one may have been."""
 
 
 class Errand(NamedTuple):
@@ -31,6 +31,7 @@ class Errand(NamedTuple):
     names: list[str]
     ttl: float
     seed: int
+    sane_clocks: bool
 
 
 class Contender:
@@ -40,8 +41,8 @@ class Contender:
         self._errand, self._client, self._over = errand, client, over
         self._random = random.Random(f"{errand.seed}-{errand.worker}-{number}")
         self._record = Recorder(errand.folder, f"{errand.worker}-{number}")
-        self._data = Data(errand.url, self._random)
-        self._believed_since = 0.0
+        self._data = Data(errand.url, self._random, sane_clocks=errand.sane_clocks)
+        self._belief = Belief(self._record)
 
     def run(self) -> None:
         while not self._over.is_set():
@@ -52,53 +53,60 @@ class Contender:
         self._data.close()
 
     def _acquire(self, name: str) -> Any:
-        choose, ttl = self._random.choice, self._errand.ttl
-        failover = "session" if name.startswith(SESSION) else "ttl"
+        ttl, limit = self._errand.ttl, self._random.choice([0, 0, 0, self._errand.ttl / 2])
+        session = name.startswith(SESSION)
+        kept = session or self._random.random() < 0.6
         lease = self._client.lease(
             name,
             ttl=ttl,
-            timeout=choose([0, ttl / 2, ttl * 2]),
-            failover=failover,
-            auto_renew=failover == "session" or choose([True, True, False]),
+            timeout=limit,
+            failover="session" if session else "ttl",
+            auto_renew=kept,
+            on_lost=self._belief.lost if kept else "flag",
         )
-        with self._record.invoke("acquire", name) as call, suppress(holdfast.EngineError, holdfast.SessionUnsafe):
+        with self._record.invoke("acquire", name) as call:
             try:
                 grant = lease.acquire()
             except holdfast.NotAcquired:
                 call.fail()
-                return None
-            self._believed_since = now()
-            call.ok(grant.fence)
-            return grant
+            except (holdfast.EngineError, holdfast.SchemaMismatch, holdfast.SessionUnsafe) as error:
+                certain = limit == 0 and type(error).__name__ in _NOT_GRANTED
+                _tell(call, error, certain=certain)
+            else:
+                call.ok(grant.fence)
+                self._belief.begin(grant)
+                return grant
         return None
 
     def _hold(self, grant: Any) -> None:
         if self._take_over(grant):
             for _ in range(self._random.randrange(6)):
-                step = self._random.choice([self._write, self._write, self._renew, self._wait])
+                step = self._random.choice(
+                    [self._write, self._write, self._linger, self._linger, self._renew, self._wait]
+                )
                 if self._over.is_set() or not step(grant):
                     break
-                self._believe(grant)
-        if self._random.random() < 0.9:  # else it is forgotten: kept until the process ends, or never renewed again
+                self._belief.look()
+        if self._random.random() < 0.9:
             self._release(grant)
-
-    def _believe(self, grant: Any) -> None:
-        """Trusted then and now, so trusted in between: a loss is final."""
-        since, self._believed_since = self._believed_since, now()
-        if not grant.name.startswith(SESSION) and not grant.lost:
-            self._record.info("believe", grant.name, grant.fence, **{"from": since, "until": self._believed_since})
+        else:  # forgotten: kept until the process ends, or never renewed again
+            self._belief.look()
 
     def _take_over(self, grant: Any) -> bool:
         """Count what older grants wrote, in the same transaction that shows that we hold it now."""
         with self._record.invoke("takeover", grant.name, grant.fence) as call:
-            older = self._data.change(grant, call, lambda data: data.take_over(grant.name, grant.fence))
-        return older is not None
+            return self._data.take_over(grant, call)
 
-    def _write(self, grant: Any) -> bool:
+    def _write(self, grant: Any, lasting: float = 0.0) -> bool:
         key = uuid4().hex
         with self._record.invoke("write", grant.name, grant.fence, key=key) as call:
-            done = self._data.change(grant, call, lambda data: data.write(grant.name, grant.fence, key))
-        return done is not None
+            return self._data.write(grant, key, call, lasting)
+
+    def _linger(self, grant: Any) -> bool:
+        """Write for longer than the lease may last, so that somebody else has it before the commit comes."""
+        if self._data.one_writer:
+            return self._write(grant, self._random.uniform(0, 0.1))
+        return self._write(grant, self._random.uniform(0.2, 1.8) * self._errand.ttl)
 
     def _renew(self, grant: Any) -> bool:
         with self._record.invoke("renew", grant.name, grant.fence) as call:
@@ -106,8 +114,8 @@ class Contender:
                 grant.renew()
             except holdfast.LeaseLost:
                 call.fail()
-            except (holdfast.EngineError, holdfast.OwnershipUnknown):
-                pass
+            except (holdfast.EngineError, holdfast.OwnershipUnknown) as error:
+                _tell(call, error)
             else:
                 call.ok()
                 return True
@@ -118,106 +126,84 @@ class Contender:
         return not grant.lost
 
     def _release(self, grant: Any) -> None:
-        self._believe(grant)
-        with self._record.invoke("release", grant.name, grant.fence) as call, suppress(holdfast.EngineError):
-            call.ok() if grant.release() else call.fail()
+        self._belief.end()
+        with self._record.invoke("release", grant.name, grant.fence) as call:
+            try:
+                call.ok() if grant.release() else call.fail()
+            except holdfast.EngineError as error:
+                _tell(call, error)
 
 
-class Data:
-    """The contender's own tables, on a connection that is made anew when it breaks."""
+class Belief:
+    """In which spans the worker trusted its grant, as it would have acted on it: from look to look, and at the end
+    until it gave it back, or was told, or its trust was over, though it was stopped then and saw it later."""
 
-    def __init__(self, url: str, choice: random.Random) -> None:
-        self._url, self._random = url, choice
-        self._connection: Any = None
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+        self._grant: Any = None
+        self._since = self._until = 0.0
+        self._told = float("inf")
 
-    def change(self, grant: Any, call: Any, work: Callable[["Data"], Any]) -> Any:
-        """Do ``work`` in a protected transaction; what is known of its outcome goes to ``call``. None if it is not
-        certain to have happened."""
-        reached_commit = False
-        try:
-            with grant.transaction(self._connected(), at=self._random.choice(["start", "commit"])):
-                result = work(self)
-                if self._random.random() < 0.2:
-                    time.sleep(self._random.uniform(0, 0.3))
-                reached_commit = True
-        except (holdfast.FencedOut, holdfast.LeaseLost) as error:
-            call.fail(error=type(error).__name__)
-        except Exception as error:
-            if not reached_commit or _rolled_back(error):
-                call.fail(error=type(error).__name__)
-            else:
-                call.unknown(error=type(error).__name__)
-            self.close()
+    def begin(self, grant: Any) -> None:
+        self._grant = None if grant.name.startswith((SESSION, FORCED)) else grant
+        self._since, self._told = now(), float("inf")
+        self._until = self._since + grant.remaining()
+
+    def look(self) -> None:
+        if self._grant is None:
+            return
+        at, left = now(), self._grant.remaining()
+        if left > 0 and not self._grant.lost:
+            self._tell(at)
+            self._since, self._until = at, at + left
         else:
-            call.ok(**({"older": result} if isinstance(result, int) else {}))
-            return True if result is None else result
-        return None
+            self.end()
 
-    def take_over(self, name: str, fence: int) -> int:
-        count = self._execute("select count(*) from proof_write where name = ? and fence < ?", name, fence)
-        [(older,)] = count.fetchall()
-        self._execute("insert into proof_takeover (name, fence, older) values (?, ?, ?)", name, fence, older)
-        return int(older)
+    def end(self) -> None:
+        """It is given back, or lost."""
+        if self._grant is not None:
+            left = 0.0 if self._grant.lost else self._grant.remaining()
+            self._tell(min(now(), max(self._until, now() + left if left else 0.0), self._told))
+            self._grant = None
 
-    def write(self, name: str, fence: int, key: str) -> None:
-        self._execute("insert into proof_write (name, fence, key) values (?, ?, ?)", name, fence, key)
+    def lost(self, grant: Any) -> None:
+        """Called by holdfast."""
+        if grant is self._grant:
+            self._told = now()
 
-    def close(self) -> None:
-        if self._connection is not None:
-            with suppress(Exception):
-                self._connection.close()
-            self._connection = None
-
-    def _execute(self, statement: str, *values: Any) -> Any:
-        if isinstance(self._connection, sqlite3.Connection):
-            return self._connection.execute(statement, values)
-        return self._connection.execute(statement.replace("?", "%s"), values)
-
-    def _connected(self) -> Any:
-        if self._url.startswith("sqlite:"):
-            if self._connection is None:
-                self._connection = sqlite3.connect(
-                    self._url.removeprefix("sqlite:///"), timeout=10, isolation_level=None
-                )
-            return self._connection
-        import psycopg
-
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(
-                self._url, connect_timeout=3, target_session_attrs="read-write", application_name="contender",
-                prepare_threshold=None,
-            )  # fmt: skip
-        self._connection.isolation_level = self._random.choice(list(psycopg.IsolationLevel))
-        return self._connection
+    def _tell(self, until: float) -> None:
+        grant = self._grant
+        if until > self._since:
+            self._record.info("believe", grant.name, grant.fence, **{"from": self._since, "until": until})
 
 
-def _rolled_back(error: Exception) -> bool:
-    """The server said so, in an answer to COMMIT; a session that ended meanwhile says nothing of it."""
-    state = getattr(error, "sqlstate", None)
-    return state is not None and state[:2] in ("40", "HF", "23", "55") and state != "40003"
+def _tell(call: Pending, error: Exception, *, certain: bool = False) -> None:
+    said = f"{type(error).__name__}: {error}"[:200]
+    call.fail(error=said) if certain else call.unknown(error=said)
 
 
-def _loudly(run: Callable[[], None]) -> None:
+def _fall_over(*_: object) -> None:
     """A contender that falls over is a finding of its own, and must not go on as half of itself."""
-    try:
-        run()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(FELL_OVER)
+    traceback.print_exc()
+    os._exit(FELL_OVER)
 
 
 def main() -> None:
     errand = Errand(**json.loads(sys.argv[1]))
+    threading.excepthook = _fall_over
     over = threading.Event()
-    with holdfast.Client(errand.url) as client:
-        contenders = [Contender(errand, number, client, over) for number in (1, 2)]
-        threads = [threading.Thread(target=_loudly, args=(each.run,)) for each in contenders]
-        for thread in threads:
-            thread.start()
-        sys.stdin.read()
-        over.set()
-        for thread in threads:
-            thread.join()
+    try:
+        with holdfast.Client(errand.url) as client:
+            contenders = [Contender(errand, number, client, over) for number in (1, 2)]
+            threads = [threading.Thread(target=each.run) for each in contenders]
+            for thread in threads:
+                thread.start()
+            sys.stdin.read()
+            over.set()
+            for thread in threads:
+                thread.join()
+    except BaseException:
+        _fall_over()
 
 
 if __name__ == "__main__":

@@ -3,17 +3,19 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from holdfast.testing.chaos.contender import FELL_OVER, Errand
+from holdfast.testing.chaos.contender import Errand
 
 FAILPOINTS = (
     "after:lease_acquire=kill%1",
@@ -29,48 +31,46 @@ FAILPOINTS = (
 
 
 class Crew:
-    """``size`` contenders at ``urls``, in turn. ``born`` is told with which failpoint each begins."""
+    """``size`` contenders at ``urls``, in turn."""
 
-    def __init__(self, urls: Sequence[str], errand: Errand, size: int, *, born: Callable[[str], Any]) -> None:
-        self._urls, self._errand, self._size, self._born = urls, errand, size, born
+    def __init__(self, urls: Sequence[str], errand: Errand, size: int) -> None:
+        self._urls, self._errand, self._size = urls, errand, size
         self._random = random.Random(errand.seed)
         self._members: list[subprocess.Popen[bytes]] = []
-        self._count = 0
-        self.fell_over = 0
-        """How many met something they did not expect; see contenders.log."""
+        self.started = 0
+        self.failpoints: Counter[str] = Counter()
+        """How many were started with which."""
+        self.fell: list[str] = []
+        """How those ended that should not have ended; why is in contenders.log."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="crew", daemon=True)
-
-    @property
-    def count(self) -> int:
-        """How many have been started."""
-        return self._count
 
     def pids(self) -> list[int]:
         return [member.pid for member in list(self._members) if member.poll() is None]
 
-    def dismiss(self, patience: float = 30.0) -> None:
-        """One half is told to go, and the others are killed, so that both ends of a holder are among the last."""
+    def dismiss(self) -> None:
+        """One half is killed, with whatever it holds, and the others are told to go; ``wait`` for them."""
         self._over.set()
         self._thread.join()
-        for number, member in enumerate(self._members):
-            if number % 2:
-                member.kill()
-            elif member.stdin is not None:
-                with suppress(BrokenPipeError):
-                    member.stdin.close()
+        self._killed = self._members[1::2]
+        for member in self._killed:
+            member.kill()
+        for member in self._members[::2]:
+            _close(member)
+
+    def wait(self, patience: float = 30.0) -> list[int]:
+        """Those that are still there after a while."""
         deadline = time.monotonic() + patience
         for member in self._members:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 member.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                member.kill()
-                member.wait()
-                raise RuntimeError(f"contender {member.pid} did not end when it was told to") from None
+        for member in self._members:
+            if member.returncode not in (None, -signal.SIGKILL if member in self._killed else 0):
+                self.fell.append(f"{member.pid} ended with {member.returncode} when it was told to go")
+        return self.pids()
 
     def __enter__(self) -> Self:
-        for _ in range(self._size):
-            self._members.append(self._start())
+        self._members = [self._start() for _ in range(self._size)]
         self._thread.start()
         return self
 
@@ -82,28 +82,33 @@ class Crew:
         for member in self._members:
             member.kill()
             member.wait()
-            if member.stdin is not None:
-                with suppress(BrokenPipeError):
-                    member.stdin.close()
+            _close(member)
 
     def _keep_up(self) -> None:
         while not self._over.wait(0.1):
             for number, member in enumerate(self._members):
                 if member.poll() is not None:
-                    self.fell_over += member.returncode == FELL_OVER
-                    if member.stdin is not None:
-                        member.stdin.close()
+                    if member.returncode != -signal.SIGKILL:
+                        self.fell.append(f"{member.pid} ended with {member.returncode}")
+                    _close(member)
                     self._members[number] = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._count += 1
-        errand = self._errand._replace(
-            url=self._urls[self._count % len(self._urls)], worker=f"contender-{self._count}", seed=self._errand.seed
-        )
+        self.started += 1
+        url = self._urls[self.started % len(self._urls)]
+        errand = self._errand._replace(url=url, worker=f"contender-{self.started}")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         if self._random.random() < 0.4:
             environment["HOLDFAST_FAILPOINTS"] = failpoint = self._random.choice(FAILPOINTS)
-            self._born(failpoint)
+            self.failpoints[failpoint] += 1
         command = [sys.executable, "-m", "holdfast.testing.chaos.contender", json.dumps(errand._asdict())]
         with (Path(errand.folder) / "contenders.log").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+            )  # of its own, so that Ctrl-C is for us alone
+
+
+def _close(member: subprocess.Popen[bytes]) -> None:
+    if member.stdin is not None:
+        with suppress(BrokenPipeError):
+            member.stdin.close()

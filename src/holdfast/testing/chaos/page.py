@@ -3,7 +3,7 @@ from elsewhere, so that it can be mailed and read in ten years."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.testing.chaos.lane import Outcome
 from holdfast.testing.history import Event, read
@@ -15,7 +15,8 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; } td, th { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top; }
 td { border-top: 1px solid var(--line); } .number { text-align: right; font-variant-numeric: tabular-nums; }
 .ok { color: var(--good); } .violated { color: var(--bad); font-weight: 600; }
-.timeline { overflow-x: auto; border: 1px solid var(--line); } svg { display: block; font: 11px system-ui, sans-serif; }
+.timeline { display: flex; border: 1px solid var(--line); } .moving { overflow-x: auto; flex: 1; }
+svg { display: block; font: 11px system-ui, sans-serif; } pre { overflow-x: auto; }
 svg text { fill: currentColor; } .row { stroke: var(--line); } .fault { fill: #d9822b; } rect:hover { opacity: .6; }
 """
 _MEANING = {
@@ -28,8 +29,10 @@ _MEANING = {
     "C8": "after the faults everything can be had again in time",
     "C9": "nothing is left over",
 }
-_LEFT, _HEIGHT, _BAR, _SCALE = 150, 18, 12, 24
-"""Pixels: of the labels, of a row, of a bar in it, and of a second."""
+_LABELS, _ROW, _BAR = 130, 18, 12
+"""Pixels: the width of the labels, the height of a row, and of a bar in it."""
+_WIDEST, _CLOSEST = 6000, 24
+"""Pixels: of a whole timeline, and of one second of a short one."""
 
 
 class Bar(NamedTuple):
@@ -41,62 +44,61 @@ class Bar(NamedTuple):
     text: str
 
 
-def as_html(title: str, outcomes: Sequence[Outcome], figures: Sequence[dict[str, Any]]) -> str:
-    parts = [f"<h1>{escape(title)}</h1>"]
-    for outcome, known in zip(outcomes, figures, strict=True):
-        parts += [f"<h2>{escape(outcome.lane)}</h2>", _verdicts(outcome), _figures(known, outcome), _timeline(outcome)]
+def document(title: str, chapters: Iterable[str]) -> str:
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    return f"{head}<body>{''.join(parts)}</body></html>\n"
+    return f"{head}<body><h1>{escape(title)}</h1>{''.join(chapters)}</body></html>\n"
+
+
+def chapter(outcome: Outcome, paragraphs: Sequence[str]) -> str:
+    parts = [f"<h2>{escape(outcome.lane)}</h2>", _verdicts(outcome)]
+    parts += [f"<p>{escape(text)}.</p>" for text in paragraphs]
+    parts += [f"<pre>{escape(outcome.error)}</pre>"] if outcome.error else []
+    return "".join([*parts, _timeline(outcome)])
 
 
 def _verdicts(outcome: Outcome) -> str:
     rows = []
-    for verdict in outcome.report.verdicts:
+    for verdict in outcome.report.verdicts if outcome.report else []:
         word = "violated" if verdict.violations else "ok" if verdict.counted else "nothing to count"
         more = "".join(f"<br>{escape(each)}" for each in verdict.violations[:20])
         rows.append(
             f"<tr><td>{verdict.check}<td>{_MEANING.get(verdict.check, '')}{more}"
-            f'<td class="number">{verdict.counted}<td class="{word.split(maxsplit=1)[0]}">{word}'
+            f'<td class="number">{verdict.counted}<td class="{word.partition(" ")[0]}">{word}'
         )
     return f"<table><tr><th><th>promise<th>counted<th>verdict{''.join(rows)}</table>"
 
 
-def _figures(known: dict[str, Any], outcome: Outcome) -> str:
-    faults = ", ".join(f"{escape(kind)} {count}" for kind, count in sorted(outcome.faults.items()))
-    return (
-        f"<p>{known['seconds']:.0f} seconds, {outcome.processes} processes, {known['grants']} grants, "
-        f"{known['takeovers']} of them taken over or lost, {known['failovers']} failovers; the longest time without a "
-        f"write {known['gap']:.1f} s; two believed at once for {known['overlap']['total']:.3f} s in all.</p>"
-        f"<p>{sum(outcome.faults.values())} faults: {faults}.</p>"
-    )
-
-
 def _timeline(outcome: Outcome) -> str:
+    """The labels stay where they are while the rest moves."""
     events = read(outcome.folder)
+    if not events:
+        return ""
     began, ended = events[0].time, events[-1].time
     bars = [*_faults(events, ended), *_grants(events, ended)]
     rows = list(dict.fromkeys(bar.row for bar in sorted(bars, key=lambda bar: (bar.kind, bar.row))))
-    width, height = _LEFT + int((ended - began) * _SCALE) + 20, (len(rows) + 2) * _HEIGHT
-    drawn = [_row(number, row, width) for number, row in enumerate(rows)]
-    drawn += [_drawn(bar, rows.index(bar.row), began) for bar in bars]
-    drawn += [
-        f'<text x="{_LEFT + second * _SCALE}" y="{height - 4}">{second} s</text>'
-        for second in range(0, int(ended - began) + 1, 10)
+    scale = min(_CLOSEST, _WIDEST / max(1.0, ended - began))
+    width, height = int((ended - began) * scale) + 40, (len(rows) + 2) * _ROW
+    labels = [f'<text x="4" y="{(number + 1) * _ROW - 5}">{escape(row)}</text>' for number, row in enumerate(rows)]
+    lines = [f'<line class="row" x1="0" x2="{width}" y1="{y}" y2="{y}"/>' for y in range(_ROW, height - _ROW, _ROW)]
+    drawn = [_drawn(bar, rows.index(bar.row), began, scale) for bar in bars]
+    every = 10 if scale > 10 else 60
+    times = [
+        f'<text x="{second * scale:.0f}" y="{height - 4}">{second} s</text>'
+        for second in range(0, int(ended - began) + 1, every)
     ]
-    picture = f'<svg width="{width}" height="{height}" role="img">{"".join(drawn)}</svg>'
-    return f'<div class="timeline">{picture}</div>'
+    about = f"faults and grants of lane {outcome.lane} over {ended - began:.0f} seconds"
+    return (
+        f'<div class="timeline"><svg width="{_LABELS}" height="{height}">{"".join(labels)}</svg><div class="moving">'
+        f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(about)}">'
+        f"{''.join([*lines, *drawn, *times])}</svg></div></div>"
+    )
 
 
-def _row(number: int, label: str, width: int) -> str:
-    y = (number + 1) * _HEIGHT
-    return f'<text x="4" y="{y - 5}">{escape(label)}</text><line class="row" x1="0" x2="{width}" y1="{y}" y2="{y}"/>'
-
-
-def _drawn(bar: Bar, row: int, began: float) -> str:
-    x, width = _LEFT + (bar.start - began) * _SCALE, max(1.5, (bar.end - bar.start) * _SCALE)
+def _drawn(bar: Bar, row: int, began: float, scale: float) -> str:
+    x, width = (bar.start - began) * scale, max(1.5, (bar.end - bar.start) * scale)
     fill = f' fill="{bar.colour}"' if bar.colour else ""
     return (
-        f'<rect class="{bar.kind}" x="{x:.1f}" y="{row * _HEIGHT + 3}" width="{width:.1f}" height="{_BAR}"{fill}>'
+        f'<rect class="{bar.kind}" x="{x:.1f}" y="{row * _ROW + 3}" width="{width:.1f}" height="{_BAR}"{fill}>'
         f"<title>{escape(bar.text)}</title></rect>"
     )
 
@@ -116,7 +118,7 @@ def _faults(events: Iterable[Event], ended: float) -> list[Bar]:
 
 
 def _fault(kind: str, start: float, end: float) -> Bar:
-    return Bar(kind.split(maxsplit=1)[0], start, end, "fault", "", f"{kind}, {end - start:.2f} s")
+    return Bar(kind, start, end, "fault", "", f"{kind}, {end - start:.2f} s")
 
 
 def _grants(events: Iterable[Event], ended: float) -> list[Bar]:

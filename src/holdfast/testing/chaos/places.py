@@ -7,11 +7,12 @@ only where they are.
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import holdfast
+from holdfast.testing import ledger
 from holdfast.testing.faults import (
     Clock,
     Fault,
@@ -36,11 +37,17 @@ from holdfast.testing.proxy import Proxy
 Rows = list[tuple[Any, ...]]
 STEP = 3.0
 """Seconds by which a clock that is tampered with jumps."""
-_TABLES = (
-    "create table proof_write (name text not null, fence bigint not null, key text primary key)",
-    "create table proof_takeover (name text not null, fence bigint not null, older bigint not null)",
-    "create index proof_write_name on proof_write (name, fence)",
-)
+_ALL_GRANTS = "create table proof_grant (name text not null, fence bigint not null, outcome text not null)"
+"""History keeps the last few; this keeps all that ended."""
+_KEEP_POSTGRES = """
+create function proof_keep() returns trigger language plpgsql security definer as $$ begin
+    insert into public.proof_grant values (new.name, new.fence, new.outcome); return null; end $$;
+create trigger proof_keep after insert on holdfast.history for each row execute function proof_keep()
+"""
+_KEEP_SQLITE = """
+create trigger proof_keep after insert on holdfast_history begin
+    insert into proof_grant values (new.name, new.fence, new.outcome); end
+"""
 
 
 class Place(NamedTuple):
@@ -103,15 +110,16 @@ def sqlite() -> Iterator[Place]:
     with TemporaryDirectory(prefix="holdfast-chaos-") as folder:
         file = f"{folder}/chaos.db"
         url = f"sqlite:///{file}"
-        holdfast.Client(url).close()
+        with holdfast.Client(url) as client:
+            client.migrate()
 
         def query(text: str) -> Rows:
             with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
                 return connection.execute(text).fetchall()
 
-        for text in _TABLES:
+        for text in (*ledger.TABLES, _ALL_GRANTS, _KEEP_SQLITE):
             query(text)
-        yield Place([url], [_writer(file, lasting) for lasting in (0.1, 0.6)], lambda: url, query)
+        yield Place([url], [_writer(file)], lambda: url, query)
 
 
 LANES = {"postgres": postgres, "sqlite": sqlite, "clocks": clocks}
@@ -125,7 +133,7 @@ def playable() -> list[str]:
 def _prepared(url: str) -> str:
     with holdfast.Client(url) as client:
         client.migrate()
-    for text in _TABLES:
+    for text in (*ledger.TABLES, _ALL_GRANTS, _KEEP_POSTGRES):
         _rows(url, text)
     return url
 
@@ -138,8 +146,18 @@ def _rows(url: str, text: str) -> Rows:
         return cursor.fetchall() if cursor.description else []
 
 
-def _writer(file: str, least: float) -> Fault:
-    """Somebody begins to write and does not come to an end: nobody else can, for at least so many seconds."""
+def force(place: Place, name: str) -> Fault:
+    """An operator takes a lease away, if it is there to be taken."""
+
+    def begin() -> None:
+        with suppress(holdfast.HoldfastError), holdfast.Client(place.direct()) as operator:
+            operator.leases.force_release(name, actor="nemesis", reason="chaos")
+
+    return Fault("force", name, begin)
+
+
+def _writer(file: str) -> Fault:
+    """Somebody begins to write and does not come to an end: nobody else can."""
     done = threading.Event()
     busy: list[threading.Thread] = []
 
@@ -160,7 +178,6 @@ def _writer(file: str, least: float) -> Fault:
         busy.append(threading.Thread(target=write, args=(begun,), daemon=True))
         busy[-1].start()
         begun.wait()
-        threading.Event().wait(least)
 
     def heal() -> None:
         done.set()

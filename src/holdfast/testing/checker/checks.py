@@ -70,9 +70,9 @@ def one_grant_a_fence(history: History) -> Verdict:
 
 
 def fences_rise(history: History) -> Verdict:
-    """C2. Whoever begins after another has ended has a higher fence; a grant that comes to work after one with a higher
-    fence shows that the fences went back, even if it had asked before."""
-    proofs = [*history.having("acquire", "ok"), *history.having("takeover", "ok")]
+    """C2. Whoever begins after another has ended has a higher fence. A grant that works, be it for the first time or
+    not, after one with a higher fence was given out shows that the fences went back, or that it was not stopped."""
+    proofs = [each for op in ("acquire", "takeover", "write") for each in history.having(op, "ok")]
     violations = []
     for group in _grouped(proofs, lambda each: each.name).values():
         ended = sorted(group, key=lambda each: each.completed)
@@ -89,11 +89,15 @@ def fences_rise(history: History) -> Verdict:
 
 
 def takeovers_saw_everything_older(history: History) -> Verdict:
-    """C3. Exact, and without any clock: a write with an older fence that a takeover did not see came after it."""
+    """C3. Exact, and without any clock: a write with an older fence that a takeover did not see came after it, and a
+    takeover that saw a newer one came too late itself."""
     writes = _grouped(history.database.writes, lambda row: row["name"])
     fences = {name: sorted(row["fence"] for row in rows) for name, rows in writes.items()}
     violations = []
     for row in history.database.takeovers:
+        newest = row.get("newest")
+        if newest is not None and newest >= row["fence"]:
+            violations.append(f"the takeover of {row['name']!r} with fence {row['fence']} came after that of {newest}")
         older = fences.get(row["name"], [])
         older = older[: bisect_left(older, row["fence"])]
         if len(older) != row["older"]:
@@ -107,10 +111,15 @@ def takeovers_saw_everything_older(history: History) -> Verdict:
 
 def answers_are_true(history: History) -> Verdict:
     """C4. Writes and takeovers: what was acknowledged is there; what failed is not; nothing is there twice, and nothing
-    that nobody made."""
+    that nobody made. Grants that were acknowledged are known to the database, if it was asked about all of them."""
     writes = _compared(history, "write", history.database.writes, lambda row: (row["name"], row["fence"], row["key"]))
     takeovers = _compared(history, "takeover", history.database.takeovers, lambda row: (row["name"], row["fence"]))
-    return Verdict.of("C4", writes[0] + takeovers[0], writes[1] + takeovers[1])
+    lost: list[str] = []
+    if history.database.all_grants:
+        known = {(row["name"], row["fence"]) for row in history.database.grants}
+        acquired = history.having("acquire", "ok")
+        lost = [f"acknowledged, but unknown to the database: {each}" for each in acquired if _grant(each) not in known]
+    return Verdict.of("C4", writes[0] + takeovers[0], writes[1] + takeovers[1] + lost)
 
 
 def _compared(
@@ -133,8 +142,12 @@ def _compared(
 
 
 def linearizable(history: History) -> Verdict:
-    """C6."""
-    concerned = [each for each in history.operations if each.op in LEASE_OPERATIONS]
+    """C6. What failed with an error of its own was never answered by the lease, and certainly not granted."""
+    concerned = [
+        each
+        for each in history.operations
+        if each.op in LEASE_OPERATIONS and not (each.outcome == "fail" and "error" in each.data)
+    ]
     return Verdict.of("C6", len(concerned), [str(each) for each in linear.check(concerned, LeaseModel())])
 
 
@@ -184,6 +197,10 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
     for item in items:
         groups[key(item)].append(item)
     return groups
+
+
+def _grant(operation: Operation) -> tuple[str, int | None]:
+    return operation.name, operation.fence
 
 
 def _fence(operation: Operation) -> int:
