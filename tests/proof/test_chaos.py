@@ -90,7 +90,8 @@ def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> 
         assert outcome.report is not None
         if outcome.report.violated:
             break
-    assert outcome.report and "C3" in outcome.report.violated
+    assert outcome.report is not None
+    assert "C3" in outcome.report.violated
     assert status([outcome]) == 1
 
 
