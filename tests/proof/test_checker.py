@@ -305,3 +305,10 @@ def test_the_command_runs_as_a_module_and_says_what_it_cannot_read(tmp_path: Pat
     assert (done.returncode, done.stdout) == (2, "")
     assert "no history here" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("history", "violated"), [("for-key-share", ["C3"])])
+def test_a_history_that_was_found_wanting_still_is(history: str, violated: list[str]) -> None:
+    """Kept from chaos, with the word that was changed in holdfast as its name: the checker must not forget."""
+    report = check(Path(__file__).parent / "histories" / history)
+    assert report.violated == violated
