@@ -14,19 +14,24 @@ if TYPE_CHECKING:
         FencedOut,
         HoldfastError,
         LeaseLost,
+        LockReentered,
         NotAcquired,
         OwnershipUnknown,
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.files import file_lock
     from holdfast.inheritance import inherited
+    from holdfast.rows import row_lock
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "holdfast._async.client",
     "Client": "holdfast._sync.client",
+    "file_lock": "holdfast.files",
     "inherited": "holdfast.inheritance",
+    "row_lock": "holdfast.rows",
 }
 __all__ = [
     "AcquireTimeout",
@@ -36,11 +41,14 @@ __all__ = [
     "FencedOut",
     "HoldfastError",
     "LeaseLost",
+    "LockReentered",
     "NotAcquired",
     "OwnershipUnknown",
     "SchemaMismatch",
     "SessionUnsafe",
+    "file_lock",
     "inherited",
+    "row_lock",
 ]
 
 

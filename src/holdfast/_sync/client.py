@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from holdfast._sync.engines import open_engine
 from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_sessions
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
     from holdfast._sync.engines.migrate import Migrations
     from holdfast._sync.primitives.leases import Leases
+    from holdfast._sync.primitives.lock import Lock, LockSpace
+    from holdfast._sync.primitives.locks import LockMonitor
     from holdfast.core.health import Examination
+    from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")
 
@@ -26,15 +29,31 @@ CLOSE_TIMEOUT = 5.0
 
 
 class Client:
-    """Leases on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """Leases and locks on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
     ``schema`` names where the tables are (on SQLite: their prefix). ``prepared=False`` is for connection poolers that
-    lose prepared statements; most are noticed without it. Nothing is opened before it is needed.
+    lose prepared statements; most are noticed without it. ``lock_url`` is a direct URL for locks, which live in
+    sessions, where ``url`` leads through a pooler. Locks use up to ``lock_sessions`` connections and ``lock_overflow``
+    more that do not stay open. Nothing is opened before it is needed.
     """
 
-    def __init__(self, url: str | None = None, *, schema: str = "holdfast", prepared: bool = True) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        schema: str = "holdfast",
+        prepared: bool = True,
+        lock_url: str | None = None,
+        lock_sessions: int = 15,
+        lock_overflow: int = 10,
+    ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
+        direct = self._database if lock_url is None else parse(lock_url, schema=schema, prepared=prepared)
+        if direct.dialect != self._database.dialect:
+            raise ValueError("lock_url must lead to the same database as url, by a direct way")
+        self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
+        self._locks: LockSpace | None = None
 
     @property
     def leases(self) -> Leases:
@@ -42,6 +61,13 @@ class Client:
         from holdfast._sync.primitives.leases import Leases
 
         return Leases(self._engine)
+
+    @property
+    def locks(self) -> LockMonitor:
+        """Who holds which lock, who waits for whom, and ending a session that is stuck."""
+        from holdfast._sync.primitives.locks import LockMonitor
+
+        return LockMonitor(self._engine)
 
     @property
     def migrations(self) -> Migrations:
@@ -79,6 +105,14 @@ class Client:
         )  # fmt: skip
         return Lease(self._engine, terms, timeout)
 
+    def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> Lock:
+        """A lock to be had: lives with a session of our own, whatever the application commits, and dies with it.
+
+        ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
+        ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
+        """
+        return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+
     def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
         return self.migrations.up()
@@ -97,6 +131,8 @@ class Client:
         self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
         try:
             if self._engine.pid == os.getpid():
+                if self._locks is not None:
+                    self._locks.close()
                 self._end_beats()
         finally:
             self._engine.close()
@@ -108,6 +144,14 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _open_locks(self) -> LockSpace:
+        from holdfast._sync.primitives.lock import LockSpace
+
+        database, (kept, extra) = self._lock_options
+        space = LockSpace(self._engine, database, kept=kept, extra=extra)
+        self._locks = first = cast("LockSpace", self.__dict__.setdefault("_lock_space", space))  # of two threads
+        return first
 
     def _end_beats(self) -> None:
         """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""

@@ -18,6 +18,9 @@ from weakref import WeakSet
 PATIENCE = 1.0
 """Seconds that a fork waits for threads to come out of SQLite: it is inside for a commit's time."""
 
+era = 0
+"""Rises in every child: whoever remembers another one has been forked. A question to the system would cost more."""
+
 _sessions: WeakSet[Any] = WeakSet()
 _forking = threading.local()
 _callbacks: list[Callable[[], None]] = []
@@ -46,6 +49,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    global era
+    era += 1
     sessions = list(_sessions)
     _graveyard.extend(sessions)
     _sessions.clear()

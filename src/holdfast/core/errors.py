@@ -2,7 +2,8 @@
 
     HoldfastError
     ├ NotAcquired            somebody else has it
-    │   └ AcquireTimeout     … and still had it when our patience ended (also a TimeoutError)
+    │   ├ AcquireTimeout     … and still had it when our patience ended (also a TimeoutError)
+    │   └ LockReentered      … and it is ourselves: waiting would never end
     ├ LeaseLost              we held it; it is certainly gone
     ├ OwnershipUnknown       the database did not answer before our trust ended
     ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
@@ -34,6 +35,10 @@ class NotAcquired(HoldfastError):
 
 class AcquireTimeout(NotAcquired, TimeoutError):
     """We waited as long as we were told to."""
+
+
+class LockReentered(NotAcquired):
+    """This very thread or task has the lock already. Locks are not re-entrant; the outer one is still held."""
 
 
 class LeaseLost(HoldfastError):

@@ -37,7 +37,7 @@ class AsyncPostgresEngine(AsyncEngine):
             raise
         self._check_version(row["version"])
 
-    def _translate(self, error: Refused) -> EngineError | SchemaMismatch:
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         schema = self.database.schema
         if error.sqlstate in _MISSING:
             return SchemaMismatch(

@@ -84,7 +84,7 @@ class Engine:
             except (Unreachable, Refused, SchemaMismatch) as error:
                 if unanswered is not None:  # the first attempt may have happened, whatever became of the second
                     raise unanswered from error
-                told = self._translate(error) if isinstance(error, Refused) else error
+                told = self.translate(error) if isinstance(error, Refused) else error
                 if told is error:
                     raise
                 raise told from error
@@ -227,5 +227,5 @@ class Engine:
                 + (", or upgrade holdfast" if found and found > wanted else "")
             )
 
-    def _translate(self, error: Refused) -> EngineError | SchemaMismatch:
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         return error

@@ -88,6 +88,68 @@ select set_config('statement_timeout', '0', false), set_config('lock_timeout', '
 -- Answered when the session that holds the key is gone.
 select pg_advisory_lock_shared(:session_key::bigint)
 
+-- name: lock_tune
+-- A session that waits for a lock waits until it is told not to; unlocking what is not locked is no reason to warn.
+select set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('client_min_messages', 'error', false)
+
+-- name: lock_room
+-- How many locks more the server's table takes before it is half full: when it is full, nobody can even connect.
+select current_setting('max_locks_per_transaction')::bigint
+       * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 2
+       - (select count(*) from pg_locks where not fastpath and mode <> 'SIReadLock') as room
+
+-- name: lock_try
+select pg_try_advisory_lock(:first::bigint) as done
+
+-- name: lock_try_pair
+select pg_try_advisory_lock(:first::int, :second::int) as done
+
+-- name: lock_unlock
+select pg_advisory_unlock(:first::bigint) as done
+
+-- name: lock_unlock_pair
+select pg_advisory_unlock(:first::int, :second::int) as done
+
+-- name: lock_batch
+-- In this order, each on its own: an error undoes nothing of what came before it.
+select case verb when 0 then pg_try_advisory_lock(first) when 1 then pg_try_advisory_lock(first::int, second)
+                 when 2 then pg_advisory_unlock(first) when 3 then pg_advisory_unlock(first::int, second)
+                 else pg_cancel_backend(first::int) end as done
+  from unnest(:verbs::int[], :firsts::bigint[], :seconds::int[]) as op (verb, first, second)
+
+-- name: lock_wait
+select pg_advisory_lock(:first::bigint)
+
+-- name: lock_wait_pair
+select pg_advisory_lock(:first::int, :second::int)
+
+-- name: lock_namespace
+select holdfast.lock_namespace(:name) as id
+
+-- name: lock_remember
+select holdfast.lock_remember(:names::jsonb) as written
+
+-- name: lock_list
+-- Taken by anybody. What may be seen of another role's session is the server's to say. The server does not keep when a
+-- lock was granted: the session's last statement is the latest that it can have been.
+select l.pid, a.application_name, a.state, extract(epoch from a.query_start)::double precision as query_start,
+       n.namespace, n.entity_id, n.name, case l.mode when 'ShareLock' then 'shared' else 'exclusive' end as mode, l.granted,
+       extract(epoch from clock_timestamp() - coalesce(l.waitstart, a.query_start))::double precision as duration,
+       case when l.granted then '[]' else to_json(pg_blocking_pids(l.pid))::text end as blocked_by
+  from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+       cross join lateral holdfast.lock_label(l.classid, l.objid, l.objsubid) n
+ where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
+ order by n.namespace nulls first, n.name nulls last, n.entity_id, l.granted desc, l.waitstart, l.pid
+
+-- name: lock_break
+select holdfast.lock_break(:pid::int) as outcome
+
+-- name: audit_begin
+select holdfast.audit_begin(:action, :subject, :actor, :reason, :detail::jsonb) as entry
+
+-- name: audit_end
+select holdfast.audit_end(:entry::bigint, :outcome) as done
+
 -- name: protect
 select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 

@@ -134,6 +134,33 @@ delete from holdfast_beat where dead;
 delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000;
 select 0 as ended;
 
+-- name: lock_namespace
+-- stop
+select id from holdfast_lock_namespace where name = :name;
+insert into holdfast_lock_namespace (name) values (:name) on conflict do nothing;
+select id from holdfast_lock_namespace where name = :name;
+
+-- name: lock_remember
+insert into holdfast_lock_name (key, name, seen_at)
+select json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(:names) where true
+    on conflict (key) do update set seen_at = excluded.seen_at where seen_at < excluded.seen_at - 86400;
+delete from holdfast_lock_name where key in (select key from holdfast_lock_name where seen_at < {now} - 30 * 86400 limit 1000);
+select changes() as written;
+
+-- name: lock_list
+-- The names alone: who holds them is the kernel's to tell.
+select name, null as namespace, key from holdfast_lock_name union all select null, name, id from holdfast_lock_namespace;
+
+-- name: audit_begin
+insert into holdfast_audit (at, actor, action, subject, reason, detail) values ({now}, :actor, :action, :subject, :reason, :detail);
+select last_insert_rowid() as entry;
+
+-- name: audit_end
+-- stop
+select 0 as done where not exists (select 1 from holdfast_audit where id = :entry and outcome is null);
+update holdfast_audit set outcome = :outcome, ended_at = {now} where id = :entry;
+select 1 as done;
+
 -- name: protect
 update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;

@@ -1,0 +1,226 @@
+"""The lock: mutual exclusion that lives with a session of our own, so the application may commit as it likes.
+
+The handle says what is wanted, the grant is the proof of having it. How locks share sessions, and who is next, is for
+``core.mux`` to say; this module asks, and gives the answers their names.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+
+from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.lock_grant import AsyncLockGrant
+from holdfast._wire import forks
+from holdfast._wire.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
+from holdfast._wire.aio_waiting import AsyncScope, sleep
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.core.grant import OnLost, Unset, check_timeout
+from holdfast.core.lock import Target, check_on_lost, refusal, target
+from holdfast.core.tickets import Key, Name, State, Ticket
+
+
+class AsyncLockSpace:
+    """All locks of one client: their sessions, and the numbers of their namespaces."""
+
+    def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
+        self.engine = engine
+        self.sessions = AsyncLocks(database, kept=kept, extra=extra)
+        self._era = forks.era
+
+    def lock(self, name: Name, timeout: float | None, on_lost: OnLost) -> AsyncLock:
+        if timeout.__class__ is not float or not timeout >= 0.0:
+            timeout = check_timeout(timeout)
+        if on_lost != "flag":
+            check_on_lost(on_lost, cancels=AsyncScope.cancels)
+        return AsyncLock(self, target(name), timeout, on_lost)
+
+    def check_usable(self) -> None:
+        if self._era == forks.era and not self.engine.closed:
+            self.engine.owner.check()
+            return
+        self.engine.check_usable()
+        self.sessions.notice_fork()
+        self._era = forks.era
+
+    async def number(self, namespace: str) -> int:
+        """Of a namespace: stable from its first use on."""
+        known = self.sessions.namespaces.get(namespace)
+        if known is None:
+            [row] = await self.engine.call("lock_namespace", {"name": namespace})
+            known = self.sessions.namespaces[namespace] = row["id"]
+        return known
+
+    async def close(self) -> None:
+        await self.sessions.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))
+
+
+class AsyncLock:
+    """A lock to be had: ``async with lock as grant``, ``acquire``, ``try_acquire`` or ``or_skip``."""
+
+    __slots__ = ("_entered", "_on_lost", "_space", "_target", "_timeout")
+
+    def __init__(self, space: AsyncLockSpace, wanted: Target, timeout: float, on_lost: OnLost) -> None:
+        self._space, self._target, self._timeout, self._on_lost = space, wanted, timeout, on_lost
+        self._entered: list[AsyncLockGrant] = []
+
+    @property
+    def name(self) -> Name:
+        return self._target.name
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r}>"
+
+    async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> AsyncLockGrant:
+        """The grant; AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if that is 0,
+        LockReentered at once if this very thread or task has it already."""
+        limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
+        grant = self.make()
+        try:
+            state = await self._take(grant, limit)
+            if state == "held":
+                return grant
+        except BaseException:
+            grant.abandon()
+            raise
+        raise self._refused(state, limit, grant)
+
+    async def try_acquire(self) -> AsyncLockGrant | None:
+        """The grant, or None when somebody has it, be it this very thread or task."""
+        grant = self.make()
+        try:
+            return grant if await self.skips(grant) else None
+        except BaseException:
+            grant.abandon()
+            raise
+
+    def or_skip(self) -> AsyncSkip:
+        """A block that runs with the grant, or with None when somebody has it."""
+        return AsyncSkip(self)
+
+    async def __aenter__(self) -> AsyncLockGrant:
+        grant = self.make()
+        try:
+            state = await self._take(grant, self._timeout)
+            if state == "held":
+                if grant.scope is not None:
+                    grant.scope.enter()
+                self._entered.append(grant)
+                return grant
+        except BaseException:
+            grant.abandon()
+            raise
+        raise self._refused(state, self._timeout, grant)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            grant = self._innermost()
+            if grant.scope is None:
+                await grant.release()
+            else:
+                await grant.leave(kind, error, trace)
+            self._entered.remove(grant)
+        except EngineError as problem:
+            self._entered.remove(grant)
+            grant.put_off(problem)
+        except BaseException:
+            self._abandon_innermost()
+            raise
+
+    def _innermost(self) -> AsyncLockGrant:
+        """The block that ends is the last one begun here: one handle may be entered in many tasks at once."""
+        entered = self._entered
+        if len(entered) == 1:
+            return entered[0]
+        me = owner()
+        for grant in reversed(entered):
+            if grant.ticket.owner is me:
+                return grant
+        raise RuntimeError(f"lock {self.name!r} is left where it was not entered")
+
+    def _abandon_innermost(self) -> None:
+        with suppress(RuntimeError, ValueError):
+            grant = self._innermost()
+            grant.abandon()
+            self._entered.remove(grant)
+
+    def _refused(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
+        return refusal(self.name, state, waited=limit or None, contended=grant.ticket.contended)
+
+    def make(self) -> AsyncLockGrant:
+        return AsyncLockGrant(self._space, self._target.name, self._on_lost)
+
+    async def skips(self, grant: AsyncLockGrant) -> bool:
+        state = await self._take(grant, 0.0)
+        if state in ("held", "busy", "reentered"):
+            return state == "held"
+        raise refusal(self.name, state, waited=None, contended=False)
+
+    async def _take(self, grant: AsyncLockGrant, limit: float) -> State:
+        space = self._space
+        space.check_usable()
+        key = self._target.key or await self._pair()
+        left, pause, contended = limit or CALL_TIMEOUT, 0.1, False
+        while True:
+            grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
+            ticket.tell = grant.lose
+            state = await space.sessions.acquire(ticket, left)
+            if state != "failed":
+                return state
+            problem, deadline, contended = ticket.problem, ticket.deadline, contended or ticket.contended
+            if not (contended and isinstance(problem, Unreachable | Unanswered) and now() + pause < deadline):
+                raise self._told(problem)
+            await sleep(pause)  # it outlives a restart of the database: it goes on asking until its time is up
+            left, pause = deadline - now(), min(pause * 2, 1.0)
+
+    async def _pair(self) -> Key:
+        return await self._space.number(self._target.namespace), self._target.number
+
+    def _told(self, problem: Exception | None) -> Exception:
+        """A fresh one: several may have failed together, and tracebacks grow."""
+        if isinstance(problem, Refused):
+            told: Exception = self._space.engine.translate(problem)
+        elif problem is None:
+            told = EngineError(f"lock {self.name!r} was not acquired")
+        else:
+            told = type(problem)(*problem.args)
+        told.__cause__ = problem
+        return told
+
+
+class AsyncSkip:
+    """What ``or_skip`` gives: the block runs in any case."""
+
+    __slots__ = ("_grants", "_lock")
+
+    def __init__(self, lock: AsyncLock) -> None:
+        self._lock = lock
+        self._grants: list[AsyncLockGrant] = []
+
+    async def __aenter__(self) -> AsyncLockGrant | None:
+        grant = self._lock.make()
+        self._grants.append(grant)
+        try:
+            if not await self._lock.skips(grant):
+                return None
+            if grant.scope is not None:
+                grant.scope.enter()
+            return grant
+        except BaseException:
+            grant.abandon()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._grants[-1].leave(kind, error, trace)
+            self._grants.pop()
+        except BaseException:
+            for grant in self._grants:
+                grant.abandon()
+            raise

@@ -1,0 +1,125 @@
+# Generated from _async/primitives/lock_grant.py by scripts/unasync.py. Do not edit.
+"""The grant of a lock: proof of holding it, for as long as its session lives, and what happens when that is lost."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from holdfast._sync.primitives.grant import EXIT_STATUS
+from holdfast._wire import forks
+from holdfast._wire.log import logger
+from holdfast._wire.waiting import Scope
+from holdfast.core.errors import EngineError, HoldfastError, LeaseLost
+from holdfast.core.grant import OnLost
+from holdfast.core.tickets import Name, Ticket
+
+if TYPE_CHECKING:
+    from holdfast._sync.primitives.lock import LockSpace
+
+log = logger("holdfast.lock")
+
+_NONE = Ticket((), "", None, waits=False)
+"""Of a grant that nobody has asked for yet."""
+
+
+class LockGrant:
+    """A lock we hold. Any thread or task may release it."""
+
+    __slots__ = ("__weakref__", "_era", "_on_lost", "_over", "_released", "_space", "name", "scope", "ticket")
+
+    def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
+        self.name = name
+        self._space, self._on_lost = space, on_lost
+        self._over: HoldfastError | None = None
+        self._released = False
+        self.scope = Scope() if on_lost == "cancel" else None
+        self._era = forks.era
+        self.ticket = _NONE
+
+    def __repr__(self) -> str:
+        return f"<LockGrant {self.name!r} {'lost' if self.lost else 'held'}>"
+
+    @property
+    def lost(self) -> bool:
+        """True once we may no longer act as the holder, and for ever after."""
+        return self._problem() is not None
+
+    def check(self) -> None:
+        """Raise LeaseLost when it is gone: released, or lost with the session that held it."""
+        if (problem := self._problem()) is not None:
+            raise type(problem)(*problem.args) from problem.__cause__
+
+    def release(self) -> bool:
+        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
+        try:
+            if self._released or self._era != forks.era or self.ticket.state != "held":
+                return False
+            self._released = True
+            released = self._space.sessions.release(self.ticket)
+            self.ticket.tell = None
+            return released
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Interrupted on the way to the caller: nobody would ever release it."""
+        self._released = True
+        if self._era == forks.era:
+            self._space.sessions.abandon(self.ticket)
+
+    def lose(self, error: Exception) -> None:
+        """Called by the pump: the session that held it is gone."""
+        self._over = problem = self._loss(error)
+        if self._on_lost == "exit":
+            log.critical("%s; on_lost='exit': this process ends now", problem)
+            os._exit(EXIT_STATUS)
+        if self.scope is not None:
+            self.scope.cancel(problem)
+        elif callable(self._on_lost):
+            self._space.engine.owner.tell(self._on_lost, self)
+
+    def __enter__(self) -> Self:
+        if self.scope is not None:
+            self.scope.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave(kind, error, trace)
+
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """The block is over."""
+        try:
+            if self.scope is not None:
+                self.scope.exit(kind, error, trace)
+        finally:
+            try:
+                self.release()
+            except EngineError as problem:
+                self.put_off(problem)
+
+    def put_off(self, problem: EngineError) -> None:
+        """The pump goes on until it is free, or its session is gone."""
+        log.warning("lock %r is released later, the database did not take it now: %s", self.name, problem)
+
+    def _loss(self, error: Exception | None) -> LeaseLost:
+        problem = LeaseLost(f"lock {self.name!r} is lost with the session that held it: {error}")
+        problem.__cause__ = error
+        return problem
+
+    def _problem(self) -> HoldfastError | None:
+        if self._over is not None:
+            return self._over
+        if self._era != forks.era:
+            return LeaseLost(f"lock {self.name!r} belongs to the parent process, not to this fork of it")
+        if self._space.engine.closing:
+            return LeaseLost(f"lock {self.name!r} was released when its client was closed")
+        if self.ticket.state == "lost" and not self._released:  # and about to be told
+            return self._loss(self.ticket.problem)
+        if self._released or self.ticket.state != "held":
+            return LeaseLost(f"lock {self.name!r} was released")
+        return None

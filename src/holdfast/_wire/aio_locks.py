@@ -1,0 +1,281 @@
+"""The locks of one client on an event loop: asks the multiplexer, waits for what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from contextvars import ContextVar
+from weakref import ReferenceType, ref
+
+from holdfast._wire import background
+from holdfast._wire.aio_bell import Bell
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.lock_pump import CALL_TIMEOUT, LockPump, log
+from holdfast.core.errors import EngineError, Unanswered
+from holdfast.core.mux import Mux
+from holdfast.core.tickets import Op, Session, State, Ticket
+
+LOOP_CHECK = 1.0
+"""Seconds between two looks whether a loop is still there."""
+_PAST = Op("note")
+"""Stands for what is under way in a session without the multiplexer."""
+
+
+class _Me:
+    """One task. A task that is made inside another inherits its context, and is somebody else all the same."""
+
+    __slots__ = ("task",)
+
+    def __init__(self, task: ReferenceType[asyncio.Task[object]]) -> None:
+        self.task = task
+
+
+_me: ContextVar[_Me] = ContextVar("holdfast_lock_owner")
+
+
+def owner() -> object:
+    """Who is asking: compared by identity."""
+    task = asyncio.current_task()
+    me = _me.get(None)
+    if task is None:
+        return object()
+    if me is None or me.task() is not task:
+        me = _Me(ref(task))
+        _me.set(me)
+    return me
+
+
+class _Pump(LockPump):
+    """A key that nobody here has, and a session that is free: then there is nothing to decide, and it goes past the
+    multiplexer, which is told when there is."""
+
+    ended = False
+    _no_task = False
+    """The first whose answer has come may run at once."""
+
+    def begin(self, ticket: Ticket) -> bool:
+        """Try it so; False when that cannot be."""
+        mux, session, key = self.mux, self.fast, ticket.key
+        if session is None or session.flying or key in mux.claims or len(session.held) >= mux.per_session:
+            return False
+        if mux.cap is not None and len(mux.claims) >= mux.cap:
+            return False
+        mux.claims[key] = session.held[key] = ticket
+        ticket.session, ticket.state, session.used = session, "queued", True
+        self._solo(ticket, session, "try")
+        return True
+
+    def end(self, ticket: Ticket) -> bool:
+        """Unlock it so; False when that cannot be."""
+        session = ticket.session
+        if session is None or session.flying or ticket.heirs or self.mux.claims.get(ticket.key) is not ticket:
+            return False
+        ticket.state = "released"
+        self._solo(ticket, session, "unlock")
+        return True
+
+    def give_up(self, ticket: Ticket) -> None:
+        if ticket.session is not None and ticket.session.solo is ticket:
+            ticket.state = "gone"  # what it was granted is unlocked when the answer has come
+        else:
+            self.do(self.mux.give_up(ticket))
+
+    def lost(self, session: Session, error: Exception) -> None:
+        ticket, session.solo = session.solo, None
+        super().lost(session, error)
+        if ticket is None:
+            return
+        if ticket.state == "queued":
+            self.do(self.mux.ask(ticket))  # once more, on another session
+            return
+        if ticket.state == "released":
+            ticket.state, ticket.problem = "lost", error
+        self._forget(ticket, session)
+
+    def _solo(self, ticket: Ticket, session: Session, verb: str) -> None:
+        wire = session.wire
+        session.solo, session.flying = ticket, [_PAST]
+        try:
+            if wire.descriptor is None:
+                self._told(session, ticket, wire.run(verb, ticket.key, 0.0))
+            else:
+                wire.begin(verb, ticket.key)
+        except Unanswered as error:
+            self.loop.call_soon(self.lost, session, error)
+        except EngineError as error:
+            self._told(session, ticket, error)
+
+    def _readable(self, session: Session) -> None:
+        ticket = session.solo
+        try:
+            if ticket is None:
+                self._no_task = True
+                super()._readable(session)
+                return
+            answer = session.wire.answer()
+        except EngineError as error:
+            self.lost(session, error)
+            return
+        finally:
+            self._no_task = False
+        if answer is True and ticket.heirs is None and not session.pending:
+            if ticket.state == "queued":
+                session.solo, session.flying, ticket.state = None, [], "held"
+                ticket.bell.ring(at_once=True)
+                return
+            if ticket.state == "released":
+                session.solo, session.flying = None, []
+                del session.held[ticket.key], self.mux.claims[ticket.key]
+                ticket.bell.ring(at_once=True)
+                return
+        if answer is not None:
+            self._told(session, ticket, answer)
+
+    def _told(self, session: Session, ticket: Ticket, answer: bool | EngineError) -> None:
+        session.solo, session.flying = None, []
+        state = ticket.state
+        if answer is True and state == "queued":
+            ticket.state = "held"
+            self._settle(ticket)
+        elif isinstance(answer, EngineError):
+            ticket.state, ticket.problem = "failed", answer
+            self._settle(ticket)
+            self.do(self.mux.give_up(ticket))
+        elif state == "released":
+            self._forget(ticket, session)
+        elif state == "gone":
+            self.do(self.mux.give_up(ticket))
+        else:
+            ticket.contended = True
+            if ticket.waits:
+                self.do(self.mux.contended(ticket))
+            else:
+                ticket.state = "busy"
+                self._forget(ticket, session)
+        if session.pending:
+            self.do(self.mux.flush(session))
+
+    def _forget(self, ticket: Ticket, session: Session) -> None:
+        session.held.pop(ticket.key, None)
+        self.mux.claims.pop(ticket.key, None)
+        if ticket.heirs is not None:
+            self.do(self.mux.freed(ticket))
+        self._settle(ticket)
+
+    def _settle(self, ticket: Ticket) -> None:
+        at_once, self._no_task = self._no_task, False
+        if ticket.bell is not None:
+            ticket.bell.ring(at_once=at_once)
+
+
+def _look_after(known: ReferenceType[_Pump]) -> None:
+    """In another thread: a loop that is closed without a word would keep its locks for as long as the process lives."""
+    pump = known()
+    if pump is None or pump.ended:
+        return
+    if not pump.loop.is_closed():
+        background.loop().call_later(LOOP_CHECK, _look_after, known)
+        return
+    log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
+    for session in [*pump.mux.holds, *pump.mux.waits]:
+        if session.wire is not None:
+            session.wire.hang_up()
+
+
+class AsyncLocks:
+    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
+        self.database = database
+        self.namespaces: dict[str, int] = {}
+        self._limits = (kept, extra)
+        self._pid = os.getpid()
+        self._pump: _Pump | None = None
+        self._waiting: dict[Ticket, float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
+
+    async def acquire(self, ticket: Ticket, timeout: float) -> State:
+        """What became of it. When it raises, nothing of it stays."""
+        pump = self._pump or self._start()
+        if ticket.key not in pump.noted:
+            pump.know(ticket)
+        ticket.bell = bell = Bell(pump.loop)
+        try:
+            if not pump.begin(ticket):
+                pump.do(pump.mux.ask(ticket))
+            if ticket.state == "queued":
+                self._waiting[ticket] = ticket.deadline = deadline = now() + timeout
+                if deadline < self._alarm_at:
+                    self._set_alarm(deadline)
+                await bell
+            return ticket.state
+        except BaseException:
+            pump.give_up(ticket)
+            raise
+        finally:
+            self._waiting.pop(ticket, None)
+
+    async def release(self, ticket: Ticket) -> bool:
+        """Whether it was still ours. Cancelled or not, it is given back."""
+        pump = self._pump
+        if pump is None or ticket.state != "held":
+            return False
+        ticket.bell = bell = Bell(pump.loop)
+        if not pump.end(ticket):
+            pump.do(pump.mux.release(ticket))
+        if not bell.done():
+            await bell
+        return self._given_back(ticket)
+
+    @staticmethod
+    def _given_back(ticket: Ticket) -> bool:
+        return ticket.state == "released"
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Unlock it, whatever has become of it; nobody waits for that."""
+        if self._pump is not None:
+            self._pump.give_up(ticket)
+
+    async def close(self, error: EngineError) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None and self._pid == os.getpid():
+            pump.ended = True
+            pump.flush_names()
+            pump.close(error)
+
+    async def flush_names(self) -> None:
+        """Write down what has been locked, so that listings show names."""
+        if self._pump is not None:
+            self._pump.flush_names()
+
+    def notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._pump, self._waiting, self._alarm_at = os.getpid(), None, {}, math.inf
+
+    def _start(self) -> _Pump:
+        kept, extra = self._limits
+        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
+        self._pump = pump = _Pump(self.database, mux, asyncio.get_running_loop())
+        background.loop().call_soon_threadsafe(_look_after, ref(pump))
+        return pump
+
+    def _set_alarm(self, when: float) -> None:
+        """One timer for all who wait: nearly every wait is over long before."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_at = None, when
+        if when < math.inf and self._pump is not None:
+            self._alarm = self._pump.loop.call_later(when - now(), self._ring_alarm)
+
+    def _ring_alarm(self) -> None:
+        late = [ticket for ticket, deadline in self._waiting.items() if deadline <= now()]
+        for ticket in late:
+            del self._waiting[ticket]
+            if self._pump is not None and ticket.state == "queued":
+                self._pump.give_up(ticket)
+                self._pump._settle(ticket)
+        self._set_alarm(min(self._waiting.values(), default=math.inf))
+
+
+__all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]

@@ -1,0 +1,149 @@
+"""Locks of the kernel beside an SQLite file: one byte a key, at the key's offset, in one side file a key space.
+
+They belong to the open file description, so the kernel frees them when the process dies, in whatever way. Locking a
+byte twice through one description succeeds: that nobody does is for ``core.mux`` to see to. There is no timed wait, so
+whoever waits asks again, with jitter.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from holdfast._wire import forks
+from holdfast._wire.clock import jitter
+from holdfast._wire.database import Database
+from holdfast.core.errors import EngineError, Refused
+from holdfast.core.tickets import Key, Op
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FLOCK = "hhqqi4x"
+_LAST = 2**63 - 1
+"""No byte there: the kernel counts to the end of what is locked."""
+_NOTE_TIMEOUT = 5.0
+_SHORTEST, _LONGEST = 0.002, 0.006
+"""Seconds between two questions. Not far apart: whoever has just let go has the better chances in the beginning."""
+
+
+def offset(key: Key) -> int:
+    if len(key) == 1:
+        return (key[0] & _LAST) % _LAST
+    return key[0] << 32 | (key[1] & 0xFFFFFFFF)
+
+
+class KernelLockWire:
+    descriptor = None
+    available = hasattr(fcntl, "F_OFD_SETLK")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._paths = (f"{database.target}.holdfast-locks", f"{database.target}.holdfast-pairs")
+        self._files: list[int | None] = [None, None]
+        self._answers: list[Any] | EngineError | None = None
+        self._waiting: Key | None = None
+        self._pause = _SHORTEST
+        forks.guard(self)
+
+    @classmethod
+    def open(cls, database: Database, timeout: float) -> KernelLockWire:
+        if not cls.available:
+            raise Refused("locks on SQLite need open-file-description locks, which this platform does not have")
+        return cls(database)
+
+    @property
+    def later(self) -> float:
+        """When to call ``receive`` next, as no descriptor tells."""
+        if self._waiting is None:
+            return 0.0
+        pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST)
+        return jitter(0.5 * pause, 1.5 * pause)
+
+    def run(self, verb: str, key: Key, timeout: float) -> bool:
+        kind = fcntl.F_WRLCK if verb == "try" else fcntl.F_UNLCK
+        try:
+            request = struct.pack(_FLOCK, kind, os.SEEK_SET, offset(key), 1, 0)
+            fcntl.fcntl(self._file(len(key) - 1), fcntl.F_OFD_SETLK, request)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            raise Refused(f"{self._paths[len(key) - 1]}: {error}") from error
+        return True
+
+    def send(self, ops: Sequence[Op]) -> None:
+        answers: list[Any] = []
+        try:
+            for op in ops:
+                if op.verb == "cancel":
+                    answers.append(op.target.wire.stop())  # type: ignore[union-attr]
+                elif op.verb == "note":
+                    threading.Thread(target=_remember, args=(self._database, op.text), daemon=True).start()
+                    answers.append(None)
+                else:
+                    answers.append(None if op.claim is None else self.run(op.verb, op.claim.key, 0.0))
+            self._answers = answers
+        except EngineError as error:
+            self._answers = error
+
+    def stand(self, key: Key) -> None:
+        self._waiting, self._pause = key, _SHORTEST
+
+    def stop(self) -> bool:
+        self._waiting, self._answers = None, Refused("nobody waits any more")
+        return True
+
+    def receive(self) -> list[Any] | EngineError | None:
+        if self._waiting is not None:
+            try:
+                if self.run("try", self._waiting, 0.0):
+                    self._waiting, self._answers = None, [True]
+            except EngineError as error:
+                self._waiting, self._answers = None, error
+        answers, self._answers = self._answers, None
+        return answers
+
+    def drain(self) -> bool:
+        return False
+
+    def hang_up(self) -> None:
+        self.close()
+
+    def fileno(self) -> None:
+        return None
+
+    def abandon(self) -> None:
+        """In a forked child: the locks are the parent's, and must not live on in us when it dies."""
+        self.close()
+
+    def close(self) -> None:
+        self._waiting = None
+        for number, file in enumerate(self._files):
+            self._files[number] = None
+            if file is not None:
+                os.close(file)
+
+    def _file(self, space: int) -> int:
+        file = self._files[space]
+        if file is None:
+            file = os.open(self._paths[space], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._files[space] = file
+        return file
+
+
+def _remember(database: Database, names: str) -> None:
+    """The kernel knows numbers; the names are in a table, which may wait for the disk."""
+    from holdfast._wire.sqlite import SqliteSession
+
+    with suppress(EngineError):
+        session = SqliteSession.open(database, _NOTE_TIMEOUT)
+        try:
+            session.call("lock_remember", {"names": names}, _NOTE_TIMEOUT)
+        finally:
+            session.close()

@@ -1,0 +1,284 @@
+"""One PostgreSQL session for locks, with as little as possible between the caller and libpq.
+
+``run`` is for a thread that has the session to itself and may wait for the answer, ``send`` and ``receive`` are for a
+pump. Neither decides anything: see ``core.mux``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from psycopg import OperationalError, pq
+
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.pgconn import PgWire
+from holdfast._wire.postgres import PostgresSession
+from holdfast.core.errors import EngineError, Refused, SessionUnsafe, Unanswered
+from holdfast.core.tickets import Key, Op
+
+_STATEMENTS = (
+    "lock_try", "lock_try_pair", "lock_unlock", "lock_unlock_pair", "lock_batch", "lock_wait", "lock_wait_pair",
+    "lock_room", "lock_remember",
+)  # fmt: skip
+_TRY, _UNLOCK, _WAIT = ((f"lock_{verb}".encode(), f"lock_{verb}_pair".encode()) for verb in ("try", "unlock", "wait"))
+_SINGLE = {"try": _TRY, "unlock": _UNLOCK}
+_CODES = {"try": 0, "unlock": 2, "cancel": 4}
+_TUPLES = int(pq.ExecStatus.TUPLES_OK)
+_PROBE = 2.0
+"""Seconds to wait for what a healthy server gives at once: a second session's answer."""
+
+_stay: set[Database] = set()
+"""Where sessions were seen to stay what they are."""
+
+Answers = list[Any]
+
+
+@lru_cache(maxsize=4096)
+def _encode(key: Key) -> tuple[bytes, ...]:
+    return tuple([str(each).encode() for each in key])
+
+
+class PostgresLockWire:
+    later = None
+
+    def __init__(self, session: PostgresSession, pid: int) -> None:
+        self.pid = pid
+        self.descriptor = session.pgconn.socket
+        self._session, self._pgconn = session, session.pgconn
+        self._send_prepared = session.pgconn.send_query_prepared if session._prepared is not None else None
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN)
+        self._result: pq.abc.PGresult | None = None
+        self._verb = ""
+
+    @classmethod
+    def open(cls, database: Database, timeout: float) -> PostgresLockWire:
+        deadline = now() + timeout
+        session = PostgresSession.open(database, timeout)
+        try:
+            pid = _check_that_it_stays(database, session, deadline)
+            if session.pooled:
+                session.call("session_tune", {}, deadline - now())
+            session.call("lock_tune", {}, deadline - now())
+            if session._prepared is not None:
+                _prepare(session, deadline)
+        except BaseException:
+            session.close()
+            raise
+        return cls(session, pid)
+
+    def run(self, verb: str, key: Key, timeout: float) -> bool | None:
+        """One thing, now; None when there is no answer in time. Then, and when interrupted, ``drain`` comes next."""
+        pgconn = self._pgconn
+        try:
+            self._say(_SINGLE[verb][len(key) - 1], _encode(key))
+            while True:
+                if not self._poll.poll(timeout * 1000):
+                    return None
+                pgconn.consume_input()
+                if not pgconn.is_busy():
+                    break
+            result = pgconn.get_result()
+            while pgconn.get_result() is not None:
+                pass
+        except OperationalError as error:
+            raise self._gone(error) from error
+        if result is not None and result.status == _TUPLES:
+            return result.get_value(0, 0) == b"t"
+        self._answers(result)
+        return False
+
+    def begin(self, verb: str, key: Key) -> None:
+        """One thing, for ``answer`` to tell."""
+        self._verb = verb
+        try:
+            if self._send_prepared is None:
+                self._say(_SINGLE[verb][len(key) - 1], _encode(key))
+                return
+            self._send_prepared(_SINGLE[verb][len(key) - 1], _encode(key))
+            if self._pgconn.flush():
+                self._session._flush(now() + _PROBE)
+        except OperationalError as error:
+            raise self._gone(error) from error
+
+    def send(self, ops: Sequence[Op]) -> None:
+        op = ops[0]
+        self._verb = op.verb
+        try:
+            if op.verb == "room":
+                self._say(b"lock_room", ())
+            elif op.verb == "note":
+                self._say(b"lock_remember", (op.text.encode(),))
+            elif len(ops) == 1 and op.claim is not None:
+                self._say(_SINGLE[op.verb][len(op.claim.key) - 1], _encode(op.claim.key))
+            else:
+                self._say(b"lock_batch", _batch(ops))
+        except OperationalError as error:
+            raise self._gone(error) from error
+
+    def stand(self, key: Key) -> None:
+        """In the server's line; it may take for ever."""
+        self._verb = "wait"
+        try:
+            self._say(_WAIT[len(key) - 1], _encode(key))
+        except OperationalError as error:
+            raise self._gone(error) from error
+
+    def receive(self) -> Answers | EngineError | None:
+        """What has been answered, or why not; None when there is more to come. Raises when the connection is gone."""
+        pgconn = self._pgconn
+        try:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                self._result = result
+            else:
+                return None
+        except OperationalError as error:
+            raise self._gone(error) from error
+        if not self._verb:  # nothing was asked: a message from the server on its way down
+            return None
+        result, verb, self._result, self._verb = self._result, self._verb, None, ""
+        if verb == "drain":
+            return []
+        try:
+            return self._answers(result)
+        except Unanswered:
+            raise
+        except EngineError as error:
+            return error
+
+    def answer(self) -> bool | EngineError | None:
+        """The same for ``begin``."""
+        pgconn = self._pgconn
+        try:
+            pgconn.consume_input()
+            if pgconn.is_busy():
+                return None
+            result = pgconn.get_result()
+            while pgconn.get_result() is not None:
+                pass
+        except OperationalError as error:
+            raise self._gone(error) from error
+        self._verb = ""
+        if result is not None and result.status == _TUPLES:
+            return result.get_value(0, 0) == b"t"
+        try:
+            return bool(self._answers(result)[0])
+        except Refused as error:
+            return error
+
+    def drain(self) -> bool:
+        """After an interruption: is there an answer still to come? It is nobody's."""
+        try:
+            if self._pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                self._verb = "drain"
+                return True
+            while self._pgconn.get_result() is not None:
+                pass
+        except OperationalError as error:
+            raise self._gone(error) from error
+        return False
+
+    def hang_up(self) -> None:
+        """From any thread, whoever is in the middle of a call: it gets an error, and the server frees what is held."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _say(self, statement: bytes, parameters: Sequence[bytes]) -> None:
+        pgconn = self._pgconn
+        if self._send_prepared is not None:
+            self._send_prepared(statement, parameters)
+        else:
+            pgconn.send_query_params(self._session._statements[statement.decode()].steps[0].sql.encode(), parameters)
+        if pgconn.flush():
+            self._session._flush(now() + _PROBE)
+
+    def _answers(self, result: pq.abc.PGresult | None) -> Answers:
+        if result is None:
+            raise self._gone(None)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise self._session._refusal(result)
+        if result.ftype(0) == 16:
+            return [result.get_value(row, 0) == b"t" for row in range(result.ntuples)]
+        return [int(result.get_value(row, 0) or 0) for row in range(result.ntuples)]
+
+    def _gone(self, error: Exception | None) -> Unanswered:
+        return Unanswered(
+            f"the connection to {self._session.database} was lost{f': {error}'.rstrip() if error else ''}"
+        )
+
+
+def _batch(ops: Sequence[Op]) -> tuple[bytes, bytes, bytes]:
+    codes, firsts, seconds = [], [], []
+    for op in ops:
+        key: Key = (op.target.wire.pid,) if op.target is not None else op.claim.key  # type: ignore[union-attr]
+        codes.append(str(_CODES[op.verb] + (len(key) - 1)))
+        firsts.append(str(key[0]))
+        seconds.append(str(key[1]) if len(key) > 1 else "0")
+    return tuple(f"{{{','.join(each)}}}".encode() for each in (codes, firsts, seconds))  # type: ignore[return-value]
+
+
+def _prepare(session: PostgresSession, deadline: float) -> None:
+    """All of them in one round trip."""
+    pgconn = session.pgconn
+    pgconn.enter_pipeline_mode()
+    for name in _STATEMENTS:
+        session._send_prepare(session._statements[name])
+    pgconn.pipeline_sync()
+    for _ in _STATEMENTS:
+        PgWire._rows(session, session._answer(deadline))
+    while (result := session._answer(deadline)) is None or result.status != pq.ExecStatus.PIPELINE_SYNC:
+        pass
+    pgconn.exit_pipeline_mode()
+
+
+def _check_that_it_stays(database: Database, session: PostgresSession, deadline: float) -> int:
+    """The pid of our server process. SessionUnsafe when something between us and the server hands sessions round: with
+    two clients of ours alive, one of them in a transaction, they are in one session, or one has moved."""
+    [ours] = session.call("session_open", {}, deadline - now())
+    if database not in _stay:
+        other = PostgresSession.open(database, max(0.05, deadline - now()))
+        try:
+            moved = _moves(session, other) or _moves(other, session)
+            [still] = session.call("session_open", {}, _PROBE)
+        except Unanswered as error:
+            if session.pooled:  # kept waiting for the session that our own transaction is in
+                raise _unsafe(database) from error
+            raise
+        finally:
+            other.close()
+        if moved or still["pid"] != ours["pid"]:
+            raise _unsafe(database)
+        _stay.add(database)
+    pid: int = ours["pid"]
+    return pid
+
+
+def _moves(session: PostgresSession, other: PostgresSession) -> bool:
+    [before] = session.call("session_open", {}, _PROBE)
+    other.call("begin", {}, _PROBE)
+    [during] = other.call("session_open", {}, _PROBE)
+    [after] = session.call("session_open", {}, _PROBE)
+    other.call("rollback", {}, _PROBE)
+    return bool(before["pid"] != after["pid"] or during["pid"] == after["pid"])
+
+
+def _unsafe(database: Database) -> SessionUnsafe:
+    return SessionUnsafe(
+        f"a pooler between us and {database} hands server sessions round, and a lock lives in one: two clients would "
+        "both be told that they have it. Give a direct URL for locks, Client(…, lock_url='postgresql://…'), or let the "
+        "pooler work in session mode; leases work through it as they are"
+    )

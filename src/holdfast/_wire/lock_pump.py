@@ -1,0 +1,224 @@
+"""Carries out what the multiplexer decides, on an event loop: opens sessions, sends, listens, keeps time.
+
+The asyncio flavour has one on its own loop. The blocking flavour has one on the loop of a thread, for whatever does not
+go straight from the caller's thread to a free session (see ``locks``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from holdfast._wire.database import Database
+from holdfast._wire.log import logger
+from holdfast.core.errors import EngineError, Refused, Unanswered
+from holdfast.core.mux import Mux
+from holdfast.core.tickets import Action, Close, Lost, Op, Open, Send, Session, Settle, Ticket, Wait
+
+log = logger("holdfast.lock")
+
+CALL_TIMEOUT = 10.0
+"""Seconds for what the server answers at once, if it answers at all."""
+SWEEP = 0.6
+"""Seconds between two looks at what has become idle, or stuck."""
+REMEMBERED = 50_000
+
+
+class LockPump:
+    def __init__(self, database: Database, mux: Mux, loop: asyncio.AbstractEventLoop) -> None:
+        self.database, self.mux, self.loop = database, mux, loop
+        self.names: dict[Any, str] = {}
+        """Keys whose names have not been written down."""
+        self.noted: set[Any] = set()
+        self.fast: Session | None = None
+        """Where a key may be tried past the multiplexer."""
+        self._under_way: list[tuple[list[Op], int]] = []
+        self._sweeping = False
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Settle):
+                self._settle(action.ticket)
+            elif isinstance(action, Send):
+                self._send(action.session, action.ops)
+            else:
+                self._seldom(action)
+
+    def lost(self, session: Session, error: Exception) -> None:
+        if not session.over:
+            log.warning("a session for locks on %s is gone: %s", self.database, error)
+            self.do(self.mux.lost(session, error))
+
+    def close(self, error: Exception) -> None:
+        self.do(self.mux.close(error))
+
+    def know(self, ticket: Ticket) -> None:
+        """The name is to be written down, but not now. The numbers of a namespace speak for themselves."""
+        if len(self.noted) > REMEMBERED:
+            self.noted.clear()
+        self.noted.add(ticket.key)
+        if len(ticket.key) == 1:
+            self.names[ticket.key] = ticket.name
+
+    def publish(self) -> None:
+        self.fast = next(
+            (each for each in self.mux.holds if each.opened and len(each.held) < self.mux.per_session), None
+        )
+
+    def flush_names(self) -> None:
+        if self.names:
+            names, self.names = self.names, {}
+            self.do(self.mux.note(json.dumps([[key[0], name] for key, name in list(names.items())])))
+
+    def _settle(self, ticket: Ticket) -> None:
+        raise NotImplementedError
+
+    def _seldom(self, action: Action) -> None:
+        if isinstance(action, Open):
+            self._open(action.session)
+        elif isinstance(action, Wait):
+            self._stand(action)
+        elif isinstance(action, Close):
+            self._close(action.session)
+        elif isinstance(action, Lost):
+            self._tell(action.ticket, action.error)
+
+    def _send(self, session: Session, ops: list[Op]) -> None:
+        try:
+            session.wire.send(ops)
+        except EngineError as error:
+            self.loop.call_soon(self.lost, session, error)
+            return
+        if session.wire.descriptor is None:
+            self.loop.call_soon(self._readable, session)
+
+    def _stand(self, action: Wait) -> None:
+        try:
+            action.session.wire.stand(action.key)
+        except EngineError as error:
+            self.loop.call_soon(self.lost, action.session, error)
+            return
+        if action.session.wire.descriptor is None:
+            self.loop.call_later(action.session.wire.later, self._readable, action.session)
+
+    def _readable(self, session: Session) -> None:
+        if session.over:
+            return
+        wire = session.wire
+        try:
+            answers = wire.receive()
+        except EngineError as error:
+            self.lost(session, error)
+            return
+        if answers is None:
+            if wire.descriptor is None and not session.flying and session.claim is not None:
+                self.loop.call_later(wire.later, self._readable, session)
+        elif session.flying:
+            self._answered(session, answers)
+        else:
+            self.do(self.mux.waited(session, answers if isinstance(answers, EngineError) else None))
+
+    def _answered(self, session: Session, answers: Any) -> None:
+        if isinstance(answers, EngineError):
+            log.debug("%s: %s", self.database, answers)
+            self.do(self.mux.refused(session, answers))
+        else:
+            self.do(self.mux.answered(session, answers))
+
+    def _open(self, session: Session) -> None:
+        self._sweep_later()
+        _in_a_thread(self.database, self.loop, lambda wire, error: self._arrive(session, wire, error))
+
+    def _arrive(self, session: Session, wire: Any, error: Exception | None) -> None:
+        if error is not None:
+            self.do(self.mux.lost(session, error))
+            return
+        session.wire = wire
+        if session.over:
+            wire.close()
+            return
+        self._watch(session)
+        self.do(self.mux.opened(session))
+        self.publish()
+
+    def _watch(self, session: Session) -> None:
+        """Hear its answers, and its end."""
+        if session.wire.descriptor is not None:
+            self.loop.add_reader(session.wire.descriptor, self._readable, session)
+
+    def _close(self, session: Session) -> None:
+        self.publish()
+        if session.wire is not None:
+            if session.wire.descriptor is not None and not self.loop.is_closed():
+                self.loop.remove_reader(session.wire.descriptor)
+            session.wire.close()
+
+    def _tell(self, ticket: Ticket, error: Exception) -> None:
+        if ticket.tell is not None:
+            ticket.tell(error)
+
+    def _sweep_later(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            self.loop.call_later(SWEEP, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = False
+        self.flush_names()
+        self._end_stuck()
+        self._close_idle()
+        self.publish()
+        if self.mux.holds or self.mux.waits:
+            self._sweep_later()
+
+    def _end_stuck(self) -> None:
+        """What has been under way since so many looks will not be answered any more."""
+        before, self._under_way = self._under_way, []
+        for session in [*self.mux.holds, *self.mux.waits]:
+            if flying := session.flying:
+                looks = next((each[1] for each in before if each[0] is flying), 0) + 1
+                self._under_way.append((flying, looks))
+                if looks * SWEEP > CALL_TIMEOUT:
+                    self.lost(session, Unanswered(f"{self.database} did not answer in time"))
+
+    def _close_idle(self) -> None:
+        self.do(self.mux.sweep())
+
+
+def open_wire(database: Database, timeout: float) -> Any:
+    if database.dialect == "sqlite":
+        from holdfast._wire.lock_kernel import KernelLockWire
+
+        return KernelLockWire.open(database, timeout)
+    from holdfast._wire.lock_postgres import PostgresLockWire
+
+    return PostgresLockWire.open(database, timeout)
+
+
+def _in_a_thread(
+    database: Database, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any, Exception | None], None]
+) -> None:
+    """Connecting waits for the network and the resolver; opening a file does not."""
+
+    def connect() -> None:
+        wire, failed = None, None
+        try:
+            wire = open_wire(database, CALL_TIMEOUT)
+        except Exception as error:
+            failed = error
+        try:
+            loop.call_soon_threadsafe(arrive, wire, failed)
+        except RuntimeError:  # the loop was closed meanwhile
+            if wire is not None:
+                wire.close()
+
+    if database.dialect == "sqlite":
+        try:
+            loop.call_soon(arrive, open_wire(database, CALL_TIMEOUT), None)
+        except Refused as error:
+            loop.call_soon(arrive, None, error)
+    else:
+        threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()

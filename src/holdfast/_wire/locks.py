@@ -1,0 +1,220 @@
+"""The locks of one client for threads: straight to a free session if there is one, else through the pump's thread.
+
+Every acquire may be interrupted anywhere by Ctrl-C, or by whatever else raises in a thread from outside. What it has
+begun is then the pump's to finish and to undo, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextvars import ContextVar
+from threading import get_ident
+
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.lock_pump import CALL_TIMEOUT
+from holdfast._wire.shared_pump import SharedPump
+from holdfast.core.errors import EngineError, Unanswered, Unreachable
+from holdfast.core.mux import Mux
+from holdfast.core.tickets import Session, State, Ticket
+
+_CLOSE_TIMEOUT = 2.0
+
+
+class _Me:
+    """One thread, as far as its context tells: the numbers of threads are used again."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+
+
+_me: ContextVar[_Me] = ContextVar("holdfast_lock_owner")
+
+
+def owner() -> object:
+    """Who is asking: compared by identity."""
+    me = _me.get(None)
+    if me is None or me.thread != get_ident():
+        me = _Me(get_ident())
+        _me.set(me)
+    return me
+
+
+class Locks:
+    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
+        self.database = database
+        self.namespaces: dict[str, int] = {}
+        self._limits = (kept, extra)
+        self._pid = os.getpid()
+        self._pump: SharedPump | None = None
+        self._starting = threading.Lock()
+
+    def acquire(self, ticket: Ticket, timeout: float) -> State:
+        """What became of it. When it raises, nothing of it stays."""
+        pump = self._pump or self._start()
+        if ticket.key not in pump.noted:
+            pump.know(ticket)
+        try:
+            session = pump.fast
+            if session is not None and self._take(pump, ticket, session, min(CALL_TIMEOUT, timeout)):
+                return ticket.state
+            event = pump.contended if ticket.contended else pump.ask
+            return ticket.state if self._wait(pump, event, ticket, timeout) else self._late(pump, ticket)
+        except BaseException:
+            pump.post(pump.recover, ticket)
+            raise
+
+    def release(self, ticket: Ticket) -> bool:
+        """Whether it was still ours."""
+        pump, session = self._pump, ticket.session
+        if pump is None or session is None:
+            return False
+        try:
+            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
+                given = self._give(pump, ticket, session)
+                if given is not None:
+                    return given
+            if not self._wait(pump, pump.release, ticket, CALL_TIMEOUT + 1.0):
+                raise Unanswered(f"{self.database} did not answer in time")
+            return ticket.state == "released"
+        except BaseException:
+            pump.post(pump.recover, ticket)
+            raise
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Unlock it, whatever has become of it; nobody waits for that."""
+        if self._pump is not None:
+            self._pump.post(self._pump.recover, ticket)
+
+    def close(self, error: EngineError) -> None:
+        pump, self._pump = self._pump, None
+        if pump is None or self._pid != os.getpid():
+            return
+        closed = threading.Event()
+
+        def close() -> None:
+            pump.flush_names()
+            pump.close(error)
+            closed.set()
+
+        pump.post(close)
+        closed.wait(_CLOSE_TIMEOUT)
+
+    def flush_names(self) -> None:
+        """Write down what has been locked, so that listings show names."""
+        if self._pump is not None:
+            self._pump.post(self._pump.flush_names)
+
+    def notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._pump, self._starting = os.getpid(), None, threading.Lock()
+
+    def _start(self) -> SharedPump:
+        with self._starting:
+            if self._pump is None:
+                kept, extra = self._limits
+                mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
+                self._pump = SharedPump(self.database, mux)
+            return self._pump
+
+    def _wait(self, pump: SharedPump, event: object, ticket: Ticket, timeout: float) -> bool:
+        """Leave it to the pump; False when it has not come about in time."""
+        ticket.deadline = now() + timeout
+        ticket.bell = bell = threading.Lock()
+        bell.acquire()
+        pump.post(event, ticket)  # type: ignore[arg-type]
+        return bell.acquire(timeout=min(max(0.0, timeout), threading.TIMEOUT_MAX))
+
+    def _late(self, pump: SharedPump, ticket: Ticket) -> State:
+        pump.post(pump.recover, ticket)  # it may have been granted this very moment
+        return "gone"
+
+    def _take(self, pump: SharedPump, ticket: Ticket, session: Session, timeout: float) -> bool:
+        """Try it in this thread; False when that cannot be, or somebody has it and we wait."""
+        mux, key = pump.mux, ticket.key
+        if key in mux.claims or len(session.held) >= mux.per_session:
+            return False
+        if mux.cap is not None and len(mux.claims) >= mux.cap:
+            return False
+        ticket.session = session
+        ticket.thread = get_ident()
+        if pump.drivers.setdefault(session, ticket) is not ticket:
+            self._check_driver(pump, ticket, session)
+            return False
+        if session.over or mux.claims.setdefault(key, ticket) is not ticket:
+            self._let_go(pump, session)
+            return False
+        session.held[key] = ticket
+        session.used = True
+        try:
+            got = session.wire.run("try", key, timeout)
+        except Unanswered as error:
+            pump.post(pump.fell, session, error)
+            return False
+        if got:
+            ticket.state = "held"
+            pump.drivers.pop(session, None)
+            if session in pump.held_up:
+                pump.post(pump.resume, session)
+            return True
+        if got is None:
+            ticket.state = self._late(pump, ticket)
+            return True
+        ticket.contended = True
+        if ticket.waits:
+            self._let_go(pump, session)
+            return False
+        ticket.state = "busy"
+        self._forget(pump, ticket, session)
+        return True
+
+    def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool | None:
+        """Unlock it in this thread; None when that cannot be."""
+        ticket.thread = get_ident()
+        if pump.drivers.setdefault(session, ticket) is not ticket:
+            self._check_driver(pump, ticket, session)
+            return None
+        if session.over or pump.mux.claims.get(ticket.key) is not ticket:
+            self._let_go(pump, session)
+            return None
+        ticket.state = "released"
+        try:
+            if session.wire.run("unlock", ticket.key, CALL_TIMEOUT) is None:
+                raise Unanswered(f"{self.database} did not answer in time")
+        except Unanswered as error:
+            ticket.state = "lost"
+            session.held.pop(ticket.key, None)
+            pump.mux.claims.pop(ticket.key, None)
+            pump.post(pump.fell, session, error)
+            if ticket.heirs is not None:
+                pump.post(pump.freed, ticket)
+            return False
+        self._forget(pump, ticket, session)
+        return True
+
+    def _check_driver(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
+        """Somebody drives it; but not we ourselves, further down in this thread?"""
+        driver = pump.drivers.get(session)
+        if isinstance(driver, Ticket) and driver.thread == ticket.thread:
+            raise Unreachable(
+                f"this thread is in the middle of a call for lock {driver.name!r}, which a signal has interrupted, and "
+                "would wait for itself"
+            )
+
+    def _let_go(self, pump: SharedPump, session: Session) -> None:
+        pump.drivers.pop(session, None)
+        if session in pump.held_up:
+            pump.post(pump.resume, session)
+
+    def _forget(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
+        session.held.pop(ticket.key, None)
+        pump.mux.claims.pop(ticket.key, None)
+        self._let_go(pump, session)
+        if ticket.heirs is not None:
+            pump.post(pump.freed, ticket)
+
+
+__all__ = ["CALL_TIMEOUT", "Locks", "owner"]

@@ -1,0 +1,83 @@
+"""What a lock is, as values: checked names, their keys, and the refusal in words."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import sha256
+from typing import NamedTuple
+
+from holdfast.core.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
+from holdfast.core.grant import OnLost, check_name
+from holdfast.core.tickets import Key, Name, State
+
+_INT4 = range(-(2**31), 2**31)
+
+
+class Target(NamedTuple):
+    """A checked name. ``key`` is None until the namespace's number is known."""
+
+    name: Name
+    label: str
+    key: Key | None
+    namespace: str
+    number: int
+
+
+def target(name: object) -> Target:
+    """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
+    if isinstance(name, str):
+        return _text(name)
+    if not isinstance(name, tuple) or len(name) != 2:
+        raise TypeError(f"a lock's name is a str or (namespace, number), not {name!r:.80}")
+    namespace, number = name
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"the number in a lock's name must be an int, not {type(number).__name__}: {name!r:.80}")
+    return _pair(namespace, number)
+
+
+@lru_cache(maxsize=8192)
+def _text(name: str) -> Target:
+    check_name(name)
+    key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
+    return Target(name, name, (key,), "", 0)
+
+
+@lru_cache(maxsize=8192)
+def _pair(namespace: str, number: int) -> Target:
+    check_name(namespace, "namespace")
+    if number not in _INT4:
+        raise ValueError(f"the number in a lock's name must be from {_INT4.start} to {_INT4.stop - 1}, not {number}")
+    return Target((namespace, number), repr((namespace, number)), None, namespace, number)
+
+
+def check_on_lost(on_lost: OnLost, *, cancels: bool) -> OnLost:
+    if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
+        raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
+    if on_lost == "cancel" and not cancels:
+        raise ValueError(
+            "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
+        )
+    return on_lost
+
+
+def refusal(name: Name, state: State, *, waited: float | None, contended: bool) -> NotAcquired | EngineError:
+    """Why it was not acquired. ``waited``: for how long we were to wait; None when not at all."""
+    if state == "reentered":
+        return LockReentered(
+            f"lock {name!r} is already held by this very thread or task: it cannot be taken twice, and is still held",
+            name=str(name),
+        )
+    if state == "full":
+        return Refused(
+            f"lock {name!r} refused: half of the server's lock table is in use, and if it fills up nobody can connect. "
+            "Hold fewer locks at once, or raise max_locks_per_transaction",
+            "53200",
+        )
+    if state == "gone" and waited is None:
+        return Unreachable(f"lock {name!r}: the database did not answer in time")
+    message = f"lock {name!r} is held by somebody else"
+    if waited is None:
+        return NotAcquired(message, name=str(name))
+    if not contended:
+        message = f"lock {name!r}: the database has not answered"
+    return AcquireTimeout(f"{message}; waited {waited:.3g} s", name=str(name))

@@ -1,0 +1,237 @@
+"""What every engine promises of a lock, as tests: an engine is done when they are green.
+
+Used as ``LeaseContract`` is, with the same two fixtures: ``url`` and ``connect``. Who is asking is a thread or a task,
+and behind ``holdfast.testing.portal`` every call is a task of its own; so what re-entry means is not tested here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing.contract import waiting
+
+Connect = Callable[..., Any]
+
+LONG = 30.0
+"""A timeout that does not run out during a test."""
+NAMES = ["import", ("agent", 7)]
+
+
+class LockContract:
+    """The lock, seen from outside."""
+
+    @pytest.mark.parametrize("name", NAMES, ids=str)
+    def test_a_grant_says_what_it_is(self, connect: Connect, url: str, name: Any) -> None:
+        grant = connect(url).lock(name).acquire()
+        assert (grant.name, grant.lost, grant.check()) == (name, False, None)
+        assert grant.release() is True
+        assert grant.lost
+        with pytest.raises(holdfast.LeaseLost, match="released"):
+            grant.check()
+
+    @pytest.mark.parametrize("name", NAMES, ids=str)
+    def test_with_holds_it_for_the_block(self, connect: Connect, url: str, name: Any) -> None:
+        client, other = connect(url), connect(url)
+        with client.lock(name) as grant:
+            assert other.lock(name).try_acquire() is None
+            assert not grant.lost
+        assert grant.lost
+        assert other.lock(name).try_acquire().release() is True
+
+    def test_one_handle_can_be_used_again(self, connect: Connect, url: str) -> None:
+        lock, other = connect(url).lock("import"), connect(url)
+        for _ in range(3):
+            with lock:
+                assert other.lock("import").try_acquire() is None
+        assert other.lock("import").try_acquire() is not None
+
+    def test_waiting_ends_with_acquire_timeout(self, connect: Connect, url: str) -> None:
+        held, other = connect(url).lock("import").acquire(), connect(url)
+        assert other.lock("import").try_acquire() is None, "connecting takes time, too"
+        with pytest.raises(holdfast.AcquireTimeout, match=r"'import' is held .* waited 0\.1 s") as refused:
+            other.lock("import").acquire(timeout=0.1)
+        assert isinstance(refused.value, TimeoutError)
+        assert isinstance(refused.value, holdfast.NotAcquired)
+        assert refused.value.name == "import"
+        with pytest.raises(holdfast.AcquireTimeout), other.lock("import", timeout=0.1):
+            pass
+        assert not held.lost
+        assert held.release() is True
+        assert other.lock("import").try_acquire() is not None, "whoever gave up does not stand in the way"
+
+    def test_without_patience_it_is_refused_at_once(self, connect: Connect, url: str) -> None:
+        held = connect(url).lock("import").acquire()
+        with pytest.raises(holdfast.NotAcquired) as refused:
+            connect(url).lock("import").acquire(timeout=0)
+        assert not isinstance(refused.value, TimeoutError)
+        held.check()
+
+    def test_or_skip_runs_the_block_either_way(self, connect: Connect, url: str) -> None:
+        first, second = connect(url), connect(url)
+        with first.lock("import").or_skip() as grant:
+            assert grant is not None
+            with second.lock("import").or_skip() as nothing:
+                assert nothing is None
+            grant.check()
+        assert second.lock("import").try_acquire() is not None
+
+    @pytest.mark.parametrize("how", ["with", "or_skip"])
+    def test_an_exception_in_the_block_releases_and_propagates(self, connect: Connect, url: str, how: str) -> None:
+        client, problem = connect(url), LookupError("no such order")
+        block = client.lock("import") if how == "with" else client.lock("import").or_skip()
+        with pytest.raises(LookupError) as raised, block:
+            raise problem
+        assert raised.value is problem
+        assert connect(url).lock("import").try_acquire() is not None
+
+    def test_a_second_release_is_harmless(self, connect: Connect, url: str) -> None:
+        client, other = connect(url), connect(url)
+        grant = client.lock("import").acquire()
+        assert [grant.release(), grant.release()] == [True, False]
+        heir = other.lock("import").acquire()
+        assert grant.release() is False
+        heir.check()
+        assert client.lock("import").try_acquire() is None
+
+    def test_a_release_inside_the_block_is_the_release(self, connect: Connect, url: str) -> None:
+        client, other = connect(url), connect(url)
+        with client.lock("import") as grant:
+            assert grant.release() is True
+            heir = other.lock("import").acquire()
+        heir.check()
+        assert client.lock("import").try_acquire() is None
+
+    def test_different_keys_never_wait_for_each_other(self, connect: Connect, url: str) -> None:
+        """Texts and numbers have spaces of their own, and so has every namespace."""
+        client, other = connect(url), connect(url)
+        names: list[Any] = ["7", "agent", ("agent", 7), ("agent", 8), ("agent", -7), ("order", 7), ("7", 7)]
+        held = [client.lock(name).try_acquire() for name in names]
+        assert None not in held
+        assert [other.lock(name).try_acquire() for name in names] == [None] * len(names)
+        assert [grant.release() for grant in held] == [True] * len(names)
+
+    def test_a_waiter_gets_it_when_another_client_releases(self, connect: Connect, url: str) -> None:
+        holder, waiter = connect(url), connect(url)
+        grant = holder.lock("import").acquire()
+        with waiting(lambda: waiter.lock("import").acquire(timeout=LONG)) as won:
+            assert grant.release() is True
+        won[0].check()
+        assert holder.lock("import").try_acquire() is None
+
+    def test_a_waiter_gets_it_when_the_same_client_releases(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        grant = client.lock("import").acquire()
+        with waiting(lambda: client.lock("import").acquire(timeout=LONG)) as won:
+            assert grant.release() is True
+        won[0].check()
+        assert grant.lost
+        assert connect(url).lock("import").try_acquire() is None
+
+    def test_it_can_be_released_elsewhere_than_it_was_acquired(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        grant = client.lock("import").acquire()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(grant.release).result(LONG) is True
+        assert connect(url).lock("import").try_acquire() is not None
+
+    def test_only_one_at_a_time_and_everybody_in_the_end(self, connect: Connect, url: str) -> None:
+        """A counter that nothing but the lock protects, over two clients with several threads each."""
+        clients, inside, total = [connect(url), connect(url)], [0], [0]
+        wrong: list[int] = []
+
+        def work(client: Any) -> None:
+            for _ in range(10):
+                with client.lock(("counter", 1), timeout=LONG):
+                    inside[0] += 1
+                    if inside[0] != 1:
+                        wrong.append(inside[0])
+                    before = total[0]
+                    threading.Event().wait(0.0005)
+                    total[0] = before + 1
+                    inside[0] -= 1
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(work, clients[number % 2]) for number in range(6)]:
+                done.result(LONG)
+        assert (total, wrong) == ([60], [])
+
+    def test_closing_the_client_frees_its_locks(self, connect: Connect, url: str) -> None:
+        client, other = connect(url), connect(url)
+        grants = [client.lock(name).acquire() for name in ("import", ("agent", 7))]
+        client.close()
+        assert [grant.lost for grant in grants] == [True, True]
+        assert [grant.release() for grant in grants] == [False, False]
+        for name in ("import", ("agent", 7)):
+            other.lock(name).acquire(timeout=LONG)
+
+    def test_closing_the_client_tells_whoever_waits(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        connect(url).lock("import").acquire()
+        told: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                client.lock("import").acquire(timeout=LONG)
+            except holdfast.HoldfastError as error:
+                told.append(error)
+
+        with waiting(wait):
+            client.close()
+        assert [type(error) for error in told] == [holdfast.EngineError]
+        assert "closed" in str(told[0])
+
+    def test_a_closed_client_locks_nothing(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        lock = client.lock("import")
+        client.close()
+        for attempt in (lock.acquire, lock.try_acquire, client.lock(("agent", 7)).acquire):
+            with pytest.raises(holdfast.EngineError, match="closed"):
+                attempt()
+
+    @pytest.mark.parametrize(
+        ("name", "error", "told"),
+        [
+            ("", ValueError, "1 to 200 characters"),
+            ("x" * 201, ValueError, "1 to 200 characters"),
+            ("tab\there", ValueError, "control characters"),
+            (7, TypeError, "str or"),
+            (("agent",), TypeError, "str or"),
+            (("agent", 1, 2), TypeError, "str or"),
+            (["agent", 7], TypeError, "str or"),
+            (("agent", "7"), TypeError, "must be an int"),
+            (("agent", True), TypeError, "must be an int"),
+            (("agent", 2**31), ValueError, "2147483647"),
+            (("agent", -(2**31) - 1), ValueError, "-2147483648"),
+            (("", 7), ValueError, "namespace"),
+            ((7, 7), TypeError, "namespace"),
+        ],
+    )
+    def test_a_name_that_is_none(
+        self, connect: Connect, url: str, name: Any, error: type[Exception], told: str
+    ) -> None:
+        with pytest.raises(error, match=told):
+            connect(url).lock(name)
+
+    def test_the_first_and_the_last_number(self, connect: Connect, url: str) -> None:
+        client, other = connect(url), connect(url)
+        for number in (-(2**31), -1, 0, 2**31 - 1):
+            with client.lock(("edge", number)):
+                assert other.lock(("edge", number)).try_acquire() is None
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])
+    def test_a_timeout_that_is_none(self, connect: Connect, url: str, timeout: Any) -> None:
+        client = connect(url)
+        with pytest.raises((ValueError, TypeError), match="timeout"):
+            client.lock("import", timeout=timeout)
+        with pytest.raises((ValueError, TypeError), match="timeout"):
+            client.lock("import").acquire(timeout=timeout)
+
+    def test_an_on_lost_that_is_none(self, connect: Connect, url: str) -> None:
+        with pytest.raises(ValueError, match="on_lost"):
+            connect(url).lock("import", on_lost="explode")

@@ -1,0 +1,106 @@
+"""A process full of rivals: threads and tasks that want the same few locks, and count under them without other care.
+
+The counters are bytes in a shared file, read and written apart: two holders of one key at once would lose a count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.testing.history import Recorder, now
+
+KEYS = 50
+
+
+class Counters:
+    """One number a key, for all processes, protected by nothing but the lock."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "counters"
+        if not path.exists():
+            path.write_bytes(bytes(8 * KEYS))
+        with path.open("r+b") as file:
+            self._bytes = mmap.mmap(file.fileno(), 8 * KEYS)
+
+    def read(self, key: int) -> int:
+        return int.from_bytes(self._bytes[8 * key : 8 * key + 8])
+
+    def write(self, key: int, value: int) -> None:
+        self._bytes[8 * key : 8 * key + 8] = value.to_bytes(8)
+
+
+class Rivals:
+    def __init__(self, folder: Path, worker: str, seed: int) -> None:
+        self._record, self._counters = Recorder(folder, worker), Counters(folder)
+        self._random = random.Random(f"{seed}-{worker}")
+        self.over = threading.Event()
+
+    def thread(self, number: int, client: Any) -> None:
+        while not self.over.is_set():
+            key, asked = self._random.randrange(KEYS), now()
+            try:
+                if self._random.random() < 0.2:
+                    with client.lock(("agent", key)).or_skip() as grant:
+                        if grant is not None:
+                            self._count(number, key, asked, time.sleep)
+                else:
+                    with client.lock(("agent", key), timeout=self._random.choice([0.05, 0.5, 5])):
+                        self._count(number, key, asked, time.sleep)
+            except (holdfast.AcquireTimeout, holdfast.EngineError):  # too short even to connect
+                pass
+            time.sleep(self._random.uniform(0, 0.05))
+
+    async def task(self, number: int, client: Any) -> None:
+        while not self.over.is_set():
+            key, asked = self._random.randrange(KEYS), now()
+            limit = self._random.choice([0.2, 2, 10, None])
+            try:
+                async with asyncio.timeout(limit), client.lock(("agent", key), timeout=self._random.choice([0.2, 5])):
+                    value, entered = self._counters.read(key), now()
+                    await asyncio.sleep(self._random.choice([0, 0, 0.002]))
+                    self._enter(number, key, asked, entered, value)
+            except (TimeoutError, holdfast.EngineError):  # cancelled by us, or waited too long
+                pass
+            await asyncio.sleep(self._random.uniform(0, 1.0))
+
+    def _count(self, number: int, key: int, asked: float, pause: Any) -> None:
+        value, entered = self._counters.read(key), now()
+        pause(self._random.choice([0, 0, 0.002]))
+        self._enter(number, key, asked, entered, value)
+
+    def _enter(self, number: int, key: int, asked: float, entered: float, value: int) -> None:
+        self._counters.write(key, value + 1)
+        self._record.info(
+            "believe", str(key), number, **{"from": entered, "until": now(), "asked": asked, "value": value}
+        )
+
+
+async def tasks(rivals: Rivals, url: str, count: int) -> None:
+    async with holdfast.AsyncClient(url) as client, asyncio.TaskGroup() as group:
+        for number in range(count):
+            group.create_task(rivals.task(1000 + number, client))
+
+
+def main(url: str, folder: str, worker: str, threads: str, count: str) -> None:
+    rivals = Rivals(Path(folder), worker, 7)
+    with holdfast.Client(url) as client:
+        running = [threading.Thread(target=rivals.thread, args=(number, client)) for number in range(int(threads))]
+        running.append(threading.Thread(target=lambda: asyncio.run(tasks(rivals, url, int(count)))))
+        for thread in running:
+            thread.start()
+        sys.stdin.read()
+        rivals.over.set()
+        for thread in running:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

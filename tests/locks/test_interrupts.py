@@ -1,0 +1,156 @@
+"""KeyboardInterrupt at every instruction of an acquire and of a release: nothing stays locked, nobody else notices.
+
+The exception is raised by a trace function, in the thread that acquires, before one instruction of holdfast after the
+other: that is stricter than the interpreter, which looks for signals only now and then. Left out are the very first
+instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be safe, and that which
+returns, where the interpreter does not look.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dis import opname
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.children import eventually
+from tests.locks.looks import advisory
+
+STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
+"""Every so many instructions; 1 for all of them."""
+
+
+FIRST = ("__exit__", "release")
+
+
+class Interrupt:
+    """Raises before instruction number ``at`` of holdfast in this thread, once."""
+
+    def __init__(self, at: int) -> None:
+        self.at = self.left = at
+        self.raised = False
+
+    def __enter__(self) -> None:
+        sys.settrace(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> Any:
+        if "/holdfast/_" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: object) -> Any:
+        code, place = frame.f_code, frame.f_lasti
+        never = opname[code.co_code[place]] == "RETURN_VALUE" or (code.co_name in FIRST and place < 4)
+        if event == "opcode" and not self.raised and not never:
+            self.left -= 1
+            if self.left < 0:
+                self.raised = True
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._step
+
+
+def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[int]:
+    """Interrupt ``attempt`` further and further in, until it gets through; every number is one to be checked."""
+    at = 0
+    while True:
+        interrupt = Interrupt(at)
+        grant = None
+        with suppress(KeyboardInterrupt):
+            grant = attempt(interrupt)
+        if not interrupt.raised:
+            assert at > least, f"only {at} instructions: what has been interrupted?"
+            if grant is not None:
+                grant.release()
+            return
+        assert grant is None
+        yield at
+        at += STRIDE
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as client:
+        client.lock("warm").acquire().release()
+        eventually(lambda: client._locks.sessions._pump.fast, "there is a session to go to straight")  # type: ignore[union-attr]
+        yield client
+
+
+def is_free(client: holdfast.Client, other: holdfast.Client, name: str) -> None:
+    """For another client, and for whoever comes next in this one."""
+    other.lock(name).acquire(timeout=20).release()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: client.lock(name).acquire(timeout=20).release()).result(30)
+
+
+@pytest.mark.parametrize("how", ["acquire", "try_acquire", "with", "or_skip"])
+def test_an_acquire_interrupted_anywhere_leaves_no_lock(client: holdfast.Client, either: str, how: str) -> None:
+    def attempt(interrupt: Interrupt) -> Any:
+        lock = client.lock("a")
+        with interrupt:
+            if how in ("acquire", "try_acquire"):
+                return getattr(lock, how)()
+            with lock if how == "with" else lock.or_skip():
+                pass
+        return None
+
+    with holdfast.Client(either) as other:
+        others = [client.lock(f"other {number}").acquire() for number in range(3)]
+        for _ in sweep(attempt, 200):
+            is_free(client, other, "a")
+        assert [grant.lost for grant in others] == [False] * 3
+        assert [grant.release() for grant in others] == [True] * 3
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+def test_a_release_interrupted_anywhere_frees_the_lock(client: holdfast.Client, either: str) -> None:
+    def attempt(interrupt: Interrupt) -> None:
+        with interrupt:
+            grants[-1].release()
+
+    with holdfast.Client(either) as other:
+        grants = [client.lock("a").acquire()]
+        for _ in sweep(attempt, 50):
+            is_free(client, other, "a")
+            grants.append(client.lock("a").acquire())
+        is_free(client, other, "a")
+
+
+def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers_finish(
+    client: holdfast.Client, either: str
+) -> None:
+    """Somebody else has it, or lets it go this very moment; and another thread of ours stands in line behind."""
+    with holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
+
+        def attempt(interrupt: Interrupt) -> Any:
+            holder = other.lock("a").acquire(timeout=20)
+            freeing = threading.Timer(0.002 if interrupt.at % 2 else 0.03, holder.release)
+            followers.append(pool.submit(lambda: client.lock("a").acquire(timeout=20).release()))
+            freeing.start()
+            try:
+                with interrupt:
+                    return client.lock("a").acquire(timeout=0.02)
+            except holdfast.AcquireTimeout:
+                return None
+            finally:
+                freeing.join()
+
+        followers: list[Any] = []
+        for _ in sweep(attempt, 100):
+            assert followers[-1].result(30) is True
+            is_free(client, other, "a")
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")

@@ -1,0 +1,65 @@
+"""The server's lock table is shared by everybody: we stop long before it is full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres
+from tests.children import eventually
+from tests.conftest import migrated
+from tests.locks.looks import advisory
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[str]:
+    """A server whose table is small: 10 * (40 + 0) locks, of which we take half."""
+    settings = {"max_locks_per_transaction": 10, "max_connections": 40, "max_prepared_transactions": 0}
+    with Postgres.create(settings=settings) as server:
+        yield migrated(server.database())
+
+
+def test_beyond_the_cap_an_error_and_never_an_outage(connect: Callable[..., Any], small: str) -> None:
+    client, other = connect(small), connect(small)
+    grants: list[Any] = []
+
+    def take(numbers: range) -> None:
+        for number in numbers:
+            grants.append(client.lock(("many", number)).acquire())  # noqa: PERF401 - how far it came is the point
+
+    with pytest.raises(holdfast.EngineError, match="max_locks_per_transaction") as refused:
+        take(range(1000))
+    assert getattr(refused.value, "sqlstate", "") == "53200"
+    assert 150 <= len(grants) <= 200
+    with psycopg.connect(small, autocommit=True) as anybody:
+        anybody.execute("create temporary table still (works int)")
+    with pytest.raises(holdfast.EngineError, match="max_locks_per_transaction"):
+        other.lock("one more").acquire()
+    assert [grant.lost for grant in grants] == [False] * len(grants)
+    assert all(grant.release() for grant in grants)
+
+    def works() -> bool:
+        try:
+            return bool(client.lock("a").acquire().release() and other.lock("a").acquire().release())
+        except holdfast.EngineError:
+            return False
+
+    eventually(works, "there is room again, and it is noticed")
+    eventually(lambda: advisory(small) == [], "nothing is left")
+
+
+def test_many_locks_are_spread_over_sessions(connect: Callable[..., Any], postgres_url: str) -> None:
+    """Each statement of a session costs in proportion to what it holds."""
+    client = connect(postgres_url)
+    grants = [client.lock(("many", number)).acquire() for number in range(700)]
+    held: dict[int, int] = {}
+    for *_, pid in advisory(postgres_url):
+        held[pid] = held.get(pid, 0) + 1
+    assert sum(held.values()) == 700
+    assert len(held) == 3
+    assert max(held.values()) <= 300
+    assert all(grant.release() for grant in grants)

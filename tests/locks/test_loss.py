@@ -1,0 +1,160 @@
+"""A session that ends tells every grant on it; those who wait go on waiting, elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres, Proxy
+from holdfast.testing.portal import Blocking
+from tests.children import Child, eventually, query
+from tests.conftest import migrated
+from tests.locks.looks import advisory, waiters
+
+Connect = Callable[..., Any]
+
+
+def terminate(url: str, *, granted: bool = True) -> None:
+    pids = {pid for *_, held, pid in advisory(url) if held is granted}
+    assert pids
+    for pid in pids:
+        query(url, "select pg_terminate_backend(%s)", pid)
+
+
+def test_a_session_that_ends_tells_every_grant_on_it(connect: Connect, postgres_url: str) -> None:
+    client, told = connect(postgres_url), list[Any]()
+
+    def tell(grant: Any) -> None:
+        told.append(grant.name)
+
+    grants = [client.lock(("agent", number), on_lost=tell).acquire() for number in (1, 2)]
+    grants.append(client.lock("a").acquire())
+    assert [grant.lost for grant in grants] == [False] * 3
+    terminate(postgres_url)
+    eventually(lambda: all(grant.lost for grant in grants), "every grant has learned of it")
+    for grant in grants:
+        with pytest.raises(holdfast.LeaseLost, match="session"):
+            grant.check()
+        assert grant.release() is False
+    eventually(lambda: sorted(told) == [("agent", 1), ("agent", 2)], "and so have their owners")
+    with client.lock("a") as again:
+        again.check()
+
+
+def test_a_connection_that_breaks_tells_every_grant(connect: Connect, postgres_url: str) -> None:
+    with Proxy(postgres_url) as link:
+        client = connect(link.url)
+        grant = client.lock("a").acquire()
+        link.cut()
+        eventually(lambda: grant.lost, "it is told")
+        client.lock("a").acquire(timeout=20).check()
+
+
+def test_a_lock_won_by_waiting_is_lost_with_its_own_session(connect: Connect, postgres_url: str) -> None:
+    holder, client = connect(postgres_url), connect(postgres_url)
+    held, mine = holder.lock("a").acquire(), client.lock("b").acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: client.lock("a").acquire(timeout=30))
+        eventually(lambda: waiters(postgres_url), "it stands in line")
+        [winner] = waiters(postgres_url)
+        held.release()
+        grant = waiting.result(30)
+    query(postgres_url, "select pg_terminate_backend(%s)", winner)
+    eventually(lambda: grant.lost, "it is told")
+    assert not mine.lost, "another session"
+
+
+def test_whoever_waits_outlives_the_end_of_its_session(connect: Connect, postgres_url: str) -> None:
+    holder, client = connect(postgres_url), connect(postgres_url)
+    held = holder.lock("a").acquire()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(lambda: client.lock("a").acquire(timeout=30).release()) for _ in range(2)]
+        eventually(lambda: waiters(postgres_url), "one stands in line for both")
+        [first] = waiters(postgres_url)
+        terminate(postgres_url, granted=False)
+        eventually(lambda: waiters(postgres_url) not in ([], [first]), "in line again")
+        held.check()
+        assert held.release() is True
+        assert [each.result(30) for each in waiting] == [True, True]
+
+
+def test_a_waiter_outlives_a_restart_of_the_server(connect: Connect) -> None:
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        holder, client = connect(url), connect(url)
+        held = holder.lock("a").acquire()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lambda: client.lock("a").acquire(timeout=60).release())
+            eventually(lambda: waiters(url), "it stands in line")
+            server.restart("immediate")
+            eventually(lambda: held.lost, "the holder knows")
+            assert waiting.result(60) is True
+        holder.close()
+        client.close()
+
+
+async def test_on_lost_cancel_ends_the_block_and_raises(postgres_url: str) -> None:
+    async def block(scope: Any) -> None:
+        async with scope:
+            await asyncio.to_thread(terminate, postgres_url)
+            await asyncio.sleep(30)
+
+    async with holdfast.AsyncClient(postgres_url) as client:
+        with pytest.raises(holdfast.LeaseLost, match="session"):
+            await block(client.lock("a", on_lost="cancel"))
+        with pytest.raises(holdfast.LeaseLost):
+            await block(client.lock("a", on_lost="cancel").or_skip())
+
+
+async def test_an_outer_cancellation_stays_what_it_is(postgres_url: str) -> None:
+    async with holdfast.AsyncClient(postgres_url) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), client.lock("a", on_lost="cancel"):
+                await asyncio.sleep(30)
+        async with client.lock("a").or_skip() as grant:
+            assert grant is not None
+
+
+def test_threads_cannot_be_cancelled(either: str) -> None:
+    with holdfast.Client(either) as client, pytest.raises(ValueError, match="asyncio"):
+        client.lock("a", on_lost="cancel")
+
+
+def test_on_lost_exit_ends_the_process(postgres_url: str) -> None:
+    program = """
+    import sys, holdfast
+    grant = holdfast.Client(sys.argv[1]).lock("a", on_lost="exit").acquire()
+    print("held")
+    sys.stdin.read()
+    """
+    with Child(program, postgres_url) as child:
+        child.expect("held")
+        terminate(postgres_url)
+        assert child.wait() == 70
+
+
+def test_a_server_that_does_not_answer_is_a_timeout(connect: Connect, postgres_url: str) -> None:
+    """And nothing of it stays when it answers again."""
+    with Proxy(postgres_url) as link:
+        client = connect(link.url)
+        client.lock("warm").acquire().release()
+        link.stall("to_client")
+        with pytest.raises(holdfast.AcquireTimeout, match="has not answered"):
+            client.lock("a").acquire(timeout=0.2)
+        link.heal()
+        eventually(lambda: advisory(postgres_url) == [], "what was granted is given back")
+        client.lock("a").acquire(timeout=20).check()
+
+
+def test_our_side_of_a_lock_session_notices_a_dead_peer(connect: Connect, postgres_url: str) -> None:
+    """Keepalives for an idle connection, the user timeout for one that sends. The server's side is in session_tune."""
+    client = connect(postgres_url)
+    client.lock("a").acquire()
+    inner = client._inner if isinstance(client, Blocking) else client
+    [session] = inner._locks.sessions._pump.mux.holds
+    assert session.wire._session.socket_options() == {"keepalive": True, "user_timeout": 3000}

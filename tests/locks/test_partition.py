@@ -1,0 +1,70 @@
+"""A network that swallows everything: no end is told of it, and both notice within seconds.
+
+A proxy cannot show it, because the kernel beside it would go on answering. So the whole scene has a network of its own,
+where the one interface is taken down.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ISOLATED = ("unshare", "--user", "--map-root-user", "--net")
+
+_SCENE = """
+import fcntl, socket, struct, time
+import psycopg
+import holdfast
+from holdfast.testing import Postgres
+
+UP, GET, SET = 1, 0x8913, 0x8914
+
+def loopback(up):
+    with socket.socket() as any_socket:
+        request = fcntl.ioctl(any_socket, GET, struct.pack("16sh14x", b"lo", 0))
+        flags = struct.unpack("16sh14x", request)[1]
+        fcntl.ioctl(any_socket, SET, struct.pack("16sh14x", b"lo", flags | UP if up else flags & ~UP))
+
+def noticed(what, limit=30.0):
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() < began + limit, "nobody noticed"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+loopback(True)
+with Postgres.create() as server:
+    url = server.database()
+    holdfast.Client(url).migrate()
+    told = []
+    client = holdfast.Client(url)
+    grant = client.lock(("agent", 7), on_lost=told.append).acquire()
+    grant.check()
+    before = server.execute("select pid from pg_locks where locktype = 'advisory'")
+    loopback(False)
+    ours = noticed(lambda: grant.lost)
+    time.sleep(max(0.0, 8 - ours))  # the server has its own timers
+    loopback(True)
+    noticed(lambda: told == [grant])
+    after = server.execute("select pid from pg_locks where locktype = 'advisory'")
+    print(len(before), len(after), ours < 8)
+    with holdfast.Client(url) as other, other.lock(("agent", 7), timeout=5):
+        print("free")
+    client.close()
+"""
+
+
+def isolated() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not isolated(), reason="this machine gives no network of one's own")
+def test_a_partition_is_noticed_by_both_sides() -> None:
+    command = [*ISOLATED, sys.executable, "-c", _SCENE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.splitlines() == ["1 0 True", "free"], done.stdout + done.stderr

@@ -1,0 +1,180 @@
+"""Timeouts aimed at the unlock, and cancellations everywhere: not one lock is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import holdfast
+from tests.children import eventually
+from tests.locks.looks import advisory
+
+ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "120"))
+
+
+def nothing_left(url: str) -> None:
+    if url.startswith("postgres"):
+        eventually(lambda: advisory(url) == [], f"0 locks left: {advisory(url)}")
+    with holdfast.Client(url) as fresh:
+        names: list[Any] = ["a", ("agent", 7), *(f"a{number}" for number in range(7))]
+        for name in names:
+            assert fresh.lock(name).try_acquire() is not None, f"{name!r} is still locked by somebody"
+
+
+def test_a_timeout_that_races_the_unlock_leaves_nothing_behind(connect: Callable[..., Any], either: str) -> None:
+    """The server may answer with an error and hold the lock all the same (PostgreSQL bug 17686)."""
+    holder, waiter = connect(either), connect(either)
+    waiter.lock("warm").acquire().release()
+    outcomes = {True: 0, False: 0}
+    patience = freed_after = 0.012
+    for number in range(ROUNDS):
+        name = ("agent", 7) if number % 2 else "a"
+        held = holder.lock(name).acquire(timeout=30)
+        freeing = threading.Timer(max(0.0, freed_after + random.uniform(-0.001, 0.001)), held.release)
+        freeing.start()
+        try:
+            waiter.lock(name).acquire(timeout=patience).release()
+            outcomes[True] += 1
+            freed_after = min(freed_after + 0.0005, 0.02)
+        except (holdfast.AcquireTimeout, holdfast.EngineError):
+            outcomes[False] += 1
+            freed_after = max(freed_after - 0.0005, 0.0)
+        freeing.join()
+    assert min(outcomes.values()) > ROUNDS // 10, f"the aim was bad: {outcomes}"
+    nothing_left(either)
+
+
+def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
+    """Before they are sent, on the wire, answered but not yet heard, in line here and in the server's line."""
+    cancelled = 0
+
+    async def attempt(client: holdfast.AsyncClient, number: int) -> None:
+        nonlocal cancelled
+        task = asyncio.create_task(client.lock(f"a{number % 7}").acquire(timeout=20))
+        await asyncio.sleep(random.choice([0, 0, 0.0003, 0.001, 0.002, 0.004]))
+        task.cancel()
+        try:
+            grant = await task
+        except asyncio.CancelledError:
+            cancelled += 1
+        else:
+            await asyncio.sleep(random.choice([0, 0.001]))
+            assert await grant.release() is True
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+            await (await client.lock("a").acquire()).release()
+            for first in range(0, ROUNDS * 3, 30):
+                held = [await other.lock(f"a{number}").acquire(timeout=20) for number in range(3)]
+                attempts = [asyncio.create_task(attempt(client, number)) for number in range(first, first + 30)]
+                await asyncio.sleep(random.uniform(0, 0.004))
+                for grant in held:
+                    assert await grant.release() is True
+                await asyncio.gather(*attempts)
+            for number in range(7):
+                grant = await client.lock(f"a{number}").acquire(timeout=20)
+                assert await grant.release() is True
+            if either.startswith("postgres"):
+                await asyncio.to_thread(eventually, lambda: advisory(either) == [], "before anything is closed")
+
+    asyncio.run(main())
+    assert cancelled > ROUNDS // 3
+    nothing_left(either)
+
+
+def test_releases_that_are_cancelled_free_the_lock(either: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client:
+            for pause in [0.0, 0.0, 0.0002, 0.0005] * 5:
+                grant = await client.lock("a").acquire(timeout=20)
+                task = asyncio.create_task(grant.release())
+                await asyncio.sleep(pause)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    asyncio.run(main())
+    nothing_left(either)
+
+
+def test_a_first_acquire_cancelled_while_it_connects_leaves_nothing(either: str) -> None:
+    async def main() -> None:
+        for pause in (0.0, 0.001, 0.003, 0.006, 0.01, 0.02):
+            async with holdfast.AsyncClient(either) as client:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await client.lock("a").acquire()
+
+    asyncio.run(main())
+    nothing_left(either)
+
+
+def test_thirty_two_tasks_and_thirty_two_threads_share_a_session_each(postgres_url: str) -> None:
+    """Uncontended, with cancellations: the others never notice, and two connections are enough."""
+    most = [0]
+
+    def watch() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], len({pid for *_, pid in advisory(postgres_url)}))
+            done.wait(0.02)
+
+    def work(client: holdfast.Client, number: int) -> None:
+        for turn in range(20):
+            with client.lock(f"thread {number} {turn % 2}"):
+                pass
+
+    async def work_too(client: holdfast.AsyncClient, number: int) -> None:
+        for turn in range(20):
+            task = asyncio.create_task(client.lock(f"task {number}").acquire())
+            if turn % 5 == number % 5:
+                await asyncio.sleep(random.choice([0, 0.0005]))
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                assert await (await task).release() is True
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            await asyncio.gather(*(work_too(client, number) for number in range(32)))
+
+    done = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with holdfast.Client(postgres_url) as client:
+        threads = [threading.Thread(target=work, args=(client, number)) for number in range(32)]
+        for thread in threads:
+            thread.start()
+        asyncio.run(main())
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    done.set()
+    watcher.join()
+    assert 0 < most[0] <= 2
+    nothing_left(postgres_url)
+
+
+def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    held = client.lock("a").acquire()
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with client.lock("a", timeout=30):
+            served.append(number)
+
+    threads = []
+    for number in range(8):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        time.sleep(0.02)
+    held.release()
+    for thread in threads:
+        thread.join(30)
+    assert served == sorted(served)
+    assert len(served) == 8

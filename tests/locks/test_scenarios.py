@@ -1,0 +1,182 @@
+"""What an application does with locks, scenario by scenario, on the database that it also works in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from tests.children import backends, eventually
+from tests.locks.looks import advisory, waiters
+
+Connect = Callable[..., Any]
+AGENT = ("agent", 7)
+
+
+def test_blocking_acquisition_survives_all_commits_in_the_block_and_is_released_on_exit(
+    connect: Connect, postgres_url: str
+) -> None:
+    client, other = connect(postgres_url), connect(postgres_url)
+    with psycopg.connect(postgres_url) as mine:
+        mine.execute("create table work (step int)")
+        mine.commit()
+        with client.lock(AGENT) as grant:
+            [held] = advisory(postgres_url)
+            for step in range(5):
+                mine.execute("insert into work values (%s)", [step])
+                mine.commit() if step % 2 else mine.rollback()
+                assert other.lock(AGENT).try_acquire() is None
+                assert advisory(postgres_url) == [held], "the same lock in the same session, none of it the user's"
+            grant.check()
+        assert advisory(postgres_url) == []
+        assert mine.execute("select count(*) from work").fetchone() == (2,)
+
+
+def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: Connect, postgres_url: str) -> None:
+    holder, waiter = connect(postgres_url), connect(postgres_url)
+    holder.lock("a").acquire()
+    assert waiter.lock("a").try_acquire() is None
+    for _ in range(3):
+        with pytest.raises(holdfast.AcquireTimeout):
+            waiter.lock("a").acquire(timeout=0.05)
+    eventually(lambda: waiters(postgres_url) == [], "nobody stands in the server's line")
+    assert len(advisory(postgres_url)) == 1
+    holder.lock("b").acquire()
+    with pytest.raises(holdfast.AcquireTimeout):
+        waiter.lock("b").acquire(timeout=0.05)
+    eventually(lambda: len(backends(postgres_url)) == 1, "only the session that holds is left")
+
+
+def test_skip_yields_none_without_raising_or_the_grant(connect: Connect, either: str) -> None:
+    first, second = connect(either), connect(either)
+    with first.lock(AGENT).or_skip() as grant:
+        assert grant is not None
+        with second.lock(AGENT).or_skip() as nothing:
+            assert nothing is None
+    with second.lock(AGENT).or_skip() as grant:
+        assert grant is not None
+
+
+def test_reentry_raises_at_once_and_the_outer_lock_stays_held(either: str) -> None:
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        with client.lock(AGENT) as outer:
+            for _ in range(2):
+                with pytest.raises(holdfast.LockReentered, match="still held") as refused, client.lock(AGENT):
+                    pass
+                assert isinstance(refused.value, holdfast.NotAcquired)
+                assert client.lock(AGENT).try_acquire() is None
+                with client.lock(AGENT).or_skip() as inner:
+                    assert inner is None
+                outer.check()
+                assert other.lock(AGENT).try_acquire() is None
+        assert other.lock(AGENT).try_acquire() is not None
+
+
+async def test_reentry_in_a_task_raises_at_once_and_the_outer_lock_stays_held(either: str) -> None:
+    async with holdfast.AsyncClient(either) as client:
+        async with client.lock(AGENT) as outer:
+            with pytest.raises(holdfast.LockReentered):
+                await client.lock(AGENT).acquire()
+            async with client.lock(AGENT).or_skip() as inner:
+                assert inner is None
+            outer.check()
+        async with client.lock(AGENT).or_skip() as grant:
+            assert grant is not None
+
+
+async def test_a_task_made_inside_the_block_is_somebody_else(either: str) -> None:
+    """It inherits the context of its maker, and still it waits its turn."""
+    async with holdfast.AsyncClient(either) as client:
+        async with client.lock("a"):
+            heir = asyncio.create_task(client.lock("a").acquire())
+            with pytest.raises(holdfast.AcquireTimeout):
+                await asyncio.create_task(client.lock("a").acquire(timeout=0.05))
+            assert not heir.done()
+        assert await (await heir).release() is True
+
+
+def test_a_thread_with_the_context_of_another_is_somebody_else(either: str) -> None:
+    with holdfast.Client(either) as client:
+
+        async def main() -> None:
+            with client.lock("a"), pytest.raises(holdfast.AcquireTimeout):
+                await asyncio.to_thread(lambda: client.lock("a").acquire(timeout=0.05))
+
+        asyncio.run(main())
+
+
+def test_another_client_is_somebody_else_even_in_the_same_thread(either: str) -> None:
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, client.lock("a"):
+        other.lock("warm").acquire().release()
+        with pytest.raises(holdfast.AcquireTimeout):
+            other.lock("a").acquire(timeout=0.05)
+
+
+def test_who_handed_the_grant_to_another_thread_may_wait_for_it(either: str) -> None:
+    """Re-entry is about what is held; it is over when somebody else has released it."""
+    with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            grant = client.lock("a").acquire()
+            assert pool.submit(grant.release).result(20) is True
+
+
+def test_a_read_only_path_takes_no_lock(connect: Connect, postgres_url: str) -> None:
+    """Making a handle asks nobody and opens nothing."""
+    eventually(lambda: backends(postgres_url) == [], "whoever made the tables is gone")
+    client = connect(postgres_url)
+    lock = client.lock(AGENT)
+    assert lock.name == AGENT
+    assert (backends(postgres_url), advisory(postgres_url)) == ([], [])
+    client.leases.list()
+    assert advisory(postgres_url) == []
+
+
+def test_an_idle_client_has_no_connection_and_one_lock_has_one(connect: Connect, postgres_url: str) -> None:
+    client = connect(postgres_url)
+    client.lock("a").acquire().release()
+    eventually(lambda: backends(postgres_url) == [], "the session is closed when nobody needs it")
+    grants = [client.lock(f"lock {number}").acquire() for number in range(20)]
+    eventually(lambda: len(backends(postgres_url)) == 1, "all of them in one session")
+    assert len({pid for *_, pid in advisory(postgres_url)}) == 1
+    assert [grant.release() for grant in grants] == [True] * 20
+
+
+def test_names_and_namespaces_are_for_everybody_to_see(connect: Connect, postgres_url: str) -> None:
+    client, other = connect(postgres_url), connect(postgres_url)
+    client.lock("import").acquire()
+    client.lock(("agent", -7)).acquire()
+    other.lock(("order", 7)).acquire()
+    with psycopg.connect(postgres_url, autocommit=True) as database:
+
+        def ask(sql: str) -> Any:
+            row = database.execute(sql.encode()).fetchone()
+            return None if row is None else row[0]
+
+        agent, order = (ask(f"select holdfast.lock_namespace('{name}')") for name in ("agent", "order"))
+        assert agent != order
+        pairs = {row[:2] for row in advisory(postgres_url) if row[2] == 2}
+        assert pairs == {(agent, 2**32 - 7), (order, 7)}
+        assert ask("select pg_try_advisory_lock(holdfast.lock_key('import'))") is False, "psql computes the same key"
+        eventually(lambda: ask("select name from holdfast.lock_name where key = holdfast.lock_key('import')"), "named")
+        assert ask("select count(*) from holdfast.lock_name") == 1
+    assert connect(postgres_url).lock(("agent", -7)).try_acquire() is None, "the number is stable"
+
+
+@pytest.mark.parametrize("options", [{"lock_sessions": 0}, {"lock_sessions": 1, "lock_overflow": 0}])
+def test_limits_that_are_none(either: str, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="lock_"):
+        holdfast.Client(either, **options)  # type: ignore[arg-type]
+
+
+def test_a_database_without_our_tables_says_what_to_run(connect: Connect) -> None:
+    from tests.conftest import server
+
+    client = connect(server().database())
+    for name in ("a", AGENT):
+        with pytest.raises(holdfast.SchemaMismatch, match="holdfast migrate up"):
+            client.lock(name).acquire()

@@ -1,0 +1,127 @@
+"""A hundred threads and a thousand tasks in four processes want fifty locks, while processes are killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.checker.beliefs import overlaps
+from holdfast.testing.faults import Nemesis, kill, pause
+from holdfast.testing.history import Event, read
+from tests.children import eventually, query
+from tests.locks.looks import advisory
+from tests.locks.rival import KEYS, Counters
+
+SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "6"))
+PROCESSES, THREADS, TASKS = 4, 25, 250
+LIMIT = 25
+"""Connections of one client; each process has two, one a flavour."""
+ROOT = Path(__file__).parent.parent.parent
+SESSIONS = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+
+
+class Storm:
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.members: list[subprocess.Popen[bytes]] = []
+        self.started = 0
+        self.most_sessions = 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.started += 1
+        arguments = [self.url, str(self.folder), f"process-{self.started}", str(THREADS), str(TASKS)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.locks.rival", *arguments], stdin=subprocess.PIPE, cwd=ROOT
+        )
+
+    def _replace(self, member: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        member.communicate()
+        return self.start()
+
+    def pids(self) -> list[int]:
+        return [member.pid for member in self.members if member.poll() is None]
+
+    def keep_up(self, over: threading.Event) -> None:
+        while not over.wait(0.2):
+            self.members = [member if member.poll() is None else self._replace(member) for member in self.members]
+            if not self.url.startswith("sqlite"):
+                self.most_sessions = max(self.most_sessions, query(self.url, SESSIONS)[0][0])
+
+
+@contextmanager
+def storm(url: str, folder: Path) -> Iterator[Storm]:
+    blowing = Storm(url, folder)
+    over = threading.Event()
+    Counters(folder)
+    blowing.members = [blowing.start() for _ in range(PROCESSES)]
+    keeper = threading.Thread(target=blowing.keep_up, args=(over,))
+    keeper.start()
+    try:
+        yield blowing
+        over.set()
+        keeper.join()
+        for member in blowing.members:
+            member.communicate(timeout=60)
+        assert [member.returncode for member in blowing.members] == [0] * PROCESSES
+    finally:
+        over.set()
+        keeper.join()
+        for member in blowing.members:
+            member.kill()
+            member.communicate()
+
+
+def test_never_two_holders_and_nothing_left(either: str, tmp_path: Path) -> None:
+    with storm(either, tmp_path) as blowing:
+        eventually(lambda: list(tmp_path.glob("*.jsonl")), "they are at work")
+        Nemesis([kill(blowing.pids), pause(blowing.pids)], seed=3, every=(0.3, 1.0), lasting=(0.1, 0.8)).run(SECONDS)
+    holds = [event for event in read(tmp_path) if event.op == "believe"]
+    assert len(holds) > 500
+    assert overlaps(holds) == []
+    _no_count_is_lost(holds, tmp_path)
+    if not either.startswith("sqlite"):
+        eventually(lambda: not advisory(either), "no lock is left")
+        eventually(lambda: query(either, SESSIONS) == [(0,)], "no session is left")
+        # killed processes' sessions may still be there when their successors connect
+        assert blowing.most_sessions <= (blowing.started + PROCESSES) * (2 * LIMIT + 2)
+    assert _overtaken(holds) <= 50 * 2 * PROCESSES + TASKS
+
+
+def _no_count_is_lost(holds: list[Event], folder: Path) -> None:
+    """Every value was counted on once; more than was told of may be there, from those killed between two lines."""
+    told = Counter((event.name, event.data["value"]) for event in holds)
+    assert [twice for twice, times in told.items() if times > 1] == []
+    counters, counted = Counters(folder), Counter(event.name for event in holds)
+    for key in range(KEYS):
+        assert counters.read(key) >= counted[str(key)], key
+
+
+def _overtaken(holds: list[Event]) -> int:
+    """The most that came later and went first, of anybody in any line."""
+    most = 0
+    lines: dict[str, list[Event]] = defaultdict(list)
+    for event in holds:
+        lines[event.name].append(event)
+    for line in lines.values():
+        for event in line:
+            later = [each for each in line if each.data["asked"] > event.data["asked"]]
+            most = max(most, sum(each.data["from"] < event.data["from"] for each in later))
+    return most
+
+
+@pytest.mark.parametrize("key", [0, KEYS - 1])
+def test_the_count_would_be_lost_without_a_lock(key: int, tmp_path: Path) -> None:
+    """The measure itself: two who read before either writes are one count short."""
+    counters = Counters(tmp_path)
+    first, second = counters.read(key), counters.read(key)
+    counters.write(key, first + 1)
+    counters.write(key, second + 1)
+    assert counters.read(key) == 1
