@@ -1,0 +1,132 @@
+"""Ways to have a lock that nobody knows of, or one that two believe in."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+import holdfast
+from holdfast.testing.bugs.implementation import Holdfast
+from holdfast.testing.bugs.stage import Stage
+from holdfast.testing.history import Recorder, now
+from holdfast.testing.pooler import Pooler
+from holdfast.testing.proxy import Proxy
+from holdfast.testing.server import until
+
+Key = tuple[int, int]
+NAME = ("proof", 7)
+LIMIT = 1.5
+"""Seconds that whoever waits has. The lock is granted meanwhile, but the answer comes when they are over."""
+_LOCKS = (
+    "select classid::bigint, objid::bigint from pg_locks where locktype = 'advisory' and granted = %s"
+    " and database = (select oid from pg_database where datname = current_database())"
+)
+
+
+class Locker(Holdfast):
+    """The real implementation."""
+
+    def time_out(self, url: str, key: Key, late: Callable[[], object]) -> None:
+        """Wait for the lock until the time is up, say that it is, and go on living."""
+        self._client = holdfast.Client(url)
+        with suppress(holdfast.AcquireTimeout):
+            self._client.lock(NAME, timeout=LIMIT).acquire()
+        late()
+
+    async def be_cancelled(self, url: str, key: Key, late: Callable[[], object]) -> None:
+        """The same, cancelled by somebody else; ``late`` returns when the answer may come."""
+        async with holdfast.AsyncClient(url) as client:
+            task = asyncio.create_task(client.lock(NAME, timeout=60).acquire())
+            await asyncio.wait([task], timeout=LIMIT)
+            task.cancel()
+            late()
+            await asyncio.wait([task])
+            await asyncio.sleep(LIMIT)
+
+    def try_lock(self, pooled: str, direct: str, key: Key) -> bool:
+        client = holdfast.Client(pooled, lock_url=direct)
+        self._open = [*getattr(self, "_open", []), client]
+        return client.lock(NAME).try_acquire() is not None
+
+    def close(self) -> None:
+        for each in (*getattr(self, "_open", []), getattr(self, "_client", None)):
+            if each is not None:
+                each.close()
+
+
+class Careless(Locker):
+    """Locks on any session, and takes a question that it no longer waits for to be one that was never asked."""
+
+    def time_out(self, url: str, key: Key, late: Callable[[], object]) -> None:
+        self._client = _ask(url, key)
+        threading.Event().wait(LIMIT)
+        late()
+
+    async def be_cancelled(self, url: str, key: Key, late: Callable[[], object]) -> None:
+        self._client = _ask(url, key)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), LIMIT)
+        late()
+        await asyncio.sleep(LIMIT)
+
+    def try_lock(self, pooled: str, direct: str, key: Key) -> bool:
+        connection = psycopg.connect(pooled, autocommit=True, prepare_threshold=None)
+        self._open = [*getattr(self, "_open", []), connection]
+        [(done,)] = connection.execute("select pg_try_advisory_lock(%s::int, %s::int)", key).fetchall()
+        return bool(done)
+
+
+def _ask(url: str, key: Key) -> Any:
+    connection = psycopg.connect(url, autocommit=True)
+    connection.pgconn.send_query(b"select pg_advisory_lock(%d, %d)" % key)
+    return connection
+
+
+def granted_too_late(stage: Stage) -> None:
+    """The lock is free before B's time is up, but B does not hear of it any more."""
+    _late(stage, lambda user, url, key, late: user.time_out(url, key, late))
+
+
+def granted_to_the_cancelled(stage: Stage) -> None:
+    _late(stage, lambda user, url, key, late: asyncio.run(user.be_cancelled(url, key, late)))
+
+
+def _late(stage: Stage, wait: Callable[[Locker, str, Key, Callable[[], object]], None]) -> None:
+    user = stage.implementation
+    assert isinstance(user, Locker)
+    with holdfast.Client(stage.url) as holder, Proxy(stage.url) as way:
+        grant = holder.lock(NAME).acquire()
+        [key] = _locks(stage, granted=True)
+
+        def healed() -> None:
+            way.heal()
+
+        waiting = stage.ask(lambda: wait(user, way.url, key, healed))
+        until(lambda: bool(_locks(stage, granted=False)), what="B stands in line")
+        way.stall("to_client")
+        grant.release()
+        waiting.result(60)
+        with suppress(TimeoutError):
+            until(lambda: not _locks(stage, granted=True), timeout=3 * LIMIT, what="nothing is locked")
+        with Recorder(stage.folder, "operator") as record:
+            record.info("leftover", what="locks", count=len(_locks(stage, granted=True)))
+
+
+def locked_through_a_pooler(stage: Stage) -> None:
+    """A and B share one session of the server, and do not know it."""
+    user = stage.implementation
+    assert isinstance(user, Locker)
+    with holdfast.Client(stage.url) as client, client.lock(NAME):
+        [key] = _locks(stage, granted=True)
+    with Pooler(stage.url, size=1) as pooler, Recorder(stage.folder, "a") as a, Recorder(stage.folder, "b") as b:
+        began = now()
+        believers = [record for record in (a, b) if user.try_lock(pooler.url, stage.url, key)]
+        for record in believers:
+            record.info("believe", "proof", None, **{"from": began, "until": now()})
+
+
+def _locks(stage: Stage, *, granted: bool) -> list[Key]:
+    return stage.director.execute(_LOCKS, [granted]).fetchall()
