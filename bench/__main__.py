@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import costs, processes
+from bench import costs, lock_handover, locks, processes
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -30,8 +30,14 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         processes.handover,
         processes.start,
         processes.memory,
+        locks.lock_pair,
+        locks.lock_tasks,
+        lock_handover.lock_handover,
+        locks.lock_held,
+        locks.lock_memory,
     )
 }
+FAMILIES = {"locks": [name for name in BENCHMARKS if name.startswith("lock_")]}
 
 
 def machine(core: int | None) -> dict[str, object]:
@@ -85,16 +91,19 @@ def show(results: list[Result], about: dict[str, object], seconds: float) -> Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all of them by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}, or locks; all of them by default"
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", action="store_true", help="for programs")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in BENCHMARKS]:
+    names = [each for name in arguments.names for each in FAMILIES.get(name, [name])]
+    if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}: there are {', '.join(BENCHMARKS)}")
     began = time.monotonic()
     core = pin()
     results: list[Result] = []
-    for name in arguments.names or BENCHMARKS:
+    for name in names or BENCHMARKS:
         print(f"{name}: {BENCHMARKS[name].__doc__}", file=sys.stderr, flush=True)
         with Place(Effort(arguments.quick)) as place:
             results += BENCHMARKS[name](place)

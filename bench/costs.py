@@ -170,7 +170,7 @@ def _async_pairs(loop: asyncio.Runner, client: holdfast.AsyncClient) -> Run:
 def _raw_pair(place: Place, url: str) -> Run:
     connection = place.psycopg(url)
     connection.execute(f"create table raw {_RAW.format(uuid='uuid', time='timestamptz')} with (fillfactor = 50)")
-    execute = _prepared(
+    execute = prepared(
         connection.pgconn,
         insert=b"insert into raw values ($1, $2, $3::uuid, 1, clock_timestamp())",
         delete=b"delete from raw where name = $1 and token = $2::uuid",
@@ -186,7 +186,7 @@ def _raw_pair(place: Place, url: str) -> Run:
 
 
 def _raw_select(place: Place, url: str) -> Run:
-    execute = _prepared(
+    execute = prepared(
         place.psycopg(url).pgconn, select=b"select name, holder, fence, acquired_at from holdfast.lease where name = $1"
     )
 
@@ -197,7 +197,7 @@ def _raw_select(place: Place, url: str) -> Run:
     return run
 
 
-def _prepared(pgconn: object, **texts: bytes) -> Callable[[bytes, list[bytes]], None]:
+def prepared(pgconn: object, **texts: bytes) -> Callable[[bytes, list[bytes]], None]:
     from psycopg import pq
 
     assert isinstance(pgconn, pq.PGconn)

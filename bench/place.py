@@ -5,21 +5,31 @@ from __future__ import annotations
 import re
 import sqlite3
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import holdfast
 from bench.measure import Effort
 from holdfast.testing import Postgres
 
 
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Closeable)
+
+
 class Place:
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self._at_end = ExitStack()
+        self.grants: list[object] = []
+        """What is to be held for as long as the place is there."""
 
     @cached_property
     def folder(self) -> Path:
@@ -48,6 +58,15 @@ class Place:
 
     def client(self, url: str) -> holdfast.Client:
         return self._at_end.enter_context(holdfast.Client(url))
+
+    def keep(self, thing: Kept) -> Kept:
+        """Until the end, where it is closed."""
+        self._at_end.callback(thing.close)
+        return thing
+
+    def at_end(self, end: Callable[[], object]) -> None:
+        """The last one first."""
+        self._at_end.callback(end)
 
     def psycopg(self, url: str) -> Any:
         import psycopg

@@ -17,7 +17,15 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("names", [["sqlite", "refused", "heartbeat"], ["pair", "handover"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["sqlite", "refused", "heartbeat"],
+        ["pair", "handover"],
+        ["lock_pair", "lock_tasks", "lock_handover", "lock_held"],
+    ],
+    ids=" ".join,
+)
 def test_quick_benchmarks_measure_every_variant_against_the_first(names: list[str]) -> None:
     done = bench("--quick", "--json", *names)
     assert done.returncode == 0, done.stderr

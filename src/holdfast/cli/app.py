@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "holdfast.cli.check:check",
     "doctor": "holdfast.cli.doctor:doctor",
     "history": "holdfast.cli.leases:history",
+    "locks": "holdfast.cli.locks:locks",
     "ls": "holdfast.cli.leases:ls",
     "migrate": "holdfast.cli.migrate:migrate",
     "release": "holdfast.cli.leases:release",
@@ -46,7 +47,7 @@ class Commands(click.Group):
 @click.version_option(holdfast.__version__, prog_name="holdfast")
 @click.pass_context
 def app(context: click.Context, url: str | None, schema: str | None) -> None:
-    """Leases on the database you already have.
+    """Leases and locks on the database you already have.
 
     The database is --url, else HOLDFAST_URL, else `url` in ./holdfast.toml, else ./holdfast.db.
 
@@ -68,3 +69,16 @@ def connected(context: click.Context) -> Iterator[Client]:
     except holdfast.HoldfastError as error:
         click.echo(f"holdfast: {error}", err=True)
         sys.exit(1)
+
+
+def myself() -> str:
+    """Who is at the keyboard, for the record."""
+    import getpass
+    import os
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as containers have them
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import signal
-import socket
 import sys
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-import holdfast
-from holdfast.cli.app import connected
+from holdfast.cli.app import connected, myself
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +43,9 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
 
     with connected(context) as client:
         if watch:
-            _watch(client, every, as_json)
+            from holdfast.cli import watching
+
+            watching.watch(watching.View(lambda: _held(client), _listing, _who, _count), every, as_json)
             return
         held = _held(client)
     if as_json:
@@ -128,7 +123,7 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
         raise click.UsageError("--force needs --reason: it is kept in the history of the lease")
     from holdfast.cli import output
 
-    actor = actor or _myself()
+    actor = actor or myself()
     with connected(context) as client:
         done = client.leases.force_release(name, actor=actor, reason=reason)
         latest = client.leases.history(name, most=1) if done else []
@@ -137,14 +132,6 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
         sys.exit(1)
     whose = f", held by {output.clean(latest[0].holder)} with fence {latest[0].fence}" if latest else ""
     click.echo(f"released lease {name!r}{whose}; recorded: {actor}: {reason}")
-
-
-def _myself() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as containers have them
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _held(client: Client) -> Held:
@@ -177,69 +164,8 @@ def _listing(console: Console, held: Held) -> list[Text]:
     return output.listing(console, TITLES, rows)
 
 
-def _looks(client: Client, every: float) -> Iterator[tuple[Held, str | None]]:
-    """What is held, again and again. Once it has answered, a database that is away is waited for: it may fail over."""
-    held, problem = _held(client), None
-    while True:
-        yield held, problem
-        time.sleep(every)
-        try:
-            held, problem = _held(client), None
-        except holdfast.EngineError as error:
-            problem = str(error)
-
-
-def _watch(client: Client, every: float, as_json: bool) -> None:
-    from holdfast.cli import output
-
-    console = output.console()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the cursor comes back
-    try:
-        if console.is_terminal and not as_json:
-            _live(console, client, every)
-        else:
-            _changes(console, client, every, as_json)
-    except KeyboardInterrupt:
-        pass
-
-
-def _live(console: Console, client: Client, every: float) -> None:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from holdfast.cli import output
-
-    seen = datetime.now(UTC)
-    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        for held, problem in _looks(client, every):
-            seen = seen if problem else datetime.now(UTC)
-            lines = [*_listing(console, held)] if held else []
-            title = f"{_count(held)} at {output.moment(seen)} UTC"
-            below = output.hanging(console, Text(""), output.clean(problem)) if problem else []
-            live.update(Group(Text(title, "dim"), *lines, *below), refresh=True)
-
-
-def _changes(console: Console, client: Client, every: float, as_json: bool) -> None:
-    from rich.text import Text
-
-    from holdfast.cli import output
-
-    known: object = None
-    trouble = False
-    for held, problem in _looks(client, every):
-        if problem and not trouble:
-            click.echo(f"holdfast: {output.clean(problem)}; looking again every {every:g} s", err=True)
-        trouble = problem is not None
-        who = [(each["name"], each["holder"], each["fence"]) for each in held]
-        if who == known:
-            continue
-        known = who
-        if as_json:
-            click.echo(output.for_programs(held, indent=None))
-        else:
-            title = Text(f"{output.moment(datetime.now(UTC))} UTC: {_count(held)}")
-            output.show(console, [title, *(_listing(console, held) if held else []), Text("")])
+def _who(held: Held) -> object:
+    return [(each["name"], each["holder"], each["fence"]) for each in held]
 
 
 def _count(held: Held) -> str:

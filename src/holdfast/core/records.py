@@ -52,5 +52,46 @@ class HistoryRecord:
         return cls(**{**row, "acquired_at": _when(row["acquired_at"]), "ended_at": _when(row["ended_at"])})
 
 
+@dataclass(frozen=True, slots=True)
+class LockRecord:
+    """An advisory lock that a session holds or waits for, whoever took it, as ``client.locks`` shows it.
+
+    A lock by name has ``name``, one by ``(namespace, number)`` has ``namespace`` and ``entity_id``. The locks of other
+    programs have no name, and a namespace that is a number. What may not be seen is None.
+    """
+
+    pid: int | None
+    application_name: str | None
+    state: str | None
+    query_start: datetime | None
+    namespace: str | None
+    entity_id: int
+    """The number, or the 64 bits that a name comes to."""
+    name: str | None
+    mode: str
+    granted: bool
+    duration: float | None = field(compare=False)
+    """Seconds: of a session that waits, for how long; of one that holds, for how long at least."""
+    blocked_by: tuple[int, ...]
+    """The pids that a session waits for, be they ahead of it in the queue."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LockRecord:
+        asked, duration = row["query_start"], row["duration"]
+        return cls(**{
+            **row,
+            "query_start": None if asked is None else _when(asked),
+            "duration": None if duration is None else max(0.0, duration),
+            "blocked_by": tuple(dict.fromkeys(json.loads(row["blocked_by"]))),
+        })  # fmt: skip
+
+    @property
+    def label(self) -> str:
+        """As people would call it."""
+        if self.namespace is not None:
+            return f"({self.namespace}, {self.entity_id})"
+        return str(self.entity_id) if self.name is None else self.name
+
+
 def _when(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

@@ -28,8 +28,10 @@ SHORT = 1000
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 """Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
 DEAD_ROWS = 10_000
-FOR_OPERATORS = frozenset({"lease_list", "lease_history", "lease_force_release"})
-"""Functions that a role can do without and hold leases all the same."""
+FOR_OPERATORS = frozenset(
+    {"lease_list", "lease_history", "lease_force_release", "lock_label", "lock_break", "audit_begin", "audit_end"}
+)
+"""Functions that a role can do without and hold leases and locks all the same."""
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:

@@ -1,0 +1,119 @@
+"""How long a lock is on its way to the next who waits for it: within a client, between clients, between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import holdfast
+from bench.measure import Result, Run, compare
+from bench.place import Place
+
+NAME = "hand-over"
+LINE = 16
+
+
+def lock_handover(place: Place) -> list[Result]:
+    """From one holder to the next: alone, from release() after a pause, and in a line; 1.0 goes through the server."""
+    url = place.postgres_url()
+    other = _Other(place, url)
+    rounds, times = place.effort.rounds(), 2 if place.effort.quick else 8
+    with asyncio.Runner() as loop:
+        clients = [holdfast.AsyncClient(url) for _ in range(LINE)]
+        alone: list[tuple[str, Run]] = [
+            ("another client, through the server", _alone(loop, clients[0], clients[1])),
+            ("another process, through the server", other.hand_over),
+            ("another task of the same client", _alone(loop, clients[0], clients[0])),
+        ]
+        line: list[tuple[str, Run]] = [
+            (f"{LINE} clients, through the server", _in_line(loop, clients)),
+            (f"{LINE} tasks of one client", _in_line(loop, clients[:1] * LINE)),
+        ]
+        found = compare("lock hand-over, alone", alone, rounds=rounds, times=times)
+        found += compare("lock hand-over, in a line", line, rounds=rounds, times=times)
+        for client in clients:
+            loop.run(client.close())
+    return found
+
+
+def _alone(loop: asyncio.Runner, holder: holdfast.AsyncClient, other: holdfast.AsyncClient) -> Run:
+    async def wait() -> float:
+        async with other.lock(NAME):
+            return time.perf_counter()
+
+    async def hand_over(times: int) -> float:
+        taken = []
+        for _ in range(times):
+            grant = await holder.lock(NAME).acquire()
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.02)  # it stands in line by now
+            released_at = time.perf_counter()
+            await grant.release()
+            taken.append(await waiting - released_at)
+        return median(taken) * times
+
+    return lambda times: loop.run(hand_over(times))
+
+
+def _in_line(loop: asyncio.Runner, clients: list[holdfast.AsyncClient]) -> Run:
+    async def through_the_line(times: int) -> float:
+        """One after another as they entered; the median of a line."""
+        taken: list[float] = []
+
+        async def take(client: holdfast.AsyncClient) -> None:
+            async with client.lock(NAME):
+                taken.append(time.perf_counter())
+
+        grant = await clients[0].lock(NAME).acquire()
+        waiting = [asyncio.create_task(take(client)) for client in clients]
+        await asyncio.sleep(0.1)  # all of them stand in line by now
+        await grant.release()
+        await asyncio.gather(*waiting)
+        return median(later - earlier for earlier, later in pairwise(taken)) * times
+
+    return lambda times: loop.run(through_the_line(times))
+
+
+class _Other:
+    """Another process that waits for the lock, takes it, says when, and gives it back."""
+
+    def __init__(self, place: Place, url: str) -> None:
+        self._client = place.client(url)
+        command = [sys.executable, "-m", "bench.lock_handover", url]
+        here = Path(__file__).parent.parent
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here)
+        place.at_end(self._process.communicate)
+        place.at_end(self._process.kill)
+
+    def hand_over(self, times: int) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        taken = []
+        for _ in range(times):
+            grant = self._client.lock(("process", 1)).acquire()
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            self._process.stdout.readline()
+            time.sleep(0.02)  # it stands in line by now
+            released_at = time.monotonic()
+            grant.release()
+            taken.append(float(self._process.stdout.readline()) - released_at)
+        return median(taken) * times
+
+
+def _wait_and_tell(url: str) -> None:
+    with holdfast.Client(url) as client:
+        for _ in sys.stdin:
+            print("asking", flush=True)
+            with client.lock(("process", 1), timeout=60):
+                at = time.monotonic()
+            print(at, flush=True)
+
+
+if __name__ == "__main__":
+    _wait_and_tell(sys.argv[1])

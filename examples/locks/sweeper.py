@@ -1,0 +1,56 @@
+"""A sweep in the background that keeps out of everybody's way: agents that are just being served are skipped.
+
+Commits as often as it likes inside each lock, so that no transaction stays open for as long as the work takes. What was
+skipped is looked at by the next sweep.
+
+    python -m examples.locks.sweeper postgresql://…
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import psycopg
+
+import holdfast
+
+SILENT = 60.0
+
+
+def sweep(client: holdfast.Client, connection: psycopg.Connection[Any], *, now: float) -> dict[str, list[int]]:
+    """Agents that have not been heard of for a minute are marked, then stopped."""
+    late = now - SILENT
+    rows = connection.execute("select id from agent where status = 'running' and last_seen < %s order by id", [late])
+    agents = [agent for (agent,) in rows]
+    connection.commit()
+    done: dict[str, list[int]] = {"stopped": [], "skipped": [], "fine": []}
+    for agent in agents:
+        with client.lock(("agent", agent)).or_skip() as grant:
+            if grant is None:
+                done["skipped"].append(agent)
+                continue
+            marked = connection.execute(
+                "update agent set status = 'stopping' where id = %s and status = 'running' and last_seen < %s",
+                [agent, late],
+            )
+            connection.commit()  # the lock stays
+            if not marked.rowcount:  # heard of since we listed it
+                done["fine"].append(agent)
+                continue
+            stop(agent)
+            grant.check()  # before it is written down: is it still ours to write?
+            connection.execute("update agent set status = 'stopped' where id = %s", [agent])
+            connection.commit()
+            done["stopped"].append(agent)
+    return done
+
+
+def stop(agent: int) -> None:
+    print(f"stopping agent {agent}", flush=True)
+
+
+if __name__ == "__main__":
+    with holdfast.Client(sys.argv[1]) as client, psycopg.connect(sys.argv[1]) as connection:
+        print(sweep(client, connection, now=time.time()))

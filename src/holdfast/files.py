@@ -1,0 +1,191 @@
+"""Read, change and replace a file, one writer at a time, between processes: over the ``filelock`` package.
+
+The lock is on a file beside it, ``name.lock``, which stays: the file itself is replaced whole, and a lock on it would
+go with it. The kernel frees the lock when its process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from holdfast._wire.replacing import replace
+from holdfast.core.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
+from holdfast.core.grant import Unset, check_timeout
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_POLL = 0.01
+_grants: WeakValueDictionary[str, FileGrant] = WeakValueDictionary()
+"""What this process has, by lock file: whoever asks a second time would wait for itself."""
+
+
+def file_lock(path: str | os.PathLike[str], *, timeout: float | None = 15.0) -> FileLock:
+    """A lock on a file, to read it, change it and replace it without losing what another process wrote meanwhile::
+
+        with holdfast.file_lock("settings.json") as file:
+            settings = json.loads(file.read_text(default="{}"))    # what the last writer wrote
+            settings["port"] = 8080
+            file.write_text(json.dumps(settings))                  # whole or not at all
+
+    ``timeout``: seconds to wait for it (0: refused at once, None: for ever). Needs the ``files`` extra. In asyncio
+    write ``async with``; ``try_acquire`` and ``or_skip`` never wait, and are the same there. The file need not exist
+    yet, its folder must. Readers need no lock: they see the old file or the new one.
+    """
+    try:
+        import filelock  # noqa: F401
+    except ImportError as error:
+        raise ImportError("holdfast.file_lock needs the files extra: pip install 'holdfast[files]'") from error
+    return FileLock(Path(os.path.realpath(path)), check_timeout(timeout))
+
+
+class FileLock:
+    """A lock to be had: ``with lock as file``, ``async with``, ``acquire``, ``try_acquire`` or ``or_skip``."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self.path = path
+        self._lock_path = f"{path}.lock"
+        self._timeout = timeout
+        self._entered: list[FileGrant] = []
+
+    def __repr__(self) -> str:
+        return f"<FileLock {self.path}>"
+
+    def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> FileGrant:
+        """The grant; AcquireTimeout after ``timeout`` seconds, NotAcquired at once if that is 0, LockReentered at once
+        if this very thread or task has it already."""
+        limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
+        until = time.monotonic() + limit
+        while (grant := self._try()) is None:
+            time.sleep(self._pause(limit, until))
+        return grant
+
+    def try_acquire(self) -> FileGrant | None:
+        """The grant, or None when somebody has it, be it this very thread or task."""
+        return None if self._is_mine() else self._try()
+
+    @contextmanager
+    def or_skip(self) -> Iterator[FileGrant | None]:
+        """A block that runs with the grant, or with None when somebody has it."""
+        grant = self.try_acquire()
+        try:
+            yield grant
+        finally:
+            if grant is not None:
+                grant.release()
+
+    def __enter__(self) -> FileGrant:
+        grant = self.acquire()
+        self._entered.append(grant)
+        return grant
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().release()  # whoever leaves is the only one inside
+
+    async def __aenter__(self) -> FileGrant:
+        until = time.monotonic() + self._timeout
+        while (grant := self._try()) is None:  # noqa: ASYNC110 - no event tells of another process
+            await asyncio.sleep(self._pause(self._timeout, until))
+        self._entered.append(grant)
+        return grant
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def _try(self) -> FileGrant | None:
+        import filelock
+
+        if self._is_mine():
+            raise LockReentered(
+                f"{self.path} is already locked by this very thread or task: it cannot be locked twice",
+                name=str(self.path),
+            )
+        lock = filelock.FileLock(self._lock_path, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            return None
+        return FileGrant(self.path, lock)
+
+    def _is_mine(self) -> bool:
+        grant = _grants.get(self._lock_path)
+        return grant is not None and grant.owner == _me()
+
+    def _pause(self, limit: float, until: float) -> float:
+        left = until - time.monotonic()
+        if left > 0:
+            return min(_POLL, left)
+        message = f"{self.path} is locked by somebody else"
+        if limit == 0:
+            raise NotAcquired(message, name=str(self.path))
+        raise AcquireTimeout(f"{message}; waited {limit:.1f} s", name=str(self.path))
+
+
+class FileGrant:
+    """A file we have for ourselves, as far as everybody asks for the lock. Any thread or task may release it."""
+
+    def __init__(self, path: Path, lock: BaseFileLock) -> None:
+        self.path, self._lock, self._pid = path, lock, os.getpid()
+        self.owner = _me()
+        self._held = True
+        _grants[str(lock.lock_file)] = self
+
+    def __repr__(self) -> str:
+        return f"<FileGrant {self.path}>"
+
+    def read_text(self, *, default: str | None = None) -> str:
+        """The file as UTF-8; FileNotFoundError when there is none and no ``default``."""
+        return self.read_bytes(default=None if default is None else default.encode()).decode()
+
+    def read_bytes(self, *, default: bytes | None = None) -> bytes:
+        self.check()
+        if default is not None:
+            with suppress(FileNotFoundError):
+                return self.path.read_bytes()
+            return default
+        return self.path.read_bytes()
+
+    def write_text(self, text: str) -> None:
+        """Replace the file, on the disk when this returns. Permissions and owner stay as they are."""
+        self.write_bytes(text.encode())
+
+    def write_bytes(self, data: bytes) -> None:
+        self.check()
+        replace(self.path, data)
+
+    def check(self) -> None:
+        """Raise LeaseLost when it was released, or is another process's."""
+        if not self._held:
+            raise LeaseLost(f"the lock on {self.path} was released")
+        if self._pid != os.getpid():
+            raise LeaseLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
+
+    def release(self) -> bool:
+        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
+        if not self._held or self._pid != os.getpid():
+            return False
+        self._held = False
+        _grants.pop(str(self._lock.lock_file), None)
+        self._lock.release()
+        return True
+
+
+def _me() -> object:
+    """A thread or a task; in a forked child another one."""
+    with suppress(RuntimeError):
+        if (task := asyncio.current_task()) is not None:
+            return os.getpid(), task
+    return os.getpid(), threading.get_ident()

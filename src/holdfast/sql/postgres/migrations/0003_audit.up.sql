@@ -1,0 +1,83 @@
+-- What operators do to others' work: who, why, what, and how it ended. Written before it is done, so that nothing is
+-- done without a record; a row without an outcome is one whose end nobody could tell.
+create table holdfast.audit (
+    id       bigint generated always as identity primary key,
+    at       timestamptz not null default clock_timestamp(),
+    actor    text not null,
+    role     text not null,
+    action   text not null,
+    subject  text not null,
+    reason   text not null,
+    detail   jsonb check (pg_column_size(detail) <= 1048576),
+    outcome  text,
+    ended_at timestamptz
+);
+comment on column holdfast.audit.actor is 'who it was, as they say';
+comment on column holdfast.audit.role is 'who the server knows them as';
+
+create function holdfast.audit_begin(action text, subject text, actor text, reason text, detail jsonb default null) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    entry bigint;
+begin
+    perform holdfast.check_name('action', action);
+    perform holdfast.check_name('subject', subject);
+    perform holdfast.check_name('actor', actor);
+    if coalesce(length(reason), 0) not between 1 and 1000 then
+        raise exception 'reason must have 1 to 1000 characters' using errcode = 'invalid_parameter_value';
+    end if;
+    insert into holdfast.audit (actor, role, action, subject, reason, detail) values (actor, session_user, action, subject, reason, detail)
+    returning id into entry;
+    return entry;
+end $$;
+
+-- Once, and by whoever began it.
+create function holdfast.audit_end(entry bigint, outcome text) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform holdfast.check_name('outcome', outcome);
+    update holdfast.audit a set outcome = audit_end.outcome, ended_at = clock_timestamp()
+     where a.id = entry and a.outcome is null and a.role = session_user;
+    return found;
+end $$;
+
+-- What the numbers in pg_locks stand for. A namespace that is not ours stays a number, a key without a name has none.
+create function holdfast.lock_label(classid oid, objid oid, objsubid smallint)
+returns table (namespace text, entity_id bigint, name text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    first bigint := classid::bigint << 32 >> 32;
+begin
+    if objsubid = 2 then
+        entity_id := objid::bigint << 32 >> 32;
+        namespace := coalesce((select n.name from holdfast.lock_namespace n where n.id = first),
+                              case first when hashtext('holdfast.free') then 'waits for a lease' else first::text end);
+    else
+        entity_id := classid::bigint << 32 | objid::bigint;
+        name := coalesce((select n.name from holdfast.lock_name n where n.key = entity_id),
+                         (select 'session of ' || b.label from holdfast.beat b where b.session_key = entity_id limit 1),
+                         case entity_id when hashtext('holdfast.migrate') then 'migration' end);
+    end if;
+    return next;
+end $$;
+
+-- With the rights of whoever calls it: to end a session is the server's to allow.
+create function holdfast.lock_break(pid integer) returns text
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if lock_break.pid = pg_backend_pid() then
+        return 'refused: it is the session that asks';
+    end if;
+    if not exists (select from pg_locks l where l.pid = lock_break.pid and l.locktype = 'advisory'
+                      and l.database = (select d.oid from pg_database d where d.datname = current_database())) then
+        return 'refused: it neither holds nor waits for an advisory lock in this database';
+    end if;
+    return case when pg_terminate_backend(lock_break.pid, 5000) then 'ended' else 'told to end, and still there after 5 s' end;
+exception when insufficient_privilege then
+    return 'refused: ' || left(sqlerrm, 180);
+end $$;
+
+revoke all on function holdfast.audit_begin(text, text, text, text, jsonb), holdfast.audit_end(bigint, text),
+                       holdfast.lock_label(oid, oid, smallint), holdfast.lock_break(integer) from public;
+
+insert into holdfast.schema_version (version, name) values (3, 'audit');

@@ -1,0 +1,238 @@
+"""holdfast.file_lock: read, change and replace a file between processes, and lose nobody's change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast._wire.replacing import replace
+from tests.children import Child, eventually
+
+COUNT = """
+import json, sys, holdfast
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(int(sys.argv[2])):
+    with holdfast.file_lock(sys.argv[1], timeout=60) as file:
+        found = json.loads(file.read_text(default="{}"))
+        found[sys.argv[3]] = found.get(sys.argv[3], 0) + 1
+        found["all"] = found.get("all", 0) + 1
+        file.write_text(json.dumps(found))
+print("done", flush=True)
+"""
+HOLD = """
+import sys, holdfast
+grant = holdfast.file_lock(sys.argv[1]).acquire()
+print("held", flush=True)
+sys.stdin.readline()
+grant.write_text("first")
+grant.release()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_writers_in_several_processes_lose_nobodys_change_and_readers_never_see_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    each, names = 25, ["a", "b", "c"]
+    children = [Child(COUNT, path, each, name) for name in names]
+    with children[0], children[1], children[2]:
+        for child in children:
+            child.expect("ready")
+        for child in children:
+            child.say("go")
+        eventually(path.exists, "somebody has written")
+        for _ in range(500):
+            json.loads(path.read_text())
+        for child in children:
+            child.expect("done")
+    assert json.loads(path.read_text()) == {"all": each * len(names), **dict.fromkeys(names, each)}
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["settings.json", "settings.json.lock"]
+
+
+def test_the_second_writer_waits_and_then_reads_what_the_first_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_text("before")
+    with Child(HOLD, path) as child:
+        child.expect("held")
+        lock = holdfast.file_lock(path)
+        assert lock.try_acquire() is None
+        with lock.or_skip() as nothing:
+            assert nothing is None
+        with pytest.raises(holdfast.NotAcquired, match="settings is locked by somebody else"):
+            lock.acquire(timeout=0)
+        with pytest.raises(holdfast.AcquireTimeout, match=r"waited 0\.1 s"):
+            lock.acquire(timeout=0.05)
+        child.say("write")
+        with lock as file:
+            assert file.read_text() == "first"
+
+
+def test_the_kernel_frees_it_when_its_process_is_killed(tmp_path: Path) -> None:
+    with Child(HOLD, tmp_path / "settings") as child:
+        child.expect("held")
+        child.kill()
+        holdfast.file_lock(tmp_path / "settings", timeout=30).acquire().release()
+
+
+def test_an_exception_in_the_block_frees_it_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_text("before")
+    with pytest.raises(KeyError), holdfast.file_lock(path) as file:
+        json.loads(json.dumps({}))["port"]
+    assert path.read_text() == "before"
+    with pytest.raises(holdfast.LeaseLost, match="was released"):
+        file.write_text("late")
+    with holdfast.file_lock(path, timeout=0):
+        pass
+
+
+def test_locking_it_twice_in_one_thread_is_an_error_at_once_and_the_first_stays(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    with holdfast.file_lock(path, timeout=None):
+        with pytest.raises(holdfast.LockReentered):
+            holdfast.file_lock(path, timeout=None).acquire()
+        assert holdfast.file_lock(path).try_acquire() is None
+    grant = holdfast.file_lock(path).acquire()
+    del grant  # nobody can release it any more
+    with holdfast.file_lock(path, timeout=0):
+        pass
+
+
+def test_another_thread_waits_and_any_thread_may_release(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    grant = holdfast.file_lock(path).acquire()
+    waiting: list[bool] = []
+
+    def wait() -> None:
+        with holdfast.file_lock(path, timeout=30):
+            waiting.append(grant.release())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    releaser = threading.Thread(target=grant.release)
+    releaser.start()
+    thread.join(30)
+    releaser.join(30)
+    assert waiting == [False], "it was released before, by a thread that did not acquire it"
+
+
+async def test_on_an_event_loop_waiting_blocks_nobody(tmp_path: Path) -> None:
+    lock = holdfast.file_lock(tmp_path / "settings", timeout=30)
+    order: list[str] = []
+
+    async def change(name: str, release: asyncio.Event) -> None:
+        async with lock as file:
+            order.append(name)
+            await release.wait()
+            file.write_text(file.read_text(default="") + name)
+
+    first, second = asyncio.Event(), asyncio.Event()
+    tasks = [asyncio.create_task(change("1", first))]
+    while not order:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(change("2", second)))
+    tasks.append(asyncio.create_task(change("3", second)))
+    await asyncio.sleep(0.03)
+    tasks.pop().cancel()
+    assert order == ["1"]
+    first.set()
+    second.set()
+    await asyncio.gather(*tasks)
+    assert (tmp_path / "settings").read_text() == "12"
+    async with lock:
+        with pytest.raises(holdfast.LockReentered):
+            async with lock:
+                pass
+
+
+def test_permissions_stay_and_links_stay_links(tmp_path: Path) -> None:
+    secret, link = tmp_path / "secret", tmp_path / "link"
+    secret.write_text("one")
+    secret.chmod(0o640)
+    link.symlink_to(secret)
+    if os.geteuid() == 0:
+        os.chown(secret, 12345, 23456)
+    with holdfast.file_lock(link) as file:
+        assert holdfast.file_lock(secret).try_acquire() is None, "both names mean one file"
+        file.write_text("two")
+    about = secret.stat()
+    assert (secret.read_text(), stat.S_IMODE(about.st_mode), link.is_symlink()) == ("two", 0o640, True)
+    if os.geteuid() == 0:
+        assert (about.st_uid, about.st_gid) == (12345, 23456)
+
+
+def test_a_new_file_is_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        replace(tmp_path / "new", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings"
+    path.write_text("before")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with holdfast.file_lock(path) as file, pytest.raises(OSError, match="No space left"):
+        file.write_text("after")
+    assert path.read_text() == "before"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["settings", "settings.lock"]
+
+
+def test_a_missing_file_is_told_unless_there_is_a_default(tmp_path: Path) -> None:
+    with holdfast.file_lock(tmp_path / "settings") as file:
+        assert (file.read_text(default="{}"), file.read_bytes(default=b"")) == ("{}", b"")
+        with pytest.raises(FileNotFoundError):
+            file.read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_owns_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    program = """
+    import os, sys, holdfast
+    grant = holdfast.file_lock(sys.argv[1]).acquire()
+    child = os.fork()
+    if not child:
+        try:
+            grant.check()
+        except holdfast.LeaseLost:
+            os._exit(10 if not grant.release() and holdfast.file_lock(sys.argv[1]).try_acquire() is None else 11)
+        os._exit(12)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.stdin.readline()
+    """
+    with Child(program, path) as parent:
+        parent.expect("10")
+        assert holdfast.file_lock(path).try_acquire() is None
+        parent.kill()
+        eventually(lambda: (grant := holdfast.file_lock(path).try_acquire()) and grant.release(), "it is free")
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['filelock'] = None\nimport holdfast\nholdfast.file_lock(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("needs the files extra: pip install 'holdfast[files]'")
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
+def test_a_bad_timeout_is_refused(tmp_path: Path, timeout: float) -> None:
+    with pytest.raises((ValueError, TypeError), match="timeout must be"):
+        holdfast.file_lock(tmp_path / "x", timeout=timeout)
