@@ -51,7 +51,13 @@ def test_without_a_url_there_is_no_default(connect: Connect, monkeypatch: pytest
     for nothing in (None, ""):
         with pytest.raises(ValueError, match="HOLDFAST_URL"):
             connect(nothing)
+    monkeypatch.setenv("HOLDFAST_URL", "")
+    with pytest.raises(ValueError, match="HOLDFAST_URL"):
+        connect(None)
     monkeypatch.setenv("HOLDFAST_URL", "sqlite:///from-environment.db")
+    with pytest.raises(ValueError, match="no database URL"):
+        connect("")
+    assert list(tmp_path.iterdir()) == []
     assert connect(None).lease("import").try_acquire() is not None
     assert (tmp_path / "from-environment.db").exists()
 
@@ -165,11 +171,18 @@ def test_a_wrong_password_is_told_but_never_shown(
         f"postgresql://somebody:a%zz{SECRET}@localhost/app",
         f"postgresql://somebody:{SECRET}@localhost/app?nonsense=1",
         f"postgresql://localhost/app?password={SECRET}%zz",
+        f"postgresql://somebody:{SECRET} a@localhost/app",
+        f'postgresql://somebody:a" {SECRET}@localhost/app',
+        f"postgresql://localhost/app?password={SECRET} a",
+        f"postgresql://localhost/app?password=a&{SECRET}=b",
+        f"postgresql://localhost/app?password=a&{SECRET}",
         f"postgresql://somebody:{SECRET}@[::1/app",
         f"postgresql://somebody:a@{SECRET}@127.0.0.1:1/app",
         f"postgresql://somebody:a/{SECRET}@127.0.0.1:1/app",
         f"postgresql://somebody:a:{SECRET}@127.0.0.1:1/app?sslmode=nonsense",
         f"sqlite://somebody:{SECRET}@localhost/app",
+        f"sqlite:///app.db?password={SECRET}",
+        f"somebody:{SECRET}@localhost/app?next=http://localhost",
     ],
 )
 def test_a_url_that_makes_no_sense_is_not_shown_with_its_password(
@@ -221,8 +234,11 @@ def test_a_schema_of_another_version_is_refused(connect: Connect, url: str) -> N
     else:
         with psycopg.connect(url) as database:
             database.execute(newer)
-    with pytest.raises(holdfast.SchemaMismatch, match=r"is at version 99.*upgrade holdfast"):
-        connect(url).lease("import").acquire()
+    client = connect(url)
+    calls = (client.lease("import").acquire, client.migrate, client.migrations.status)
+    for call in (*calls, lambda: client.migrations.down(to=0)):  # what a later version has made, it alone can take back
+        with pytest.raises(holdfast.SchemaMismatch, match=r"is at version 99.*: upgrade holdfast$"):
+            call()
 
 
 def test_a_damaged_schema_names_the_command(connect: Connect, postgres_url: str) -> None:

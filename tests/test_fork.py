@@ -228,8 +228,10 @@ def test_an_event_loop_closed_without_close_frees_its_leases_within_the_ttl(eith
     async def forget() -> None:
         client = holdfast.AsyncClient(either)
         clients.append(client)
-        await client.lease("a", ttl=1.5).acquire()
+        await client.lease("a", ttl=TTL).acquire()
 
     asyncio.run(forget())
+    closed = time.monotonic()
     with holdfast.Client(either) as other:
         other.lease("a", ttl=2, timeout=10).acquire().release()
+    assert time.monotonic() < closed + TTL + RETRY, "free within the TTL, and one more question"

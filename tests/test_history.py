@@ -29,6 +29,17 @@ def test_history_tells_how_grants_ended(connect: Callable[..., Any], either: str
     assert [each.fence for each in past] == sorted((each.fence for each in past), reverse=True)
 
 
+def test_a_forced_release_of_what_at_least_keeps_is_recorded_too(connect: Callable[..., Any], either: str) -> None:
+    """Nobody's lease any more, but still refused to others: taking it away is an operator's act like any other."""
+    client = connect(either)
+    client.lease("a", **FAST, holder="one", at_least=60).acquire().release()
+    assert client.leases.force_release("a", **WHY)
+    forced, released = client.leases.history("a")
+    assert (forced.outcome, forced.actor, forced.reason, forced.holder) == ("forced", "operator", "test", "one")
+    assert (released.outcome, released.actor, released.fence) == ("released", None, forced.fence)
+    assert client.lease("a", **FAST).try_acquire() is not None
+
+
 def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(either: str) -> None:
     program = """
     import os, signal, sys, holdfast
@@ -53,5 +64,5 @@ def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(
         client.lease("other", ttl=5).acquire().release()
         eventually(lambda: rows(either) == NONE, "they are purged")
         [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
-        assert 5 <= kept <= 10_000
+        assert kept == 10_000, "the purge keeps the newest, and is the last that wrote"
         assert sum(each.outcome == "expired" for each in client.leases.history(most=10)) == 5

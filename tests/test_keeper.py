@@ -13,6 +13,8 @@ import psycopg_pool
 import pytest
 
 import holdfast
+from holdfast._wire.identity import new_token
+from holdfast.keeper import Holding
 from holdfast.testing import Postgres
 from tests.children import NONE, Child, backends, eventually, pass_time, query, rows
 from tests.conftest import migrated
@@ -47,6 +49,25 @@ def test_a_thousand_leases_survive_the_end_of_every_session(connect: Callable[..
     assert client.leases.get("lease-999") is not None
     client.close()
     assert rows(postgres_url) == NONE
+
+
+def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_ended_with_the_lost(either: str) -> None:
+    """Trust in it ended while the database was silent; an acquire on it was answered after that, and is held."""
+    with holdfast.Client(either) as client:
+        lost, late = client.lease("lost", ttl=60).acquire(), client.lease("late", ttl=60)
+        keeper = client._engine.keeper
+        under_way = keeper.borrow(60.0)
+        assert under_way is not None
+        row, _ = late._ask(new_token(), under_way, None)
+        keeper._lose(under_way, holdfast.OwnershipUnknown("silence"))
+        holding = Holding("late", row["token"], client._engine.owner, lambda _: None)
+        keeper.keep(row["beat"], under_way.trust, 20.0, holding)
+        assert lost.release()
+        keeper.give_back(under_way)
+        done = threading.Event()
+        keeper.later(0.0, done.set)  # the keeper has done what there was to do before
+        assert done.wait(30)
+        assert [each.name for each in client.leases.list()] == ["late"]
 
 
 def test_one_beat_a_ttl_whatever_the_number_of_leases(connect: Callable[..., Any], either: str) -> None:

@@ -181,6 +181,25 @@ def test_the_owner_of_a_database_can_migrate_it_and_is_no_superuser() -> None:
         assert client.migrations.down(to=0) == applied[::-1]
 
 
+def test_a_role_that_may_only_use_the_schema_has_nothing_to_migrate(postgres_url: str, app_url: str) -> None:
+    """Replicas that migrate at every start need no more rights than to hold leases; where something is missing they are
+    told whose it is to do."""
+    words = r"is its owner's to migrate.*'holdfast migrate up'.*GRANT USAGE ON SCHEMA holdfast TO .*GRANT EXECUTE"
+    with holdfast.Client(app_url) as client:
+        assert client.migrate() == []
+        for call in (client.migrations.status, lambda: client.migrations.down(to=0)):
+            with pytest.raises(holdfast.EngineError, match=words):
+                call()
+        execute(postgres_url, "update holdfast.schema_version set version = 0")
+        with pytest.raises(holdfast.EngineError, match=words):
+            client.migrate()
+        execute(postgres_url, "update holdfast.schema_version set version = 99")
+        with pytest.raises(holdfast.SchemaMismatch, match="upgrade holdfast"):
+            client.migrate()
+    with holdfast.Client(role(server().database())) as nobody, pytest.raises(holdfast.EngineError, match=words):
+        nobody.migrate()
+
+
 def test_every_function_pins_its_search_path(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as database:
         functions = database.execute(

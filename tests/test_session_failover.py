@@ -52,6 +52,22 @@ def own_server() -> Iterator[Postgres]:
         yield server
 
 
+def test_a_lease_lost_with_its_session_and_then_released_leaves_nothing(
+    connect: Callable[..., Any], postgres_url: str
+) -> None:
+    """Its beat is ended with the last grant on it: nobody need wait for a TTL, or for somebody's next purge."""
+    client = connect(postgres_url)
+    grants = [client.lease(name, ttl=HOUR, failover="session").acquire() for name in ("a", "b")]
+    query(postgres_url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'holdfast'"
+                        " and datname = current_database()")  # fmt: skip
+    for grant in grants:
+        eventually(lambda grant=grant: grant.lost, "it is lost with the session")  # type: ignore[misc]
+        assert rows(postgres_url)["beat"] == 1, "while one of them may still be at work"
+        assert grant.release()
+    client.close()
+    eventually(lambda: rows(postgres_url) == NONE, "the beat is gone")
+
+
 def test_a_killed_holder_is_succeeded_long_before_its_ttl(connect: Callable[..., Any], either: str) -> None:
     """And its TTL lease is not: only what was taken with failover="session" goes with the session."""
     client = connect(either)

@@ -173,6 +173,15 @@ def test_a_forced_release_is_recorded_and_its_holder_learns_of_it(either: str) -
         assert (before.outcome, before.actor, before.reason) == ("forced", me, "[red]stuck")
 
 
+def test_release_says_what_was_recorded_of_a_lease_kept_by_at_least(either: str) -> None:
+    with holdfast.Client(either) as client:
+        client.lease("sweep", holder="one", at_least=60).acquire().release()
+        said = ask(*at(either, "release", "sweep", "--force", "--reason", "stuck", "--actor", "jane"))
+        latest = client.leases.history("sweep")[0]
+        assert (latest.outcome, latest.actor, latest.reason) == ("forced", "jane", "stuck")
+        assert said == f"released lease 'sweep', held by one with fence {latest.fence}; recorded: jane: stuck\n"
+
+
 def test_release_of_a_lease_that_nobody_holds_says_so_with_exit_code_1(either: str) -> None:
     done = call(*at(either, "release", "nobody's", "--force", "--reason", "x"))
     assert (done.returncode, done.stdout) == (1, "")

@@ -33,18 +33,18 @@ def busy(sqlite_url: str) -> str:
     return sqlite_url
 
 
-@pytest.mark.parametrize("way", ["terminal", "COLUMNS"])
-@pytest.mark.parametrize("command", [("ls",), ("history",), ("check",), ("version",)])
+@pytest.mark.parametrize(("way", "columns"), [("terminal", 40), ("COLUMNS", 40), ("COLUMNS", 30)])
+@pytest.mark.parametrize("command", [("ls",), ("history",), ("check",), ("doctor",), ("version",)])
 def test_nothing_is_wider_than_a_narrow_terminal_and_nothing_is_cut_off(
-    busy: str, command: tuple[str, ...], way: str
+    busy: str, command: tuple[str, ...], way: str, columns: int
 ) -> None:
     with holdfast.Client(busy) as client:
         client.lease(LONG, holder="worker number two on the second machine").acquire()
         if way == "terminal":
-            text = COLOUR.sub("", on_terminal(*at(busy, *command), columns=40))
+            text = COLOUR.sub("", on_terminal(*at(busy, *command), columns=columns))
         else:
-            text = ask(*at(busy, *command), COLUMNS="40")
-    assert max(map(len, text.splitlines())) <= 40
+            text = ask(*at(busy, *command), COLUMNS=str(columns))
+    assert max(map(len, text.splitlines())) <= columns
     words = " ".join(text.split())
     for expected in {"ls": [LONG, "machine"], "history": [LONG, "the machine is being replaced " * 5]}.get(
         command[0], []
@@ -157,6 +157,21 @@ def test_url_goes_before_environment_before_file_before_the_default(tmp_path: Pa
 
 
 def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "holdfast.toml").write_text('url = ""')
+    for arguments, more, where in (
+        (("--url", "", "ls"), {"HOLDFAST_URL": f"sqlite:///{tmp_path}/x.db"}, tmp_path),
+        (("ls",), {"HOLDFAST_URL": ""}, tmp_path),
+        (("run", "job", "--", "true"), {"HOLDFAST_URL": ""}, tmp_path),
+        (("run", "--url", "", "job", "--", "true"), {}, tmp_path),
+        (("run", "--url=", "job", "--", "true"), {}, tmp_path),
+        (("ls",), {"HOLDFAST_URL": f"sqlite:///{tmp_path}/x.db", "HOLDFAST_SCHEMA": ""}, tmp_path),
+        (("ls",), {}, tmp_path / "empty"),
+    ):
+        done = call(*arguments, cwd=where, **more)
+        assert (done.returncode, done.stdout) == (2, ""), "set and empty is a mistake"
+        assert " is empty: " in done.stderr
+    assert not list(tmp_path.rglob("*.db"))
     said = call("ls", "--json", cwd=tmp_path).stderr
     assert "sqlite:///holdfast.db" in said
     assert (tmp_path / "holdfast.db").exists()
@@ -264,3 +279,11 @@ def test_every_command_has_help_that_fits_a_line_in_the_list() -> None:
     assert [line.split()[0] for line in listed.splitlines() if line] == sorted(COMMANDS)
     for name in COMMANDS:
         assert "Usage: holdfast" in ask(name, "--help")
+
+
+@pytest.mark.parametrize(
+    "command", [(), *((name,) for name in COMMANDS), *(("migrate", each) for each in ("up", "down", "status", "print"))]
+)
+def test_every_help_has_an_example(command: tuple[str, ...]) -> None:
+    examples = ask(*command, "--help").partition("Example")[2]
+    assert re.search(rf"^ +holdfast .*\b{' '.join(command)}", examples, re.MULTILINE)

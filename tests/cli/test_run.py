@@ -80,6 +80,11 @@ def test_a_waiting_run_starts_when_the_lease_is_released(either: str, patience: 
     [
         ("job",),
         ("job", "--"),
+        ("job", "true"),
+        ("job", "true", "--skip"),
+        ("--skip", "job", "true", "-c"),
+        ("nightly", "import", "--", "true"),
+        ("--ttl=5", "nightly", "import", "--", "true"),
         ("--ttl", "soon", "job", "--", "true"),
         ("--ttl", "0.01", "job", "--", "true"),
         ("--ttl", "nan", "job", "--", "true"),
@@ -99,6 +104,30 @@ def test_a_wrong_call_is_2_and_starts_nothing(sqlite_url: str, tmp_path: Path, a
     assert done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_belongs_to_the_command_is_never_taken_for_an_option(sqlite_url: str) -> None:
+    """Without -- it cannot be told apart, and is refused with the right form; after it nothing is read."""
+    done = finish(sqlite_url, "job", "echo", "--skip")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "NAME -- COMMAND" in done.stderr
+    done = finish(sqlite_url, "nightly", "import", "--", "echo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "only the name of the lease stands before --" in done.stderr
+    for options in ((), ("--ttl=5",)):  # the second is click's to read
+        done = finish(sqlite_url, *options, "job", "--", "echo", "--skip", "--help", "--", "-h")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "--skip --help -- -h\n", "")
+
+
+def test_the_command_finds_the_locale_that_holdfast_was_given(sqlite_url: str) -> None:
+    """Python sets LC_CTYPE for itself when there is none but C, and a child would sort and print by another locale."""
+    for given in ([], ["LC_CTYPE=C"], ["LC_CTYPE=C.UTF-8"], ["LC_ALL=C"]):
+        bare = ["env", "-i", f"PATH={os.environ['PATH']}", f"HOLDFAST_URL={sqlite_url}", *given]
+        done = subprocess.run(
+            [*bare, SCRIPT, "run", "job", "--", "env"], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [each for each in done.stdout.splitlines() if each.startswith("LC_")] == given
 
 
 def test_a_database_that_is_not_there_is_1_with_one_line_and_no_secret(tmp_path: Path) -> None:

@@ -69,9 +69,13 @@ def test_a_python_command_protects_its_own_transactions(
     request: pytest.FixtureRequest, engine: str, program: str
 ) -> None:
     """They commit for as long as the run renews the lease, also when the trust that was inherited is over; and they are
-    refused when the lease was taken away, with holdfast stopped so that nothing else ends the program."""
+    refused when the lease was taken away, with holdfast stopped so that nothing else ends the program. The schema is
+    another one than by default, and the program need not know it."""
     url = request.getfixturevalue(f"{engine}_url")
-    with holdfast.Client(url) as client, Run(url, "--ttl", "2", command=(sys.executable, "-c", program)) as run:
+    options, command = ("--schema", "tenant_a", "--ttl", "2"), (sys.executable, "-c", program)
+    with holdfast.Client(url, schema="tenant_a") as client:
+        client.migrate()
+    with holdfast.Client(url, schema="tenant_a") as client, Run(url, *options, command=command) as run:
         query(url, "create table effect (value int)")
         pid, *known = json.loads(run.line())
         run.family.append(pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -62,6 +63,23 @@ def test_the_database_is_paused(command: tuple[str, ...]) -> None:
             ended = gone(family)
             lost(run)
             assert ended < latest
+
+
+def test_a_lease_that_cannot_be_given_back_is_told_soon_and_truly() -> None:
+    """The command has ended, and the database does not answer: nobody waits for it, and nothing is promised that only a
+    process could keep that is gone."""
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        with Run(url, "--ttl", "60", command=("sh", "-c", "echo $$; read line; exit 3")) as run:
+            run.pids()
+            server.pause()
+            began = time.monotonic()
+            run.say("end")
+            assert run.wait() == 3
+            assert time.monotonic() - began < 9, "3 s, on a machine that may be busy"
+            [said] = run.errors().splitlines()
+            assert said.startswith("holdfast: lease 'job' is not released, and expires within 60 s: ")
+        server.resume()
 
 
 @both
@@ -131,6 +149,37 @@ def test_without_its_watcher_holdfast_ends_the_group(
         gone(family)
         assert run.wait() in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
         assert not alive(watcher)
+
+
+def test_a_watcher_that_is_gone_is_told_once_and_the_command_goes_on(sqlite_url: str) -> None:
+    with Run(sqlite_url, "--ttl", str(TTL), command=("sh", "-c", "echo $$; read line; exit 3")) as run:
+        run.pids()
+        os.kill(run.watcher(), signal.SIGKILL)
+        latest = ends_at(sqlite_url)
+        eventually(lambda: ends_at(sqlite_url) > latest + TTL, "the lease is renewed all the same, more than once")
+        run.say("end")
+        assert run.wait() == 3
+        assert run.errors().count("watcher is gone") == 1
+
+
+@both
+def test_with_the_guard_a_watcher_that_is_gone_ends_the_group(sqlite_url: str, command: tuple[str, ...]) -> None:
+    """Fail closed: should holdfast be killed now, nobody would end what the command has started."""
+    with Run(sqlite_url, "--guard", "--ttl", str(TTL), command=command) as run:
+        family = run.pids()
+        os.kill(run.watcher(), signal.SIGKILL)
+        gone(family)
+        assert run.wait() in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+        assert run.errors() == "holdfast: its watcher is gone, so the command is ended"
+
+
+def test_with_the_guard_alrm_ends_holdfast_and_the_command(sqlite_url: str) -> None:
+    """It is the signal of the kernel's timer, and whoever sends it means what that means."""
+    with Run(sqlite_url, "--guard") as run:
+        family = run.pids()
+        os.kill(run.pid, signal.SIGALRM)
+        assert run.wait() == -signal.SIGALRM
+        gone(family)
 
 
 def test_a_stopped_command_hears_that_it_is_to_end(sqlite_url: str) -> None:

@@ -79,7 +79,6 @@ def test_every_answer_in_time_has_its_step(ttl: float, start: float) -> None:
     steps = {answer: after(answer, trust, start, start)[0] for answer in Answer}
     assert steps == {
         Answer.RENEWED: Step.KEEP,
-        Answer.HELD: Step.KEEP,
         Answer.LOST: Step.TELL_LOST,
         Answer.UNKNOWN: Step.RETRY,
     }

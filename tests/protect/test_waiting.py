@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -178,6 +180,32 @@ def test_a_release_inside_its_own_protected_transaction_says_so_and_keeps_the_le
     connection.commit()
     assert grant.release()
     assert client.leases.get(name) is None
+
+
+def test_a_release_inside_its_own_protected_transaction_leaves_the_transaction_usable(
+    url: str, client: holdfast.Client, connection: psycopg.Connection[Any], name: str
+) -> None:
+    """The server ends a protected transaction that idles for a TTL: whoever waits in release must be told before."""
+    table = make_table(url)
+    grant = client.lease(name, ttl=3).acquire()
+    with grant.transaction(connection):
+        connection.execute(f"insert into {table} values ('kept')".encode())
+        with pytest.raises(EngineError, match="commit or roll back first"):
+            grant.release()
+    assert ask(url, f"select what from {table}") == [("kept",)]
+
+
+def test_on_sqlite_a_release_inside_a_transaction_of_ones_own_is_told_soon(sqlite_url: str) -> None:
+    """There it holds up every writer, and the one who waits may be the one who is waited for."""
+    with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(sqlite_url[len("sqlite:///") :])) as connection:
+        grant = client.lease("job", ttl=6).acquire()
+        grant.protect(connection)
+        began = time.monotonic()
+        with pytest.raises(EngineError, match="your own"):
+            grant.release()
+        assert time.monotonic() - began < 6
+        connection.commit()
+        eventually(lambda: client.leases.get("job") is None, "it is given back all the same")
 
 
 async def test_an_async_release_inside_its_own_protected_transaction_says_so_and_keeps_the_lease(

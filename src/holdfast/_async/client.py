@@ -30,17 +30,18 @@ CLOSE_TIMEOUT = 5.0
 class AsyncClient:
     """Leases and locks on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
-    ``schema`` names where the tables are (on SQLite: their prefix). ``prepared=False`` is for connection poolers that
-    lose prepared statements; most are noticed without it. ``lock_url`` is a direct URL for locks, which live in
-    sessions, where ``url`` leads through a pooler. Locks use up to ``lock_sessions`` connections and ``lock_overflow``
-    more that do not stay open. Nothing is opened before it is needed.
+    ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
+    ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
+    ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
+    to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. Nothing is opened before it is
+    needed.
     """
 
     def __init__(
         self,
         url: str | None = None,
         *,
-        schema: str = "holdfast",
+        schema: str | None = None,
         prepared: bool = True,
         lock_url: str | None = None,
         lock_sessions: int = 15,

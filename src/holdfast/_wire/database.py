@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from holdfast.sql import Dialect, check_schema
+from holdfast.sql import SCHEMA, Dialect, check_schema
 
 # A dead peer is noticed in 2 to 3 s: keepalives for an idle connection, the user timeout for one that is sending.
 _DEFAULTS = {
@@ -22,6 +22,13 @@ _DEFAULTS = {
     "fallback_application_name": "holdfast",
 }
 
+_SQLITE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
+# What may be repeated of libpq's complaint about a URL. Whatever it quotes may be the password, or a part of it.
+_COMPLAINTS = (
+    "unexpected spaces", "invalid percent-encoded token", "forbidden value %00", "invalid URI query parameter",
+    "missing key/value separator", "extra key/value separator", "IPv6 host address",
+)  # fmt: skip
+
 
 class Database(NamedTuple):
     """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people."""
@@ -29,7 +36,7 @@ class Database(NamedTuple):
     dialect: Dialect
     target: str
     label: str
-    schema: str = "holdfast"
+    schema: str = SCHEMA
     prepared: bool = True
 
     def __str__(self) -> str:
@@ -39,8 +46,10 @@ class Database(NamedTuple):
         return f"<Database {self.label} {self.schema}>"
 
 
-def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -> Database:
-    url = url or os.environ.get("HOLDFAST_URL")
+def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) -> Database:
+    """What is not given is in the environment. An empty URL is a mistake, and no reason to look elsewhere."""
+    url = os.environ.get("HOLDFAST_URL") if url is None else url
+    schema = os.environ.get("HOLDFAST_SCHEMA", SCHEMA) if schema is None else schema
     if not url:
         raise ValueError(
             "no database URL: pass one, e.g. Client('sqlite:///app.db') or Client('postgresql://host/name'), "
@@ -58,7 +67,10 @@ def parse(url: str | None, *, schema: str = "holdfast", prepared: bool = True) -
         return Database("sqlite", path, f"sqlite:///{path}", schema)
     if kind in ("postgres", "postgresql"):
         return Database("postgres", *_conninfo(f"postgresql://{rest}"), schema, prepared)
-    raise ValueError(f"unknown URL scheme {scheme!r}: expected sqlite:///file.db or postgresql://host/name")
+    known = (
+        f" {scheme!r}" if scheme.replace("+", "").isalnum() else ""
+    )  # else it is part of something, a password maybe
+    raise ValueError(f"unknown URL scheme{known}: expected sqlite:///file.db or postgresql://host/name")
 
 
 def _sqlite_path(rest: str) -> str:
@@ -78,7 +90,9 @@ def _sqlite_path(rest: str) -> str:
             "use sqlite:///app.db"
         )
     if options:
-        raise ValueError(f"an SQLite URL takes no options here: sqlite:///{path} without {options!r}")
+        known = {each.partition("=")[0] for each in options.split("&")} <= _SQLITE_OPTIONS  # else it may be a secret
+        without = repr(options) if known else "the '?' and what follows it"
+        raise ValueError(f"an SQLite URL takes no options here: sqlite:///{path} without {without}")
     return os.path.realpath(path)  # SQLite follows links, too: one file, one name for what lies beside it
 
 
@@ -92,16 +106,18 @@ def _conninfo(url: str) -> tuple[str, str]:
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
     except ProgrammingError as error:
-        reason = str(error).strip()
-        if "query parameter" not in reason:
-            reason = reason.partition(': "')[0]
-        raise ValueError(f"not a valid PostgreSQL URL: {reason}") from None
+        raise _senseless(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
     hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
     if any("@" in host for host in hosts) or not all(port.isdecimal() for port in ports if port):
-        raise ValueError(
-            "not a valid PostgreSQL URL: in the user and the password write @ as %40, : as %3A, / as %2F, ? as %3F"
-        )
+        raise _senseless("no host and port to be found")
     return make_conninfo(**_DEFAULTS | given), _label(given, hosts, ports)
+
+
+def _senseless(reason: str) -> ValueError:
+    return ValueError(
+        f"not a valid PostgreSQL URL: {reason}. In the user and the password write @ as %40, : as %3A, / as %2F, "
+        "? as %3F, % as %25, a space as %20"
+    )
 
 
 def _label(given: Mapping[str, str], hosts: list[str], ports: list[str]) -> str:

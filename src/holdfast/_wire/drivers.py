@@ -12,8 +12,8 @@ SQLSTATE = "HF001"
 def sqlstate(error: BaseException | None) -> str | None:
     """The SQLSTATE as the drivers call it, wherever SQLAlchemy has put it."""
     while error is not None:
-        for attribute in ("sqlstate", "pgcode"):
-            if isinstance(state := getattr(error, attribute, None), str):
+        for state in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None), _fields(error).get("C")):
+            if isinstance(state, str):
                 return state
         error = getattr(error, "orig", None) or error.__cause__
     return None
@@ -26,10 +26,21 @@ def raced(error: BaseException | None) -> bool:
         return False
     while error is not None:
         detail = getattr(getattr(error, "diag", error), "message_detail", None) or getattr(error, "detail", None)
+        detail = detail or _fields(error).get("D")
         if detail and isinstance(detail, str):
             return False
         error = getattr(error, "orig", None) or error.__cause__
     return True
+
+
+def message(error: BaseException) -> str:
+    return str(_fields(error).get("M", error))
+
+
+def _fields(error: BaseException) -> dict[str, Any]:
+    """Of pg8000, whose errors are the server's message as it came: a letter for each field."""
+    found = error.args[0] if error.args else None
+    return found if isinstance(found, dict) else {}
 
 
 def teach_psycopg() -> None:
@@ -41,6 +52,15 @@ def teach_psycopg() -> None:
         known[SQLSTATE] = type(
             "FencedOut", (FencedOut, errors.OperationalError), {"__module__": __name__, "sqlstate": SQLSTATE}
         )
+
+
+class Secret(str):
+    """A parameter for SQLAlchemy, which writes parameters into its log and its errors."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
 
 
 def speaks(connection: Any) -> str:
@@ -72,4 +92,4 @@ def teach_sqlalchemy(connection: Any) -> None:
 
 def _refused(context: Any) -> None:
     if sqlstate(context.original_exception) == SQLSTATE:  # even one that psycopg raised as FencedOut would be wrapped
-        raise FencedOut(str(context.original_exception)) from context.original_exception
+        raise FencedOut(message(context.original_exception)) from context.original_exception

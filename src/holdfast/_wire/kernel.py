@@ -70,7 +70,7 @@ class Turnstile:
         if given_up[0]:
             raise Busy(
                 f"{self._path} stayed locked by another process for {timeout:.1f} s: "
-                "is one stopped in the middle of a write?"
+                "is one stopped in the middle of a write, or a transaction of your own open?"
             )
 
 

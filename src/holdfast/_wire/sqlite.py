@@ -194,7 +194,8 @@ class SqliteSession:
                     raise
                 if now() + pause > deadline:
                     raise Busy(
-                        f"{self.database} stayed locked by another connection: is a transaction open on it?"
+                        f"{self.database} stayed locked by another connection: is a transaction open on it, be it one "
+                        "of your own? Commit or roll back first."
                     ) from error
             time.sleep(jitter(0.5 * pause, 1.5 * pause))
             pause = min(pause * 2, 0.01)

@@ -53,6 +53,12 @@ def app(context: click.Context, url: str | None, schema: str | None) -> None:
 
     \b
     Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 `run` did not get the lease.
+
+    \b
+    Examples:
+      holdfast run nightly-import -- ./import.sh
+      holdfast ls --watch
+      HOLDFAST_URL=postgresql://db1/app holdfast doctor
     """
     context.obj = {"url": url, "schema": schema}
 

@@ -61,7 +61,5 @@ def _lines(where: Console, examination: Any) -> list[Text]:
         if finding.remedy is not None:
             lines += hanging(where, Text(" " * head.cell_len), f"-> {clean(finding.remedy)}")
     counts = ((examination.count(status), status) for status in _STYLES)
-    lines.append(
-        Text(f"{examination.database}: " + ", ".join(f"{count} {status}" for count, status in counts if count))
-    )
-    return lines
+    summary = ", ".join(f"{count} {status}" for count, status in counts if count)
+    return [*lines, *hanging(where, Text(""), f"{examination.database}: {summary}")]

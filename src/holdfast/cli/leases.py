@@ -126,12 +126,17 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     actor = actor or myself()
     with connected(context) as client:
         done = client.leases.force_release(name, actor=actor, reason=reason)
-        latest = client.leases.history(name, most=1) if done else []
+        past = client.leases.history(name, most=20) if done else []
     if not done:
         click.echo(f"holdfast: nobody holds lease {name!r}", err=True)
         sys.exit(1)
-    whose = f", held by {output.clean(latest[0].holder)} with fence {latest[0].fence}" if latest else ""
-    click.echo(f"released lease {name!r}{whose}; recorded: {actor}: {reason}")
+    ours = ("forced", actor, reason)
+    record = next((each for each in past if (each.outcome, each.actor, each.reason) == ours), None)
+    told = "its record is in the history"
+    if record is not None:
+        held = f"held by {output.clean(record.holder)} with fence {record.fence}"
+        told = f"{held}; recorded: {record.actor}: {record.reason}"
+    click.echo(f"released lease {name!r}, {told}")
 
 
 def _held(client: Client) -> Held:

@@ -13,7 +13,15 @@ from holdfast.cli.app import connected
 @click.group(invoke_without_command=True)
 @click.pass_context
 def migrate(context: click.Context) -> None:
-    """Create, upgrade or remove the tables; without a command: up."""
+    """Create, upgrade or remove the tables; without a command: up.
+
+    SQLite files see to it themselves. On PostgreSQL the role that does it owns the tables.
+
+    \b
+    Examples:
+      holdfast --url postgresql://owner@db1/app migrate
+      holdfast migrate status
+    """
     if context.invoked_subcommand is None:
         context.invoke(up)
 
@@ -21,7 +29,14 @@ def migrate(context: click.Context) -> None:
 @migrate.command()
 @click.pass_context
 def up(context: click.Context) -> None:
-    """Apply every migration that is missing. Safe to run again, and from many machines at once."""
+    """Apply every migration that is missing.
+
+    Safe to run again, and from many machines at once. Fails when the schema is of a later holdfast.
+
+    \b
+    Example:
+      holdfast --url postgresql://owner@db1/app migrate up
+    """
     with connected(context) as client:
         applied = client.migrate()
         for migration in applied:
@@ -37,7 +52,12 @@ def up(context: click.Context) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def down(context: click.Context, to: int, yes: bool) -> None:
-    """Take migrations back, and all that is in their tables."""
+    """Take migrations back, and all that is in their tables.
+
+    \b
+    Example:
+      holdfast --url postgresql://owner@db1/app migrate down --to 0
+    """
     if not yes:
         click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
     with connected(context) as client:
@@ -52,7 +72,14 @@ def down(context: click.Context, to: int, yes: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """Which migrations there are, and when they were applied. Exit code 1 when one is missing."""
+    """Show which migrations there are, and when they were applied.
+
+    Exit code 1 when one is missing, or when the schema is of a later holdfast.
+
+    \b
+    Example:
+      holdfast migrate status --json | jq '.[] | select(.applied_at == null)'
+    """
     with connected(context) as client:
         rows = [
             {
@@ -75,6 +102,13 @@ def status(context: click.Context, as_json: bool) -> None:
 @click.option("--down", "downwards", is_flag=True, help="The scripts that take everything back.")
 @click.pass_context
 def print_(context: click.Context, downwards: bool) -> None:
-    """Print the SQL, to be read or run by somebody else. Connects to nothing."""
+    """Print the SQL, to be read or run by somebody else.
+
+    Connects to nothing.
+
+    \b
+    Example:
+      holdfast --url postgresql://db1/app migrate print | psql -f - postgresql://owner@db1/app
+    """
     with connected(context) as client:
         click.echo(client.migrations.text(down=downwards))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 _GAP = "  "
-_NARROWEST = 12
+_NARROWEST = 24
 
 
 def console() -> Console:
@@ -78,11 +78,16 @@ def listing(where: Console, titles: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def hanging(where: Console, head: Text, text: str) -> list[Text]:
-    """``text`` beside ``head``; what does not fit goes on below its own first word."""
+    """``text`` beside ``head``; what does not fit goes on below its own first word, or all of it below the head where
+    too little room is left beside it."""
     room = width(where)
     if room is None:
         return [Text.assemble(head, text)]
-    wrapped = Text(text, overflow="fold").wrap(where, max(room - head.cell_len, _NARROWEST))
+    if room - head.cell_len < _NARROWEST:
+        above = head.wrap(where, room, overflow="fold") if head.plain.strip() else ()
+        wrapped = Text(text).wrap(where, max(room - len(_GAP), 1), overflow="fold")
+        return [*above, *(Text.assemble(_GAP, line) for line in wrapped)]
+    wrapped = Text(text).wrap(where, room - head.cell_len, overflow="fold")
     below = " " * head.cell_len
     return [Text.assemble(below if number else head, line) for number, line in enumerate(wrapped)]
 

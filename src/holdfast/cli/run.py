@@ -16,6 +16,10 @@ from holdfast.cli.watcher import Watcher
 
 FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
 _VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str}
+_GOODBYE = 3.0
+"""Seconds in which the database must have taken the lease back."""
+_UNWATCHED = "its watcher is gone: what the command has started runs on if holdfast is killed"
+_UNWATCHED_GUARDED = "its watcher is gone, so the command is ended"
 _FLAGS = ("--wait", "--skip", "--guard")
 
 
@@ -103,8 +107,13 @@ def _run(
             except HoldfastError as loss:
                 _say(f"{loss}; so the command was ended")
                 return code or FAILED
-            with grant:  # is released
-                return code
+            try:
+                grant.release(timeout=_GOODBYE)
+            except HoldfastError as error:
+                _say(f"lease {name!r} is not released, and expires within {ttl:g} s: {error}")
+                watcher.close()
+                os._exit(code)  # whatever else is to be said at the end, the database would not hear it either
+            return code
     finally:
         if command is not None:
             command.forget()
@@ -116,13 +125,15 @@ def _supervise(
     environment: dict[bytes, bytes],
 ) -> int:  # fmt: skip
     """Run the command, and come back when nothing of it runs any more."""
-    over = False
+    over = unwatched = False
 
     def report() -> None:
         """Tell the watcher how long the lease can be trusted, for as long as it can; more often as that comes to its
         end, so that a heartbeat which succeeds late is not missed."""
         while not over and not grant.lost:
             trust()
+            if unwatched and guard:
+                break
             news.wait(max(0.005, grant.remaining() / 8))
         if over:
             return
@@ -132,8 +143,11 @@ def _supervise(
             group.end(command.pid, 0.0)
 
     def trust() -> None:
+        nonlocal unwatched
         until = clock() + grant.remaining()
-        watcher.say(f"until {until}")
+        if not watcher.say(f"until {until}") and not unwatched:
+            unwatched = True
+            _say(_UNWATCHED_GUARDED if guard else _UNWATCHED)
         if guard:
             dead_man(until + 1.8 * grace)  # after TERM and KILL, and before the TTL ends
             if over:  # and the timer stopped, in the main thread
@@ -145,7 +159,8 @@ def _supervise(
     threading.Thread(target=report, name="holdfast-report", daemon=True).start()
     try:
         command.start(environment)
-        return command.wait(bell)
+        code = command.wait(bell)
+        return code or FAILED if unwatched and guard else code
     finally:
         command.end_group(grace, lambda: bool(grant.lost))
         over = True
@@ -163,7 +178,23 @@ def _environment(url: str, schema: str, grant: Any) -> dict[bytes, bytes]:
         "HOLDFAST_TOKEN": grant.token,
         "HOLDFAST_FENCE": str(grant.fence),
     }
-    return {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in added.items()}}
+    return {**_own_environment(), **{os.fsencode(name): os.fsencode(value) for name, value in added.items()}}
+
+
+def _own_environment() -> dict[bytes, bytes]:
+    """Ours as we were given it: in the C locale Python sets LC_CTYPE for itself, and the command is not to have it."""
+    ours, name = dict(os.environb), b"LC_CTYPE"
+    if name in ours:
+        try:
+            with open("/proc/self/environ", "rb") as file:
+                given = dict(each.partition(b"=")[::2] for each in file.read().split(b"\0"))
+        except OSError:
+            return ours
+        if name not in given:
+            del ours[name]
+        else:
+            ours[name] = given[name]
+    return ours
 
 
 def _fill_standard_descriptors() -> None:

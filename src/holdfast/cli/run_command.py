@@ -10,7 +10,26 @@ import click
 from holdfast.cli.run import exclusive, run_here
 
 
-@click.command(short_help="Run a command while holding a lease.", options_metavar="[OPTIONS]")
+class _Run(click.Command):
+    """What stands before the first ``--`` is ours, what stands behind it is the command's and read by nobody."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing or not {"-h", "--help"}.isdisjoint(args[: _cut(args)]):
+            return super().parse_args(ctx, args)
+        if "--" not in args:
+            ctx.fail("the command begins after --: holdfast run [OPTIONS] NAME -- COMMAND...")
+        given = len(args) - _cut(args) - 1
+        rest = super().parse_args(ctx, args)
+        if len(ctx.params["argv"]) > given:
+            ctx.fail("only the name of the lease stands before --; quote a name with spaces")
+        return rest
+
+
+def _cut(args: list[str]) -> int:
+    return args.index("--") if "--" in args else len(args)
+
+
+@click.command(cls=_Run, short_help="Run a command while holding a lease.", options_metavar="[OPTIONS]")
 @click.option("--ttl", type=float, default=30.0, show_default=True, help="Seconds the lease outlives a dead holder.")
 @click.option("--timeout", type=float, metavar="S", help="Wait at most so many seconds for the lease.")
 @click.option("--wait", is_flag=True, help="Wait for it as long as it takes.")
@@ -43,18 +62,21 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       runs in a process group of its own, in the foreground if holdfast is, with
       the terminal, standard input and output that holdfast has. The signals INT,
       TERM, HUP, QUIT, USR1, USR2, ALRM, WINCH, TSTP and CONT are passed on to
-      the group; a TERM waits for the command to finish in its own time.
+      the group; a TERM waits for the command to finish in its own time. With
+      --guard ALRM is the kernel's timer: it ends holdfast, whoever sends it.
     \b
     The whole group is ended
       when the lease is lost (forced away, or the database does not answer):
       TERM, then KILL, before the TTL is over;
       when the command itself has ended and left something running;
       when holdfast is killed, or stopped for longer than the lease can be
-      trusted: Ctrl-Z stops both, so come back within the TTL.
+      trusted: Ctrl-Z stops both, so come back within the TTL;
+      with --guard, when the process that watches over holdfast is gone.
       A program that leaves the group, as a daemon does, is out of reach.
     \b
     Environment of the command
       HOLDFAST_URL    the database; the secret part of it, too
+      HOLDFAST_SCHEMA where its tables are
       HOLDFAST_LEASE  the name
       HOLDFAST_TOKEN  the proof of holding it: a secret
       HOLDFAST_FENCE  a number that rises with every acquisition
@@ -67,9 +89,9 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       126  the command cannot be executed
       127  the command was not found
       128 + n  signal n came while holdfast waited for the lease
-      142  with --guard, the kernel's timer ended holdfast (128 + ALRM)
-      1    the database cannot be reached, or refuses; or the lease was lost
-           and the command, told to end, did so with 0
+      142  with --guard, the kernel's timer or an ALRM ended holdfast (128 + 14)
+      1    the database cannot be reached, or refuses; or the lease or the
+           watcher was lost and the command, told to end, did so with 0
       2    called wrongly
     \b
     Examples
@@ -89,4 +111,11 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
     if exclusive(**wanted):
         raise click.UsageError("--timeout, --wait and --skip exclude each other")
     wanted["argv"] = list(wanted["argv"])
-    sys.exit(run_here(url=url or context.obj["url"], schema=schema or context.obj["schema"], **wanted))
+    before = context.obj
+    sys.exit(
+        run_here(
+            url=before["url"] if url is None else url,
+            schema=before["schema"] if schema is None else schema,
+            **wanted,
+        )
+    )

@@ -10,16 +10,28 @@ CONFIG = "holdfast.toml"
 
 
 def database(url: str | None, schema: str | None) -> tuple[str, str]:
-    """The URL and the schema. ValueError when holdfast.toml cannot be understood."""
+    """The URL and the schema. ValueError when holdfast.toml cannot be understood, or the first that is set is empty: an
+    empty variable is somebody's mistake, and a file of one's own would elect a leader on every machine."""
     from_file = _read() if os.path.exists(CONFIG) else {}
     if url and _has_password(url):
         _say("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
-    url = url or os.environ.get("HOLDFAST_URL") or from_file.get("url")
-    schema = schema or os.environ.get("HOLDFAST_SCHEMA") or from_file.get("schema") or "holdfast"
-    if not url:
+    url = _first("url", url, from_file)
+    if url is None:
         url = DEFAULT_URL
         _say(f"no --url, no HOLDFAST_URL, no {CONFIG}: using {url} in this folder")
-    return url, schema
+    return url, _first("schema", schema, from_file) or "holdfast"
+
+
+def _first(key: str, option: str | None, from_file: dict[str, str]) -> str | None:
+    """Of those that are set."""
+    variable = f"HOLDFAST_{key.upper()}"
+    places = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", from_file.get(key)))
+    for place, value in places:
+        if value == "":
+            raise ValueError(f"{place} is empty: say which, or leave it out altogether")
+        if value is not None:
+            return value
+    return None
 
 
 def from_anywhere(url: str) -> str:

@@ -13,7 +13,14 @@ import holdfast
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def version(as_json: bool) -> None:
-    """Show the versions of holdfast and what it stands on."""
+    """Show the versions of holdfast and what it stands on.
+
+    Connects to nothing.
+
+    \b
+    Example:
+      holdfast version --json | jq -r .holdfast
+    """
     import sqlite3
 
     found: dict[str, str | None] = {

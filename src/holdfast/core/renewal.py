@@ -14,7 +14,6 @@ class Answer(Enum):
     """What the database said to a heartbeat."""
 
     RENEWED = "renewed"
-    HELD = "held"  # still ours, but not extended
     LOST = "lost"
     UNKNOWN = "unknown"
 

@@ -150,9 +150,14 @@ class Books:
         self._ring()
 
     def _notice_empty(self, pulse: Pulse) -> None:
-        if not pulse.holdings and not pulse.borrowed:
-            pulse.empty_since = now()
+        if pulse.holdings or pulse.borrowed:
+            return
+        known, pulse.empty_since = pulse.empty_since, now()
+        if pulse in self._pulses:
             self._wake_by(min(pulse.due, pulse.empty_since + LINGER))
+        elif known is None and all(each.beat != pulse.beat for each in self._pulses):
+            # Lost before, and whoever worked under it has stopped: its row need not wait for its expiry.
+            self._add_chore("beat_end", {"beat": pulse.beat}, patience=pulse.trust.ttl)
 
     def _wake_by(self, when: float) -> None:
         """The thread must not sleep for longer."""

@@ -24,9 +24,14 @@ from holdfast.sql import migrations
 log = logger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
-LOCKED = "55P03"
+LOCKED, DENIED = "55P03", "42501"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
+
+
+def grants(schema: str) -> str:
+    """All that a role needs to use the schema."""
+    return f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
 
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -88,12 +93,14 @@ class AsyncEngine:
                     raise
                 raise told from error
 
-    async def call_when_free(self, name: str, parameters: Mapping[str, Any], *, patience: float) -> list[Row]:
+    async def call_when_free(
+        self, name: str, parameters: Mapping[str, Any], *, patience: float, timeout: float = CALL_TIMEOUT
+    ) -> list[Row]:
         """A statement that is refused while a protected transaction is open: ask again for a while, in nobody's way."""
-        until, pause = now() + patience, 0.002
+        until, deadline, pause = now() + patience, now() + timeout, 0.002
         while True:
             try:
-                return await self.call(name, parameters)
+                return await self.call(name, parameters, timeout=deadline - now())
             except Refused as error:
                 if error.sqlstate != LOCKED or now() + pause > until:
                     raise
@@ -216,14 +223,14 @@ class AsyncEngine:
     def newest(self) -> int:
         return migrations(self.database.dialect, self.database.schema)[-1].version
 
-    def _check_version(self, found: int | None) -> None:
+    def check_version(self, found: int | None) -> None:
         wanted = self.newest
         if found != wanted:
             state = f"is at version {found}" if found else "is not there"
+            remedy = "run 'holdfast migrate up' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
             raise SchemaMismatch(
                 f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
-                f"run 'holdfast migrate up' or client.migrate()"
-                + (", or upgrade holdfast" if found and found > wanted else "")
+                f"{remedy}"
             )
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:

@@ -6,7 +6,10 @@ lock; whoever comes second fails on what is already there, looks again, and is c
 
 from __future__ import annotations
 
-from holdfast._async.engines.engine import AsyncEngine, AsyncSession
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from holdfast._async.engines.engine import DENIED, AsyncEngine, AsyncSession, grants
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
@@ -37,21 +40,59 @@ class AsyncMigrations:
 
     async def status(self) -> list[tuple[Migration, float | None]]:
         """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
-        async with self._engine.separately() as session:
+        async with self._session() as session:
             when = {row["version"]: row["applied_at"] for row in await applied(session, TIMEOUT)}
+            self._refuse_newer(max(when, default=0))
         return [(migration, when.get(migration.version)) for migration in self.scripts()]
 
     async def up(self) -> list[Migration]:
-        """Apply what is missing; returns what was applied."""
-        async with self._engine.separately() as session:
-            return await up(self._database, session, TIMEOUT)
+        """Apply what is missing; returns what was applied. A role that may only use the schema has nothing to do where
+        nothing is missing."""
+        async with self._session() as session:
+            try:
+                self._refuse_newer(await _version(session, TIMEOUT))
+                return await up(self._database, session, TIMEOUT)
+            except Refused as error:
+                if error.sqlstate != DENIED or await self._said_version(session) < self._engine.newest:
+                    raise
+                return []
 
     async def down(self, *, to: int) -> list[Migration]:
         """Take back every migration above version ``to``, and all that is in those tables with it."""
         if not 0 <= to <= self._engine.newest:
             raise ValueError(f"to must be a version from 0 to {self._engine.newest}, not {to}")
-        async with self._engine.separately() as session:
+        async with self._session() as session:
+            self._refuse_newer(await _version(session, TIMEOUT))
             return await down(self._database, session, TIMEOUT, to=to)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[AsyncSession]:
+        try:
+            async with self._engine.separately() as session:
+                yield session
+        except Refused as error:
+            if error.sqlstate != DENIED:
+                raise
+            schema = self._database.schema
+            raise Refused(
+                f"{error}. Schema {schema!r} is its owner's to migrate: let a role that may run 'holdfast migrate up', "
+                f"and for those that use it: {grants(schema)}",
+                DENIED,
+            ) from error
+
+    def _refuse_newer(self, version: int) -> None:
+        if version > self._engine.newest:
+            self._engine.check_version(version)
+
+    async def _said_version(self, session: AsyncSession) -> int:
+        """As every client asks, without a right to the table; 0 when there is no answer."""
+        try:
+            [row] = await session.call("hello", {}, TIMEOUT)
+        except Refused:
+            return 0
+        self._refuse_newer(row["version"])
+        version: int = row["version"]
+        return version
 
 
 async def applied(session: AsyncSession, timeout: float) -> list[Row]:

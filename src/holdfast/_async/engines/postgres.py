@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast._async.engines.engine import CALL_TIMEOUT, Answers, AsyncEngine, AsyncSession, Calls
+from holdfast._async.engines.engine import CALL_TIMEOUT, DENIED, Answers, AsyncEngine, AsyncSession, Calls, grants
 from holdfast._wire.aio_postgres import AsyncPostgresSession
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 
@@ -33,9 +33,9 @@ class AsyncPostgresEngine(AsyncEngine):
             [row] = await session.call("hello", {}, timeout)
         except Refused as error:
             if error.sqlstate in _MISSING:
-                self._check_version(None)
+                self.check_version(None)
             raise
-        self._check_version(row["version"])
+        self.check_version(row["version"])
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         schema = self.database.schema
@@ -43,7 +43,6 @@ class AsyncPostgresEngine(AsyncEngine):
             return SchemaMismatch(
                 f"schema {schema!r} in {self.database} is not complete: run 'holdfast migrate up' ({error})"
             )
-        if error.sqlstate == "42501":
-            grants = f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
-            return Refused(f"{error}. The role needs: {grants}", "42501")
+        if error.sqlstate == DENIED:
+            return Refused(f"{error}. The role needs: {grants(schema)}", DENIED)
         return error

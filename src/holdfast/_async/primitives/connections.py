@@ -118,7 +118,7 @@ class AsyncSqlAlchemy:
         return block
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        from sqlalchemy import text
+        from sqlalchemy import String, bindparam, text
 
         connection = self._connection
         if hasattr(connection, "get_bind"):  # a session
@@ -128,7 +128,9 @@ class AsyncSqlAlchemy:
         if dialect == "sqlite":
             _check_file(self._database, (await connection.execute(text("pragma database_list"))).fetchall())
         drivers.teach_sqlalchemy(connection)
-        result = await connection.execute(text(_sql(self._database, statement, ":{}")), parameters)
+        protecting = text(_sql(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
+        secret = parameters | {"token": drivers.Secret(parameters["token"])}
+        result = await connection.execute(protecting, secret)
         found: int | None = result.scalar()
         if found is not None and drivers.autocommits(connection):
             raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")

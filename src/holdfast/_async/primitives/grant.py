@@ -71,12 +71,15 @@ class AsyncLeaseGrant:
         self.check()
         return True
 
-    async def release(self) -> bool:
-        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
+    async def release(self, *, timeout: float = CALL_TIMEOUT) -> bool:
+        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child.
+
+        When the database does not take it in ``timeout`` seconds that is an EngineError, and it is asked for later.
+        """
         if self._released or self._engine.closed or self._pid != os.getpid():
             return False
         try:
-            done = await self._release()
+            done = await self._release(timeout)
         except Refused:
             raise
         except BaseException:
@@ -150,10 +153,12 @@ class AsyncLeaseGrant:
                 )
         return self._over
 
-    async def _release(self) -> bool:
+    async def _release(self, timeout: float) -> bool:
         parameters = {"name": self.name, "token": self.token, "tell": self._pulse is None}
+        # A transaction that it protects may idle for a TTL, and then the server ends it: the user must hear before.
+        patience = min(_RELEASE_PATIENCE, self._trust.ttl / 3, timeout)
         try:
-            [row] = await self._engine.call_when_free("lease_release", parameters, patience=_RELEASE_PATIENCE)
+            [row] = await self._engine.call_when_free("lease_release", parameters, patience=patience, timeout=timeout)
         except Refused as error:
             if error.sqlstate != LOCKED:
                 raise

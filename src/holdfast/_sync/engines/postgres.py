@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from holdfast._sync.engines.engine import CALL_TIMEOUT, Answers, Calls, Engine, Session
+from holdfast._sync.engines.engine import CALL_TIMEOUT, DENIED, Answers, Calls, Engine, Session, grants
 from holdfast._wire.postgres import PostgresSession
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 
@@ -34,9 +34,9 @@ class PostgresEngine(Engine):
             [row] = session.call("hello", {}, timeout)
         except Refused as error:
             if error.sqlstate in _MISSING:
-                self._check_version(None)
+                self.check_version(None)
             raise
-        self._check_version(row["version"])
+        self.check_version(row["version"])
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         schema = self.database.schema
@@ -44,7 +44,6 @@ class PostgresEngine(Engine):
             return SchemaMismatch(
                 f"schema {schema!r} in {self.database} is not complete: run 'holdfast migrate up' ({error})"
             )
-        if error.sqlstate == "42501":
-            grants = f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
-            return Refused(f"{error}. The role needs: {grants}", "42501")
+        if error.sqlstate == DENIED:
+            return Refused(f"{error}. The role needs: {grants(schema)}", DENIED)
         return error

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Answers, Calls, Engine, Session
+from holdfast._wire import Row
 from holdfast._wire.sqlite import SqliteSession, boot_id
 from holdfast.core.errors import Refused
 
@@ -13,6 +17,12 @@ class SqliteEngine(Engine):
 
     def _connect(self, timeout: float) -> Session:
         return SqliteSession.open(self.database, timeout)
+
+    def call_when_free(
+        self, name: str, parameters: Mapping[str, Any], *, patience: float, timeout: float = CALL_TIMEOUT
+    ) -> list[Row]:
+        """Here an open transaction of anybody's holds up all that write, and it may be the caller's own."""
+        return self.call(name, parameters, timeout=min(timeout, max(1.0, patience)))
 
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         self.check_usable()
@@ -29,7 +39,7 @@ class SqliteEngine(Engine):
 
             migrate.up(self.database, session, timeout)
             version = self._version(session, timeout)
-        self._check_version(version)
+        self.check_version(version)
 
     def _version(self, session: Session, timeout: float) -> int | None:
         try:

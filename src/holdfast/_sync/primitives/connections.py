@@ -119,7 +119,7 @@ class SqlAlchemy:
         return block
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        from sqlalchemy import text
+        from sqlalchemy import String, bindparam, text
 
         connection = self._connection
         if hasattr(connection, "get_bind"):  # a session
@@ -129,7 +129,9 @@ class SqlAlchemy:
         if dialect == "sqlite":
             _check_file(self._database, (connection.execute(text("pragma database_list"))).fetchall())
         drivers.teach_sqlalchemy(connection)
-        result = connection.execute(text(_sql(self._database, statement, ":{}")), parameters)
+        protecting = text(_sql(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
+        secret = parameters | {"token": drivers.Secret(parameters["token"])}
+        result = connection.execute(protecting, secret)
         found: int | None = result.scalar()
         if found is not None and drivers.autocommits(connection):
             raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")

@@ -70,12 +70,15 @@ class LeaseGrant:
         self.check()
         return True
 
-    def release(self) -> bool:
-        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
+    def release(self, *, timeout: float = CALL_TIMEOUT) -> bool:
+        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child.
+
+        When the database does not take it in ``timeout`` seconds that is an EngineError, and it is asked for later.
+        """
         if self._released or self._engine.closed or self._pid != os.getpid():
             return False
         try:
-            done = self._release()
+            done = self._release(timeout)
         except Refused:
             raise
         except BaseException:
@@ -149,10 +152,12 @@ class LeaseGrant:
                 )
         return self._over
 
-    def _release(self) -> bool:
+    def _release(self, timeout: float) -> bool:
         parameters = {"name": self.name, "token": self.token, "tell": self._pulse is None}
+        # A transaction that it protects may idle for a TTL, and then the server ends it: the user must hear before.
+        patience = min(_RELEASE_PATIENCE, self._trust.ttl / 3, timeout)
         try:
-            [row] = self._engine.call_when_free("lease_release", parameters, patience=_RELEASE_PATIENCE)
+            [row] = self._engine.call_when_free("lease_release", parameters, patience=patience, timeout=timeout)
         except Refused as error:
             if error.sqlstate != LOCKED:
                 raise

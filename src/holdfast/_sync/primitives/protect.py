@@ -53,13 +53,24 @@ def _protect(database: Database, name: str, token: str, known: Connection, at: s
     except ValueError:
         raise
     except Exception as error:
-        if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error):
-            raise _fenced_out(name) from error
-        reason = getattr(error, "orig", error)  # SQLAlchemy adds the parameters, and the token is one
-        raise EngineError(f"cannot protect the transaction with lease {name!r}: {reason}") from error
-    if fence is None:
-        raise _fenced_out(name)
-    return fence
+        refusal = _refusal(name, error)
+    else:
+        if fence is not None:
+            return fence
+        refusal = _fenced_out(name)
+    raise refusal  # here, where the error of SQLAlchemy is not its context
+
+
+def _refusal(name: str, error: Exception) -> EngineError | FencedOut:
+    """The cause is the driver's own error: SQLAlchemy's shows the parameters, and the token is one."""
+    reason = getattr(error, "orig", None) or error
+    refusal = (
+        _fenced_out(name)
+        if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error)
+        else EngineError(f"cannot protect the transaction with lease {name!r}: {drivers.message(reason)}")
+    )
+    refusal.__cause__ = reason
+    return refusal
 
 
 def _check(at: str) -> None:

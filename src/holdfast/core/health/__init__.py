@@ -44,7 +44,15 @@ class Examination:
 
 
 class Unseen(Exception):
-    """A check needs a fact that this role may not ask for."""
+    """A check needs a fact that is not to be had; ``remedy`` is for whoever wants to see it, if there is a way."""
+
+    def __init__(self, what: str, remedy: str | None = None) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+class Hidden(Unseen):
+    """… because this role may not ask for it."""
 
 
 Verdict = tuple[Status, str, str | None]
@@ -52,7 +60,7 @@ Check = Callable[[Facts], Verdict]
 
 
 def judge(checks: Iterable[tuple[str, Check]], facts: Facts, *, remedy: str | None = None) -> tuple[Finding, ...]:
-    """``remedy``: how to be allowed to see what could not be seen."""
+    """``remedy``: how to be allowed to see what is hidden."""
     return tuple(_judge(name, check, facts, remedy) for name, check in checks)
 
 
@@ -60,13 +68,13 @@ def _judge(name: str, check: Check, facts: Facts, remedy: str | None) -> Finding
     try:
         return Finding(name, *check(facts))
     except Unseen as what:
-        return Finding(name, "unseen", str(what), remedy)
+        return Finding(name, "unseen", str(what), remedy if isinstance(what, Hidden) else what.remedy)
 
 
 def rows(facts: Facts, name: str, what: str = "not visible to this role") -> Fact:
     found = facts.get(name)
     if found is None:
-        raise Unseen(what)
+        raise Hidden(what)
     return found
 
 
@@ -90,7 +98,9 @@ def schema_version(facts: Facts) -> Verdict:
     """For both engines: ``expected`` has the schema's name, the version wanted, and whether it comes by itself."""
     expected = row(facts, "expected")
     schema, wanted = expected["schema"], expected["version"]
-    versions = rows(facts, "schema_applied", f"schema {schema!r} cannot be read by this role: see privileges")
+    versions = facts.get("schema_applied")
+    if versions is None:
+        raise Unseen(f"schema {schema!r} cannot be read by this role: see privileges", "Ask as the schema's owner.")
     found = max((each["version"] for each in versions), default=0)
     if found == wanted:
         return ok(f"schema {schema!r} is at version {found}")

@@ -9,6 +9,7 @@ from holdfast.core.health import (
     Check,
     Facts,
     Finding,
+    Hidden,
     Unseen,
     Verdict,
     fail,
@@ -207,7 +208,7 @@ def synchronous(facts: Facts) -> Verdict:
     needed = int(asked[1]) if asked else 1
     confirming = about["synchronous"]
     if about["connected"] >= needed and not row(facts, "examine_role")["sees_all"]:
-        raise Unseen(f"{about['connected']} standbys are connected, and this role may not see if one is synchronous")
+        raise Hidden(f"{about['connected']} standbys are connected, and this role may not see if one is synchronous")
     if confirming >= needed:
         return ok(f"{confirming} synchronous standby{'s' * (confirming != 1)} confirm{'s' * (confirming == 1)} commits")
     return fail(
@@ -270,7 +271,7 @@ def snapshots(facts: Facts) -> Verdict:
             "then vacuum removes nothing newer, and every heartbeat becomes slower.",
         )
     if not about["sees_all"]:
-        raise Unseen("this role may not see other roles' transactions; its own are well")
+        raise Hidden("this role may not see other roles' transactions; its own are well")
     return ok("none that is old")
 
 
@@ -285,10 +286,7 @@ def privileges(facts: Facts) -> Verdict:
     if set(missing) - FOR_OPERATORS:
         return fail(f"role {role!r} may not execute {', '.join(missing)}", _grants(schema, role))
     if missing:
-        return warn(
-            f"role {role!r} can hold leases, but not execute {', '.join(missing)}",
-            f"If it should list leases or take them away: {_grants(schema, role)}",
-        )
+        return ok(f"role {role!r} can hold leases, and leaves {', '.join(missing)} to operators")
     return ok(f"role {role!r} may do all that holdfast asks")
 
 
@@ -386,7 +384,7 @@ def _value(facts: Facts, name: str, column: str, default: str | None) -> str:
     found = _found(facts, name)
     value = default if found is None else found[column]
     if value is None:
-        raise Unseen(f"the setting {name} is not visible to this role")
+        raise Hidden(f"the setting {name} is not visible to this role")
     return str(value)
 
 

@@ -87,7 +87,7 @@ select 1 as done;
 select 0 as done where not exists (select 1 from holdfast_lease where name = :name);
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'forced', :actor, :reason
-  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name and not l.kept;
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
 select beat as old_beat from holdfast_lease where name = :name;
 update holdfast_beat set generation = generation + 1 where id = :old_beat;
 delete from holdfast_beat where id = :old_beat and solo;

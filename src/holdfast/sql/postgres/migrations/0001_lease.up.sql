@@ -62,7 +62,7 @@ create table holdfast.lease (
     kept        boolean not null default false
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
-comment on column holdfast.lease.kept is 'released before keep_until: nobody''s until its beat ends, and already told in history';
+comment on column holdfast.lease.kept is 'released before keep_until: nobody''s until its beat ends, and its release is told in history already';
 
 create table holdfast.history (
     id          bigint generated always as identity primary key,
@@ -154,7 +154,7 @@ declare
     stay uuid;
 begin
     select * into b from holdfast.beat where id = l.beat;
-    if not l.kept then
+    if not l.kept or outcome = 'forced' then
         insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
         values (l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at,
                 case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
