@@ -190,10 +190,10 @@ def test_a_role_that_may_only_use_the_schema_has_nothing_to_migrate(postgres_url
         for call in (client.migrations.status, lambda: client.migrations.down(to=0)):
             with pytest.raises(holdfast.EngineError, match=words):
                 call()
-        execute(postgres_url, "update holdfast.schema_version set version = 0")
+        execute(postgres_url, "delete from holdfast.schema_version where version > 1")
         with pytest.raises(holdfast.EngineError, match=words):
             client.migrate()
-        execute(postgres_url, "update holdfast.schema_version set version = 99")
+        execute(postgres_url, "insert into holdfast.schema_version (version, name) values (99, 'later')")
         with pytest.raises(holdfast.SchemaMismatch, match="upgrade holdfast"):
             client.migrate()
     with holdfast.Client(role(server().database())) as nobody, pytest.raises(holdfast.EngineError, match=words):

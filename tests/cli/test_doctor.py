@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast._sync.primitives import health
+from holdfast.sql import migrations
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.cli.command import at, call, on_terminal, valid
@@ -183,7 +184,8 @@ def test_usage_and_execute_are_enough_for_a_useful_report(role: Callable[..., st
     assert findings.keys() == CHECKS
     assert not_ok(findings) == {"snapshots": "unseen"}
     assert "pg_monitor" in findings["snapshots"]["remedy"]
-    assert findings["schema"]["found"] == "schema 'holdfast' is at version 1"
+    newest = migrations("postgres")[-1].version
+    assert findings["schema"]["found"] == f"schema 'holdfast' is at version {newest}"
 
 
 def test_missing_rights_are_told_with_the_grants_that_mend_them(postgres_url: str, role: Callable[..., str]) -> None:

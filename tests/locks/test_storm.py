@@ -66,6 +66,7 @@ def storm(url: str, folder: Path) -> Iterator[Storm]:
     keeper.start()
     try:
         yield blowing
+        eventually(lambda: len(blowing.pids()) == PROCESSES, "whoever was killed last has a successor")
         over.set()
         keeper.join()
         for member in blowing.members:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,3 +210,20 @@ async def test_a_cancelled_call_leaves_the_session_to_the_next(raw: Raw) -> None
     assert all(isinstance(outcome, list) and outcome[0]["name"] == "one" for outcome in outcomes[1::2])
     assert await session.call("lease_list", {"name": "two"}, 10.0) == []
     session.close()
+
+
+def test_a_renewal_that_came_too_late_by_one_statement_says_so(raw: Raw) -> None:
+    """The check that it lives and the update are two statements, and the clock goes on between them."""
+    grant = raw.acquire("a", solo=True)
+    session, execute = raw.session, raw.session._execute
+
+    def late(sql: str, *parameters: Any) -> Any:
+        if sql.startswith("update holdfast_beat"):
+            execute("update holdfast_beat set expires_at = 0")
+        return execute(sql, *parameters)
+
+    session._execute = late
+    try:
+        assert raw.call("lease_renew", name="a", token=grant["token"]) == [{"done": 0}]
+    finally:
+        session._execute = execute

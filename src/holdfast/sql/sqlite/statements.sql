@@ -42,15 +42,16 @@ values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_leas
     on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
        acquired_at = excluded.acquired_at, keep_until = excluded.keep_until, kept = 0;
 select case when :outcome is null then 'acquired' when :outcome = 'reentered' then 'reentered' else 'taken_over' end as status,
-       token, beat, fence, :old_holder as held_by, remaining, null as session_watch
-  from holdfast_live where name = :name;
+       l.token, l.beat, l.fence, :old_holder as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
+  from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name;
 
 -- name: lease_renew
+-- The clock goes on between two statements: what has been renewed is for the update itself to say.
 -- stop
 select 0 as done where not exists (select 1 from holdfast_live where name = :name and token = :token);
 update holdfast_beat set expires_at = {now} + ttl
- where id = (select beat from holdfast_live where name = :name and token = :token);
-select 1 as done;
+ where id = (select beat from holdfast_live where name = :name and token = :token) returning 1 as renewed;
+select coalesce(:renewed, 0) as done;
 
 -- name: lease_status
 select holder, fence, ttl, remaining from holdfast_live where name = :name and token = :token;
