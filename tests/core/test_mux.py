@@ -240,6 +240,8 @@ class World(RuleBasedStateMachine):
         self.room = None
         for key in [key for key, who in self.server.held.items() if who == OTHER]:
             self.server.unlock(key, OTHER)
+        if self.mux._refused:  # said again at the next look, and not before
+            self.sweep()
         for _ in range(500):
             self.step_once()
             for ticket in self.all:
@@ -481,3 +483,97 @@ def test_what_was_interrupted_past_the_multiplexer_is_not_handed_on(granted: boo
     assert again.ops[0].verb == "try"
     mux.answered(session, [True])
     assert grants(mux, heir, ticket) == ["held", "released"]
+
+
+def test_the_room_is_asked_for_again_before_all_of_it_is_spent() -> None:
+    """Others were told of the same room."""
+    mux, session = ready()
+    mux._ask_room(session)
+    mux.answered(session, [640])
+    assert (mux.cap, mux.due) == (640, 10)
+    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(12)]
+    for ticket in tickets[:10]:
+        [asks] = mux.ask(ticket)
+        assert isinstance(asks, Send)
+        assert [op.verb for op in asks.ops] == ["try"]
+        mux.answered(session, [True])
+    [asks] = mux.ask(tickets[10])
+    assert isinstance(asks, Send)
+    assert [op.verb for op in asks.ops] == ["room"], "before anything more is tried"
+    assert mux.ask(tickets[11]) == []
+    [settled, tries] = mux.answered(session, [1])
+    assert isinstance(settled, Settle)
+    assert isinstance(tries, Send)
+    assert [op.verb for op in tries.ops] == ["try"]
+    mux.answered(session, [True])
+    assert grants(mux, *tickets) == [*["held"] * 11, "full"]
+
+
+def test_what_was_given_back_is_not_counted_on() -> None:
+    mux, session = ready()
+    mux._ask_room(session)
+    mux.answered(session, [6400])
+    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(20)]
+    for ticket in tickets:
+        mux.ask(ticket)
+        mux.answered(session, [True])
+    assert mux.due == 32
+    for ticket in tickets:
+        mux.release(ticket)
+        mux.answered(session, [True])
+    mux.due = 500
+    mux.sweep()
+    assert mux.due == 32
+
+
+def test_whoever_stands_in_line_for_a_session_is_tried_again_now_and_then() -> None:
+    """The key may be free, although there is no session to wait in."""
+    mux = Mux(kept=1, extra=1)
+    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(2)]
+    [opening] = mux.ask(tickets[0])
+    assert isinstance(opening, Open)
+    hold = opening.session
+    mux.opened(hold)
+    mux.answered(hold, [None])
+    mux.ask(tickets[1])
+    [wait, _] = mux.answered(hold, [False])
+    assert isinstance(wait, Open)
+    mux.answered(hold, [False])
+    mux.opened(wait.session)
+    mux.waited(wait.session, None)
+    assert grants(mux, *tickets) == ["held", "queued"]
+    [again] = mux.sweep()
+    assert isinstance(again, Send)
+    assert [op.claim.key for op in again.ops if op.claim] == [(1,)]
+    assert mux.answered(hold, [False]) == [], "somebody has it still"
+    mux.sweep()
+    mux.answered(hold, [True])
+    assert grants(mux, *tickets) == ["held", "held"]
+
+
+def test_an_unlock_that_is_refused_is_said_again_later_and_not_at_once() -> None:
+    """Else we would ask, and be refused, as fast as the server can speak."""
+    mux, session = ready()
+    ticket = Ticket((1,), "1", 1, waits=True)
+    mux.ask(ticket)
+    mux.answered(session, [True])
+    mux.release(ticket)
+    assert mux.refused(session, ERROR) == []
+    [again] = mux.sweep()
+    assert isinstance(again, Send)
+    assert [op.verb for op in again.ops] == ["unlock"]
+    mux.answered(session, [True])
+    assert (ticket.state, mux.claims) == ("released", {})
+
+
+def test_what_was_interrupted_past_the_multiplexer_ends_with_its_session() -> None:
+    """There is nobody left to unlock it, and nothing to be unlocked: whoever comes next asks."""
+    mux, session = ready()
+    ticket, heir = Ticket((1,), "1", 1, waits=True), Ticket((1,), "1", 2, waits=True)
+    ticket.session = session
+    mux.claims[1,] = session.held[1,] = ticket
+    mux.lost(session, ERROR)
+    mux.give_up(ticket)
+    assert mux.claims == {}
+    [opening] = mux.ask(heir)
+    assert isinstance(opening, Open)

@@ -3,11 +3,13 @@
 The exception is raised by a trace function, in the thread that acquires, before one instruction of holdfast after the
 other: that is stricter than the interpreter, which looks for signals only now and then. Left out are the very first
 instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be safe, and that which
-returns, where the interpreter does not look.
+returns, where the interpreter does not look. With asyncio, the interrupt ends the loop, which then goes on; left out is
+what the task itself calls to begin to wait, as an exception there makes it wait for ever, whatever it waits for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dis import opname
+from inspect import CO_COROUTINE
 from types import FrameType
 from typing import Any
 
@@ -28,7 +31,8 @@ STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
 """Every so many instructions; 1 for all of them."""
 
 
-FIRST = ("__exit__", "release")
+FIRST = ("__exit__", "release", "__aexit__", "leave")
+NEVER = ("get_loop", "add_done_callback")
 
 
 class Interrupt:
@@ -52,7 +56,9 @@ class Interrupt:
 
     def _step(self, frame: FrameType, event: str, _: object) -> Any:
         code, place = frame.f_code, frame.f_lasti
-        never = opname[code.co_code[place]] == "RETURN_VALUE" or (code.co_name in FIRST and place < 4)
+        start = 8 if code.co_flags & CO_COROUTINE else 4
+        never = opname[code.co_code[place]] == "RETURN_VALUE" or (code.co_name in FIRST and place < start)
+        never = never or code.co_name in NEVER
         if event == "opcode" and not self.raised and not never:
             self.left -= 1
             if self.left < 0:
@@ -154,3 +160,85 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
             is_free(client, other, "a")
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])
+def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either: str, how: str) -> None:
+    """Be it in the task, or in what hears the answer: the task ends, and the session serves whoever comes next."""
+    loop = asyncio.new_event_loop()
+
+    def run(work: Any) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(work, 20))
+
+    async def pair(name: str) -> None:
+        await (await client.lock(name).acquire(timeout=20)).release()
+
+    async def attempt() -> None:
+        if how == "acquire":
+            await pair("a")
+            return
+        lock = client.lock("a")
+        async with lock if how == "with" else lock.or_skip():
+            pass
+
+    async def is_over(task: Any) -> None:
+        await asyncio.wait([task], timeout=20)
+        assert task.done(), f"at {at} it has been forgotten"
+
+    client = holdfast.AsyncClient(either)
+    at = 0
+    with holdfast.Client(either) as other:
+        run(pair("warm"))
+        kept = run(client.lock("kept").acquire())
+        while True:
+            task, interrupt = loop.create_task(attempt()), Interrupt(at)
+            with suppress(KeyboardInterrupt), interrupt:
+                loop.run_until_complete(asyncio.wait([task]))
+            run(is_over(task))
+            if not task.cancelled():
+                task.exception()
+            if not interrupt.raised:
+                assert at > 200
+                break
+            run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=15).release()))
+            run(pair("a"))
+            assert not kept.lost, at
+            at += STRIDE
+        assert run(kept.release()) is True
+        run(client.close())
+    loop.close()
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_ends_the_loop_takes_nobody_else_along(postgres_url: str, ending: type[BaseException]) -> None:
+    """Several are answered together, and the first one, which runs at once, raises: all others have their answers."""
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        async with client.lock(f"a{number}", timeout=20):
+            if not number:
+                raise ending
+        done.append(number)
+
+    async def begin() -> list[Any]:
+        await (await client.lock("warm").acquire()).release()
+        kept = asyncio.create_task(client.lock("kept").acquire())
+        await asyncio.sleep(0)
+        return [kept, *(asyncio.create_task(work(number)) for number in range(5))]
+
+    kept, *tasks = loop.run_until_complete(begin())
+    with pytest.raises(ending):
+        loop.run_until_complete(asyncio.wait(tasks))
+    loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+    assert sorted(done) == [1, 2, 3, 4]
+    assert tasks[0].exception() is not None
+    assert not kept.result().lost
+    with holdfast.Client(postgres_url) as other:
+        for number in range(5):
+            assert other.lock(f"a{number}").acquire(timeout=20).release() is True
+    loop.run_until_complete(client.close())
+    loop.close()

@@ -63,3 +63,25 @@ def test_many_locks_are_spread_over_sessions(connect: Callable[..., Any], postgr
     assert len(held) == 3
     assert max(held.values()) <= 300
     assert all(grant.release() for grant in grants)
+
+
+def test_many_clients_are_told_of_the_same_room_and_do_not_all_spend_it(small: str) -> None:
+    """Each of them knew it before any of the others took the first lock."""
+    clients = [holdfast.Client(small) for _ in range(12)]
+    try:
+        for number, client in enumerate(clients):
+            client.lock(("first", number)).acquire()
+        taken = 0
+        for number, client in enumerate(clients):
+            try:
+                for key in range(200):
+                    client.lock((f"many {number}", key)).acquire()
+                    taken += 1
+            except holdfast.EngineError as error:
+                assert "max_locks_per_transaction" in str(error)  # noqa: PT017 - how far each came is the point
+        assert 100 <= taken <= 260
+        with psycopg.connect(small, autocommit=True) as anybody:
+            anybody.execute("create temporary table still (works int)")
+    finally:
+        for client in clients:
+            client.close()

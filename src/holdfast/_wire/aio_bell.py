@@ -34,6 +34,14 @@ class Bell:
             else:
                 self._loop.call_soon(self._callback, self, context=self._context)
 
+    def wake(self) -> None:
+        """Whoever rang it was interrupted: was that before or after the task has run?"""
+        if self._state == 2:
+            return
+        self._state = 1
+        if self._callback is not None and self._callback.__self__._fut_waiter is self:  # type: ignore[attr-defined]
+            self._loop.call_soon(self._callback, self, context=self._context)
+
     def done(self) -> bool:
         return self._state > 0
 

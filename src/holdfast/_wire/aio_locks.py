@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from contextlib import suppress
 from contextvars import ContextVar
 from weakref import ReferenceType, ref
 
@@ -15,7 +16,7 @@ from holdfast._wire.database import Database
 from holdfast._wire.lock_pump import CALL_TIMEOUT, LockPump, log
 from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Op, Session, State, Ticket
+from holdfast.core.tickets import Lost, Op, Session, State, Ticket, Unheard
 
 LOOP_CHECK = 1.0
 """Seconds between two looks whether a loop is still there."""
@@ -53,18 +54,20 @@ class _Pump(LockPump):
 
     ended = False
     _no_task = False
-    """The first whose answer has come may run at once."""
+    """The first whose answer has come may run at once: when all is done, as it may raise what ends the loop."""
+    _first: Bell | None = None
 
     def begin(self, ticket: Ticket) -> bool:
         """Try it so; False when that cannot be."""
         mux, session, key = self.mux, self.fast, ticket.key
         if session is None or session.flying or key in mux.claims or len(session.held) >= mux.per_session:
             return False
-        if mux.cap is not None and len(mux.claims) >= mux.cap:
+        if mux.due is not None and len(mux.claims) >= mux.due:
             return False
+        ticket.session = session
         mux.claims[key] = session.held[key] = ticket
-        ticket.session, ticket.state, session.used = session, "queued", True
-        self._solo(ticket, session, "try")
+        session.used = True
+        self._solo(ticket, session, "try", "queued")
         return True
 
     def end(self, ticket: Ticket) -> bool:
@@ -72,8 +75,7 @@ class _Pump(LockPump):
         session = ticket.session
         if session is None or session.flying or ticket.heirs or self.mux.claims.get(ticket.key) is not ticket:
             return False
-        ticket.state = "released"
-        self._solo(ticket, session, "unlock")
+        self._solo(ticket, session, "unlock", "released")
         return True
 
     def give_up(self, ticket: Ticket) -> None:
@@ -94,10 +96,13 @@ class _Pump(LockPump):
             ticket.state, ticket.problem = "lost", error
         self._forget(ticket, session)
 
-    def _solo(self, ticket: Ticket, session: Session, verb: str) -> None:
+    def _solo(self, ticket: Ticket, session: Session, verb: str, state: State) -> None:
+        """Interrupted anywhere, in here or in ``_readable``, it is gone on with as soon as the loop goes on."""
         wire = session.wire
-        session.solo, session.flying = ticket, [_PAST]
         try:
+            session.flying = [_PAST]
+            session.solo = ticket
+            ticket.state = state
             if wire.descriptor is None:
                 self._told(session, ticket, wire.run(verb, ticket.key, 0.0))
             else:
@@ -106,39 +111,75 @@ class _Pump(LockPump):
             self.loop.call_soon(self.lost, session, error)
         except EngineError as error:
             self._told(session, ticket, error)
+        except (KeyboardInterrupt, SystemExit):
+            self.loop.call_soon(self._go_on, session, ticket, ticket.bell)
+            raise
 
     def _readable(self, session: Session) -> None:
         ticket = session.solo
+        if ticket is None:
+            self._batch_readable(session)
+            return
+        bell = ticket.bell
         try:
-            if ticket is None:
-                self._no_task = True
-                super()._readable(session)
-                return
             answer = session.wire.answer()
+            if answer is True and ticket.heirs is None and not session.pending:
+                if ticket.state == "queued":
+                    ticket.state = "held"
+                    session.solo = None
+                    session.flying = []
+                    bell.ring(at_once=True)
+                    return
+                if ticket.state == "released":
+                    session.held.pop(ticket.key, None)
+                    self.mux.claims.pop(ticket.key, None)
+                    session.solo = None
+                    session.flying = []
+                    bell.ring(at_once=True)
+                    return
+            if answer is not None:
+                self._told(session, ticket, answer)
         except EngineError as error:
             self.lost(session, error)
-            return
+        except (KeyboardInterrupt, SystemExit):
+            self.loop.call_soon(self._go_on, session, ticket, bell)
+            raise
+
+    def _batch_readable(self, session: Session) -> None:
+        self._no_task = True
+        try:
+            super()._readable(session)
         finally:
             self._no_task = False
-        if answer is True and ticket.heirs is None and not session.pending:
-            if ticket.state == "queued":
-                session.solo, session.flying, ticket.state = None, [], "held"
-                ticket.bell.ring(at_once=True)
-                return
-            if ticket.state == "released":
-                session.solo, session.flying = None, []
-                del session.held[ticket.key], self.mux.claims[ticket.key]
-                ticket.bell.ring(at_once=True)
-                return
-        if answer is not None:
-            self._told(session, ticket, answer)
+            first, self._first = self._first, None
+            if first is not None:
+                first.ring(at_once=True)
 
-    def _told(self, session: Session, ticket: Ticket, answer: bool | EngineError) -> None:
-        session.solo, session.flying = None, []
+    def _go_on(self, session: Session, ticket: Ticket, bell: Bell) -> None:
+        if session.solo is ticket:
+            self._readable(session)
+            return
+        if session.solo is None and _PAST in session.flying:
+            session.flying = []
+            self.do(self.mux.flush(session))
+        bell.wake()
+
+    def _told(self, session: Session, ticket: Ticket, answer: bool | Unheard | EngineError) -> None:
+        self._conclude(session, ticket, answer)
+        session.solo = None
+        session.flying = []
+        if session.pending:
+            self.do(self.mux.flush(session))
+
+    def _conclude(self, session: Session, ticket: Ticket, answer: bool | Unheard | EngineError) -> None:
         state = ticket.state
         if answer is True and state == "queued":
             ticket.state = "held"
             self._settle(ticket)
+        elif state == "held":
+            self._settle(ticket)
+        elif isinstance(answer, Unheard):
+            self.do(self.mux.unsure(ticket) if state == "queued" else self.mux.give_up(ticket))
         elif isinstance(answer, EngineError):
             ticket.state, ticket.problem = "failed", answer
             self._settle(ticket)
@@ -154,8 +195,6 @@ class _Pump(LockPump):
             else:
                 ticket.state = "busy"
                 self._forget(ticket, session)
-        if session.pending:
-            self.do(self.mux.flush(session))
 
     def _forget(self, ticket: Ticket, session: Session) -> None:
         session.held.pop(ticket.key, None)
@@ -165,9 +204,12 @@ class _Pump(LockPump):
         self._settle(ticket)
 
     def _settle(self, ticket: Ticket) -> None:
-        at_once, self._no_task = self._no_task, False
-        if ticket.bell is not None:
-            ticket.bell.ring(at_once=at_once)
+        if ticket.bell is None:
+            return
+        if self._no_task:
+            self._no_task, self._first = False, ticket.bell
+        else:
+            ticket.bell.ring()
 
 
 def _look_after(known: ReferenceType[_Pump]) -> None:
@@ -179,7 +221,12 @@ def _look_after(known: ReferenceType[_Pump]) -> None:
         background.loop().call_later(LOOP_CHECK, _look_after, known)
         return
     log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
+    error = Unanswered("its event loop was closed")
     for session in [*pump.mux.holds, *pump.mux.waits]:
+        lost = [each for each in pump.mux.lost(session, error) if isinstance(each, Lost)]
+        for action in lost:
+            with suppress(RuntimeError):  # what was to be told on that loop
+                pump._tell(action.ticket, error)
         if session.wire is not None:
             session.wire.hang_up()
 
@@ -190,6 +237,7 @@ class AsyncLocks:
         self.namespaces: dict[str, int] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
+        self._closed: EngineError | None = None
         self._pump: _Pump | None = None
         self._waiting: dict[Ticket, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
@@ -238,6 +286,7 @@ class AsyncLocks:
             self._pump.give_up(ticket)
 
     async def close(self, error: EngineError) -> None:
+        self._closed = error
         pump, self._pump = self._pump, None
         if pump is not None and self._pid == os.getpid():
             pump.ended = True
@@ -254,6 +303,8 @@ class AsyncLocks:
             self._pid, self._pump, self._waiting, self._alarm_at = os.getpid(), None, {}, math.inf
 
     def _start(self) -> _Pump:
+        if self._closed is not None:
+            raise EngineError(*self._closed.args)
         kept, extra = self._limits
         mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
         self._pump = pump = _Pump(self.database, mux, asyncio.get_running_loop())

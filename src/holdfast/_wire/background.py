@@ -8,7 +8,8 @@ import threading
 
 from holdfast._wire import forks
 
-_registry = threading.Lock()
+_registry = threading.RLock()
+"""A signal's handler may come in between, in the same thread."""
 _running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 _abandoned: list[object] = []
 
@@ -30,7 +31,7 @@ def _forget() -> None:
     """The thread is not here, and the loop's selector is shared with the parent: never close it."""
     global _registry, _running
     _abandoned.append(_running)
-    _registry, _running = threading.Lock(), None
+    _registry, _running = threading.RLock(), None
 
 
 @atexit.register

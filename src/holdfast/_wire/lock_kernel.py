@@ -18,7 +18,7 @@ from holdfast._wire import forks
 from holdfast._wire.clock import jitter
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, Refused
-from holdfast.core.tickets import Key, Op
+from holdfast.core.tickets import Key, Op, Unheard
 
 try:
     import fcntl
@@ -84,7 +84,8 @@ class KernelLockWire:
                 if op.verb == "cancel":
                     answers.append(op.target.wire.stop())  # type: ignore[union-attr]
                 elif op.verb == "note":
-                    threading.Thread(target=_remember, args=(self._database, op.text), daemon=True).start()
+                    with suppress(RuntimeError):  # no thread to be had: then without the name
+                        threading.Thread(target=_remember, args=(self._database, op.text), daemon=True).start()
                     answers.append(None)
                 else:
                     answers.append(None if op.claim is None else self.run(op.verb, op.claim.key, 0.0))
@@ -108,6 +109,10 @@ class KernelLockWire:
                 self._waiting, self._answers = None, error
         answers, self._answers = self._answers, None
         return answers
+
+    def answer(self) -> Unheard:
+        """Only asked for when ``run`` was interrupted."""
+        return Unheard()
 
     def drain(self) -> bool:
         return False

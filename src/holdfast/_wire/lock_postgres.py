@@ -21,7 +21,7 @@ from holdfast._wire.database import Database
 from holdfast._wire.pgconn import PgWire
 from holdfast._wire.postgres import PostgresSession
 from holdfast.core.errors import EngineError, Refused, SessionUnsafe, Unanswered
-from holdfast.core.tickets import Key, Op
+from holdfast.core.tickets import Key, Op, Unheard
 
 _STATEMENTS = (
     "lock_try", "lock_try_pair", "lock_unlock", "lock_unlock_pair", "lock_batch", "lock_wait", "lock_wait_pair",
@@ -157,7 +157,7 @@ class PostgresLockWire:
         except EngineError as error:
             return error
 
-    def answer(self) -> bool | EngineError | None:
+    def answer(self) -> bool | Unheard | EngineError | None:
         """The same for ``begin``."""
         pgconn = self._pgconn
         try:
@@ -172,6 +172,8 @@ class PostgresLockWire:
         self._verb = ""
         if result is not None and result.status == _TUPLES:
             return result.get_value(0, 0) == b"t"
+        if result is None and pgconn.status == pq.ConnStatus.OK:  # it was taken, or never asked for
+            return Unheard()
         try:
             return bool(self._answers(result)[0])
         except Refused as error:

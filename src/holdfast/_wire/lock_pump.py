@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._wire.database import Database
 from holdfast._wire.log import logger
-from holdfast.core.errors import EngineError, Refused, Unanswered
+from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Action, Close, Lost, Op, Open, Send, Session, Settle, Ticket, Wait
 
@@ -35,7 +35,7 @@ class LockPump:
         self.noted: set[Any] = set()
         self.fast: Session | None = None
         """Where a key may be tried past the multiplexer."""
-        self._under_way: list[tuple[list[Op], int]] = []
+        self._under_way: list[tuple[object, int]] = []
         self._sweeping = False
 
     def do(self, actions: list[Action]) -> None:
@@ -69,7 +69,7 @@ class LockPump:
         )
 
     def flush_names(self) -> None:
-        if self.names:
+        if self.names and any(session.opened for session in self.mux.holds):
             names, self.names = self.names, {}
             self.do(self.mux.note(json.dumps([[key[0], name] for key, name in list(names.items())])))
 
@@ -167,21 +167,25 @@ class LockPump:
 
     def _sweep(self) -> None:
         self._sweeping = False
-        self.flush_names()
-        self._end_stuck()
-        self._close_idle()
-        self.publish()
-        if self.mux.holds or self.mux.waits:
-            self._sweep_later()
+        try:
+            self.flush_names()
+            self._end_stuck()
+            self._close_idle()
+            self.publish()
+        finally:
+            if self.mux.holds or self.mux.waits:
+                self._sweep_later()
 
     def _end_stuck(self) -> None:
         """What has been under way since so many looks will not be answered any more."""
         before, self._under_way = self._under_way, []
         for session in [*self.mux.holds, *self.mux.waits]:
-            if flying := session.flying:
+            if flying := session.flying or ([] if session.opened else session.held):
+                if isinstance(flying, list) and flying[0].verb == "note" and flying[0].text:
+                    continue  # no name is worth the locks of a session
                 looks = next((each[1] for each in before if each[0] is flying), 0) + 1
                 self._under_way.append((flying, looks))
-                if looks * SWEEP > CALL_TIMEOUT:
+                if looks * SWEEP > (CALL_TIMEOUT if session.opened else 2 * CALL_TIMEOUT):
                     self.lost(session, Unanswered(f"{self.database} did not answer in time"))
 
     def _close_idle(self) -> None:
@@ -220,5 +224,8 @@ def _in_a_thread(
             loop.call_soon(arrive, open_wire(database, CALL_TIMEOUT), None)
         except Refused as error:
             loop.call_soon(arrive, None, error)
-    else:
+        return
+    try:
         threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
+    except RuntimeError as error:  # no thread to be had now
+        loop.call_soon(arrive, None, Unreachable(f"{database}: {error}"))

@@ -49,8 +49,10 @@ class Locks:
         self.namespaces: dict[str, int] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
+        self._closed: EngineError | None = None
         self._pump: SharedPump | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
+        """A signal's handler may come in between, in the same thread."""
 
     def acquire(self, ticket: Ticket, timeout: float) -> State:
         """What became of it. When it raises, nothing of it stays."""
@@ -65,6 +67,7 @@ class Locks:
             return ticket.state if self._wait(pump, event, ticket, timeout) else self._late(pump, ticket)
         except BaseException:
             pump.post(pump.recover, ticket)
+            ticket.thread = 0
             raise
 
     def release(self, ticket: Ticket) -> bool:
@@ -82,6 +85,7 @@ class Locks:
             return ticket.state == "released"
         except BaseException:
             pump.post(pump.recover, ticket)
+            ticket.thread = 0
             raise
 
     def abandon(self, ticket: Ticket) -> None:
@@ -90,6 +94,7 @@ class Locks:
             self._pump.post(self._pump.recover, ticket)
 
     def close(self, error: EngineError) -> None:
+        self._closed = error
         pump, self._pump = self._pump, None
         if pump is None or self._pid != os.getpid():
             return
@@ -110,15 +115,22 @@ class Locks:
 
     def notice_fork(self) -> None:
         if self._pid != os.getpid():
-            self._pid, self._pump, self._starting = os.getpid(), None, threading.Lock()
+            self._pid, self._pump, self._starting = os.getpid(), None, threading.RLock()
 
     def _start(self) -> SharedPump:
         with self._starting:
-            if self._pump is None:
-                kept, extra = self._limits
-                mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
-                self._pump = SharedPump(self.database, mux)
-            return self._pump
+            if self._closed is not None:
+                raise EngineError(*self._closed.args)
+            return self._pump or self._keep(self._make())
+
+    def _make(self) -> SharedPump:
+        kept, extra = self._limits
+        return SharedPump(self.database, Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres"))
+
+    def _keep(self, made: SharedPump) -> SharedPump:
+        """But the one that a signal's handler has made meanwhile is in use."""
+        self._pump = self._pump or made
+        return self._pump
 
     def _wait(self, pump: SharedPump, event: object, ticket: Ticket, timeout: float) -> bool:
         """Leave it to the pump; False when it has not come about in time."""
@@ -130,6 +142,7 @@ class Locks:
 
     def _late(self, pump: SharedPump, ticket: Ticket) -> State:
         pump.post(pump.recover, ticket)  # it may have been granted this very moment
+        ticket.thread = 0
         return "gone"
 
     def _take(self, pump: SharedPump, ticket: Ticket, session: Session, timeout: float) -> bool:
@@ -137,7 +150,7 @@ class Locks:
         mux, key = pump.mux, ticket.key
         if key in mux.claims or len(session.held) >= mux.per_session:
             return False
-        if mux.cap is not None and len(mux.claims) >= mux.cap:
+        if mux.due is not None and len(mux.claims) >= mux.due:
             return False
         ticket.session = session
         ticket.thread = get_ident()
@@ -153,6 +166,7 @@ class Locks:
             got = session.wire.run("try", key, timeout)
         except Unanswered as error:
             pump.post(pump.fell, session, error)
+            ticket.thread = 0
             return False
         if got:
             ticket.state = "held"
@@ -189,6 +203,7 @@ class Locks:
             session.held.pop(ticket.key, None)
             pump.mux.claims.pop(ticket.key, None)
             pump.post(pump.fell, session, error)
+            ticket.thread = 0
             if ticket.heirs is not None:
                 pump.post(pump.freed, ticket)
             return False

@@ -22,6 +22,9 @@ PER_SESSION = 300
 """Every statement of a session costs in proportion to the locks it holds: twice as much at a thousand."""
 ALONE = ("room", "note")
 """What is said in a statement of its own."""
+SPEND, SHARE = 32, 64
+"""How many more keys there may be here before the room for them is asked for again: so many, and not more than such a
+part of the room, as others were told of the same room."""
 LOSSES = 3
 """How often a question is asked again on another session before whoever asks is told."""
 
@@ -39,6 +42,11 @@ class Mux:
         self.kept, self.limit, self.per_session, self.turns = kept, kept + extra, per_session, turns
         self.cap: int | None = None
         """How many locks there may be here. None: not known yet, or not needed."""
+        self.due: int | None = None
+        """How many there may be before the room is asked for again, see ``SPEND``."""
+        self._spend = 0
+        self._refused: list[Claim] = []
+        """What the server will not unlock now."""
         self.claims: dict[Key, Claim | Ticket] = {}
         self.holds: list[Session] = []
         self.waits: list[Session] = []
@@ -46,6 +54,7 @@ class Mux:
         self._parked: deque[Claim] = deque()
         self._out: list[Action] = []
         self._full = False
+        self._closed: Exception | None = None
 
     def ask(self, ticket: Ticket) -> list[Action]:
         """Somebody wants a key.
@@ -53,6 +62,9 @@ class Mux:
         A pump may take a key past us, by putting a ticket instead of a claim into ``claims``. Whoever comes second is
         noted in that ticket, and the pump says ``freed`` when it has unlocked a key that has heirs.
         """
+        if self._closed is not None:
+            ticket.problem = self._closed
+            return self._refuse(ticket, "failed")
         key, claim = ticket.key, Claim(ticket.key)
         while True:
             found = self.claims.get(key)
@@ -62,6 +74,8 @@ class Mux:
             found = self.claims.setdefault(key, claim)
             if found is claim:
                 self._line_up(claim, ticket)
+                if self.due is not None and len(self.claims) > self.due:
+                    self._ask_room(self._hold_session())
                 self._try(claim)
                 return self._done()
             if found is ticket:  # taken past us, and then not tried: its session failed
@@ -86,12 +100,23 @@ class Mux:
     def contended(self, ticket: Ticket) -> list[Action]:
         """Past us, a pump has tried a key that somebody else has."""
         claim = self._of(ticket)
+        if claim is None:  # everything has ended meanwhile
+            return self.ask(ticket)
+        self._leave(claim)
+        claim.holder = None
+        ticket.state, ticket.claim = "queued", claim
+        claim.queue.appendleft(ticket)
+        self._contended(claim)
+        return self._done()
+
+    def unsure(self, ticket: Ticket) -> list[Action]:
+        """Past us, a pump has tried a key, and the answer went unheard: unlocked in any case, and tried again."""
+        claim = self._of(ticket)
         if claim is not None:
-            self._leave(claim)
             claim.holder = None
             ticket.state, ticket.claim = "queued", claim
             claim.queue.appendleft(ticket)
-            self._contended(claim)
+            self._unlock(claim)
         return self._done()
 
     def freed(self, ticket: Ticket) -> list[Action]:
@@ -195,8 +220,12 @@ class Mux:
             elif op.claim is not None and op.claim.session is session:
                 if op.verb == "try":
                     self._fail(op.claim, error)
-                if op.verb == "try" or op.claim.stage == "freeing":
                     self._unlock(op.claim)
+                elif len(ops) > 1:  # it may be the others' fault
+                    self._unlock(op.claim)
+                else:
+                    op.claim.stage = "refused"
+                    self._refused.append(op.claim)
         self._flush(session)
         return self._done()
 
@@ -221,7 +250,8 @@ class Mux:
         return self._done()
 
     def close(self, error: Exception) -> list[Action]:
-        """Everything ends: whoever waits is told, whoever holds holds no more."""
+        """Everything ends: whoever waits is told, whoever holds holds no more, and nobody is let in."""
+        self._closed = error
         for found in list(self.claims.values()):
             claim = found if isinstance(found, Claim) else found.heirs or self._adopted(found)
             for ticket in (claim.holder, claim.leaving):
@@ -236,7 +266,8 @@ class Mux:
         return self._done()
 
     def sweep(self, busy: Any = ()) -> list[Action]:
-        """Now and then: close what nobody has used since the last time, and is not ``busy``."""
+        """Now and then: close what nobody has used since the last time, and is not ``busy``; say again what was
+        refused; and see whether those who stand in line for a session still need one."""
         for session in [*self.holds, *self.waits]:
             if session.held or session.pending or session.flying or not session.opened or session in busy:
                 session.used = True
@@ -246,8 +277,16 @@ class Mux:
                 self._end(session)
         if self._full and (session := next((each for each in self.holds if each.opened), None)) is not None:  # type: ignore[assignment]
             self._full = False
-            session.pending.append(Op("room"))
-            self._flush(session)
+            self._ask_room(session)
+        elif self.due is not None:  # what was given back since may be somebody else's room
+            self.due = min(self.due, len(self.claims) + self._spend)
+        refused, self._refused = self._refused, []
+        for claim in refused:
+            if claim.stage == "refused":
+                self._unlock(claim)
+        for claim in self._parked:  # it may be free by now; if not, there may be a session to wait in
+            self._try(claim)
+        self._parked.clear()
         return self._done()
 
     def flush(self, session: Session) -> list[Action]:
@@ -274,12 +313,19 @@ class Mux:
         ticket.state = state
         self._out.append(Settle(ticket))
 
+    def _ask_room(self, session: Session) -> None:
+        """Before whatever is tried next in this session. One that opens asks in any case."""
+        if session.opened and not any(op.verb == "room" for op in session.flying + session.pending):
+            self._say(session, Op("room"))
+
     def _know_room(self, session: Session, room: int | None) -> None:
         """Whoever asked before that was known, and is too many, is told now."""
         if room is None:
             return
         asking = [op.claim for op in session.pending if op.verb == "try" and op.claim is not None]
         self.cap = len(self.claims) - len(asking) + max(0, room)
+        self._spend = min(SPEND, max(0, room - len(asking)) // SHARE)
+        self.due = min(self.cap, len(self.claims) + self._spend)
         for claim in asking[max(0, room) :]:
             session.pending = [op for op in session.pending if op.claim is not claim]
             self._full = True
@@ -317,6 +363,8 @@ class Mux:
             found = ticket.heirs or self._adopted(ticket)
             ticket.heirs = None
             self.claims[ticket.key] = found
+            if found.session is not None and found.session.over:  # it was being tried or unlocked when that ended
+                found.session = None
             if found.session is not None:
                 found.session.held[found.key] = found
         return found if isinstance(found, Claim) and found.holder is ticket else None

@@ -10,7 +10,7 @@ Key = tuple[int, ...]
 """One number (64 bits) or two (32 bits each): separate spaces."""
 
 State = Literal["new", "queued", "held", "released", "lost", "busy", "reentered", "full", "failed", "gone"]
-Stage = Literal["asking", "held", "freeing", "parked", "waiting", "stopping"]
+Stage = Literal["asking", "held", "freeing", "refused", "parked", "waiting", "stopping"]
 Verb = Literal["try", "unlock", "cancel", "room", "note"]
 
 
@@ -37,6 +37,7 @@ class Ticket:
         self.bell: Any = None
         self.tell: Any = None
         self.thread = 0
+        """Which thread is in the middle of a call for it. 0: none any more, the pump has it."""
         self.deadline = 0.0
 
 
@@ -85,6 +86,10 @@ class Op(NamedTuple):
     claim: Claim | None = None
     target: Session | None = None
     text: str = ""
+
+
+class Unheard:
+    """Instead of an answer: whoever was to hear it was interrupted, and it may have been yes or no."""
 
 
 class Open(NamedTuple):

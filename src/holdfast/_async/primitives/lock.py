@@ -118,35 +118,17 @@ class AsyncLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            grant = self._innermost()
+            grant = _innermost(self._entered)
             if grant.scope is None:
                 await grant.release()
             else:
                 await grant.leave(kind, error, trace)
-            self._entered.remove(grant)
         except EngineError as problem:
-            self._entered.remove(grant)
             grant.put_off(problem)
         except BaseException:
-            self._abandon_innermost()
+            _abandon_innermost(self._entered)
             raise
-
-    def _innermost(self) -> AsyncLockGrant:
-        """The block that ends is the last one begun here: one handle may be entered in many tasks at once."""
-        entered = self._entered
-        if len(entered) == 1:
-            return entered[0]
-        me = owner()
-        for grant in reversed(entered):
-            if grant.ticket.owner is me:
-                return grant
-        raise RuntimeError(f"lock {self.name!r} is left where it was not entered")
-
-    def _abandon_innermost(self) -> None:
-        with suppress(RuntimeError, ValueError):
-            grant = self._innermost()
-            grant.abandon()
-            self._entered.remove(grant)
+        self._entered.remove(grant)
 
     def _refused(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
         return refusal(self.name, state, waited=limit or None, contended=grant.ticket.contended)
@@ -167,14 +149,19 @@ class AsyncLock:
         left, pause, contended = limit or CALL_TIMEOUT, 0.1, False
         while True:
             grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
-            ticket.tell = grant.lose
             state = await space.sessions.acquire(ticket, left)
-            if state != "failed":
+            if state == "held":
+                ticket.tell = grant.lose
+                state = ticket.state
+            if state not in ("failed", "lost"):
                 return state
-            problem, deadline, contended = ticket.problem, ticket.deadline, contended or ticket.contended
+            problem, deadline = ticket.problem, ticket.deadline or now() + left
+            contended = contended or ticket.contended or state == "lost"
             if not (contended and isinstance(problem, Unreachable | Unanswered) and now() + pause < deadline):
                 raise self._told(problem)
+            grant.start_over()
             await sleep(pause)  # it outlives a restart of the database: it goes on asking until its time is up
+            space.check_usable()
             left, pause = deadline - now(), min(pause * 2, 1.0)
 
     async def _pair(self) -> Key:
@@ -195,21 +182,21 @@ class AsyncLock:
 class AsyncSkip:
     """What ``or_skip`` gives: the block runs in any case."""
 
-    __slots__ = ("_grants", "_lock")
+    __slots__ = ("_entered", "_lock")
 
     def __init__(self, lock: AsyncLock) -> None:
         self._lock = lock
-        self._grants: list[AsyncLockGrant] = []
+        self._entered: list[AsyncLockGrant] = []
+        """Also of those who were given None: their blocks end, too."""
 
     async def __aenter__(self) -> AsyncLockGrant | None:
         grant = self._lock.make()
-        self._grants.append(grant)
         try:
-            if not await self._lock.skips(grant):
-                return None
-            if grant.scope is not None:
+            held = await self._lock.skips(grant)
+            if held and grant.scope is not None:
                 grant.scope.enter()
-            return grant
+            self._entered.append(grant)
+            return grant if held else None
         except BaseException:
             grant.abandon()
             raise
@@ -218,9 +205,33 @@ class AsyncSkip:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._grants[-1].leave(kind, error, trace)
-            self._grants.pop()
+            grant = _innermost(self._entered)
+            await grant.leave(kind, error, trace)
         except BaseException:
-            for grant in self._grants:
-                grant.abandon()
+            _abandon_innermost(self._entered)
             raise
+        self._entered.remove(grant)
+
+
+def _innermost(entered: list[AsyncLockGrant]) -> AsyncLockGrant:
+    """Of the block that ends: the last one begun by whoever leaves, as one handle may be entered in many tasks at once.
+
+    Nobody knows which one it is when it was begun elsewhere. Then one that holds nothing: what is held is freed by the
+    last who leaves, never under somebody who still works.
+    """
+    if len(entered) == 1:
+        return entered[0]
+    me = owner()
+    for grant in reversed(entered):
+        if grant.ticket.owner is me:
+            return grant
+    if not entered:
+        raise RuntimeError("a lock is left that was not entered")
+    return next((grant for grant in entered if grant.lost), entered[-1])
+
+
+def _abandon_innermost(entered: list[AsyncLockGrant]) -> None:
+    with suppress(RuntimeError, ValueError):
+        grant = _innermost(entered)
+        grant.abandon()
+        entered.remove(grant)

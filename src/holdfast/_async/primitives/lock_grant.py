@@ -69,8 +69,14 @@ class AsyncLockGrant:
         if self._era == forks.era:
             self._space.sessions.abandon(self.ticket)
 
+    def start_over(self) -> None:
+        """It was lost before anybody had it, or not granted: it is asked for again."""
+        self.ticket, self._over = _NONE, None
+
     def lose(self, error: Exception) -> None:
         """Called by the pump: the session that held it is gone."""
+        if self.ticket.state != "lost":  # it has started over meanwhile
+            return
         self._over = problem = self._loss(error)
         if self._on_lost == "exit":
             log.critical("%s; on_lost='exit': this process ends now", problem)

@@ -127,7 +127,9 @@ select pg_advisory_lock(:first::int, :second::int)
 select holdfast.lock_namespace(:name) as id
 
 -- name: lock_remember
+-- In a session that holds locks: it waits neither for whoever has locked the table, nor for the disk or a standby.
 select holdfast.lock_remember(:names::jsonb) as written
+  from (select set_config('lock_timeout', '100', true), set_config('synchronous_commit', 'off', true)) as hurried
 
 -- name: lock_list
 -- Taken by anybody. What may be seen of another role's session is the server's to say. The server does not keep when a

@@ -43,7 +43,7 @@ values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_leas
        acquired_at = excluded.acquired_at, keep_until = excluded.keep_until, kept = 0;
 select case when :outcome is null then 'acquired' when :outcome = 'reentered' then 'reentered' else 'taken_over' end as status,
        l.token, l.beat, l.fence, :old_holder as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
-  from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name;
+  from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name and not b.dead;
 
 -- name: lease_renew
 -- The clock goes on between two statements: what has been renewed is for the update itself to say.

@@ -1,0 +1,153 @@
+"""What goes wrong beside the locks stays beside them: tables that are locked, threads that cannot be had, sessions that
+are all in use, and event loops that are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import Postgres, Proxy
+from tests.children import eventually, query
+from tests.conftest import migrated
+from tests.locks.looks import advisory
+
+Connect = Callable[..., Any]
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """As when the process has as many as it may have."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield
+
+
+def named(url: str, name: str) -> bool:
+    return bool(query(url, "select 1 from holdfast.lock_name where name = %s", name))
+
+
+def test_a_name_that_cannot_be_written_down_holds_up_nobody(postgres_url: str) -> None:
+    """Somebody has locked the table of names. The session that holds locks does not wait for it."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as admin:
+        held = client.lock(("agent", 1)).acquire()
+        admin.execute("lock table holdfast.lock_name in share mode")
+        client.lock("a new name").acquire()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: not pump.names, "it is being written down")
+        client.lock("another", timeout=2).acquire().release()
+        held.check()
+        eventually(lambda: not any(session.flying for session in pump.mux.holds), "and was given up")
+        admin.rollback()
+        held.check()
+
+
+def test_a_name_does_not_wait_for_a_standby() -> None:
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        with holdfast.Client(url) as client:
+            held = client.lock(("agent", 1)).acquire()
+            server.alter("synchronous_standby_names", "nobody")
+            eventually(lambda: query(url, "show synchronous_standby_names") == [("nobody",)], "it is set")
+            client.lock("a new name").acquire()
+            eventually(lambda: named(url, "a new name"), "it is written")
+            held.check()
+            server.alter("synchronous_standby_names", "")
+
+
+def test_a_name_waits_for_the_first_session(postgres_url: str) -> None:
+    """Far away, connecting takes longer than the first look at what is to be written down."""
+    with Proxy(postgres_url, delay=0.06) as link, holdfast.Client(link.url) as client:
+        client.lock("far away", timeout=20).acquire()
+        eventually(lambda: named(postgres_url, "far away"), "it is written")
+
+
+def test_no_thread_to_connect_in_is_an_error_and_not_for_ever(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as other, holdfast.Client(postgres_url) as client:
+        other.lock("the pump runs").acquire()
+        with no_threads(), pytest.raises(holdfast.EngineError, match="thread"):
+            client.lock("a", timeout=5).acquire()
+        assert client.lock("a", timeout=5).acquire().release() is True
+
+
+def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        held = client.lock("a").acquire()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: not pump.names, "the first name is written")
+        with no_threads():
+            client.lock("b").acquire()
+            eventually(lambda: not pump.names, "the second is not")
+        assert client.lock("c", timeout=5).acquire().release() is True
+        assert not any(session.flying for session in pump.mux.holds)
+        assert pump._sweeping
+        held.check()
+
+
+def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url: str) -> None:
+    """One lock won by waiting keeps the only session to wait in; a second one need not wait for that."""
+    with (
+        holdfast.Client(postgres_url) as other,
+        holdfast.Client(postgres_url, lock_sessions=1, lock_overflow=1) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        held = [other.lock(name).acquire() for name in ("a", "b")]
+        waiting = pool.submit(lambda: client.lock("a", timeout=20).acquire())
+        eventually(lambda: len(advisory(postgres_url)) == 3, "it stands in the server's line")
+        held[0].release()
+        waiting.result(20)
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        second = pool.submit(lambda: client.lock("b", timeout=20).acquire().release())
+        eventually(lambda: pump.mux._parked, "there is no session for it")
+        held[1].release()
+        assert second.result(20) is True
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_the_grants_of_an_event_loop_that_was_closed_are_lost(postgres_url: str, past: bool) -> None:
+    async def main() -> Any:
+        client = holdfast.AsyncClient(postgres_url)
+        if past:
+            await (await client.lock("warm").acquire()).release()
+        return client, await client.lock("a").acquire()
+
+    _client, grant = asyncio.run(main())
+    with holdfast.Client(postgres_url) as other:
+        other.lock("a").acquire(timeout=20)
+        assert grant.lost
+        with pytest.raises(holdfast.LeaseLost, match="loop"):
+            grant.check()
+
+
+def test_a_signal_handler_that_locks_during_the_very_first_acquire(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast._wire.shared_pump import SharedPump
+
+    with holdfast.Client(postgres_url) as client:
+
+        class Interrupted(SharedPump):
+            def __init__(self, *args: Any) -> None:
+                monkeypatch.undo()
+                assert sessions._starting.acquire(timeout=5), "it would wait for itself"
+                sessions._starting.release()
+                grants.append(client.lock("handler", timeout=5).acquire())  # what the handler does
+                super().__init__(*args)
+
+        monkeypatch.setattr("holdfast._wire.locks.SharedPump", Interrupted)
+        sessions: Any = client.lock("a")._space.sessions
+        grants: list[Any] = []
+        grants.append(client.lock("main", timeout=5).acquire())
+        assert {grant.ticket.session for grant in grants} == set(sessions._pump.mux.holds), "one pump for both"
+        assert [grant.release() for grant in grants] == [True, True]
