@@ -1,4 +1,5 @@
-"""Where servers keep their files: below the temporary folder, in a folder that belongs to the servers' account.
+"""Where servers keep their files: in a folder that belongs to the servers' account, below the temporary folder, or in
+memory where there is plenty of it: what a server here writes is gone with it in any case. TMPDIR decides if it is set.
 
 Initialising a data folder takes longer than starting a server on it, so it is done once for each PostgreSQL of the
 machine and copied from then on. Many test processes may want the same one at the same time: one makes it, under
@@ -24,6 +25,9 @@ from holdfast.testing.binaries import Binaries
 
 _INITDB = ("--no-sync", "--no-instructions", "--locale=C", "--encoding=UTF8", "--auth=trust", "--username=postgres")
 _SERVER = "server-"
+_MEMORY = "/dev/shm"
+_PLENTY = 8 << 30
+"""Bytes: a database takes 8 MB, and a whole test suite makes hundreds."""
 
 
 def temporary() -> tuple[Path, int]:
@@ -64,10 +68,18 @@ def _template(binaries: Binaries) -> Path:
     return template
 
 
+def _place() -> str:
+    if "TMPDIR" not in os.environ:
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(_MEMORY).free >= _PLENTY:
+                return _MEMORY
+    return tempfile.gettempdir()
+
+
 def _home() -> Path:
     """The folder of all this. One that somebody else made, or could write to, is never used."""
     own = account()
-    home = Path(tempfile.gettempdir(), f"holdfast-postgres-{own.uid}")
+    home = Path(_place(), f"holdfast-postgres-{own.uid}")
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
     found = home.lstat()
