@@ -95,8 +95,9 @@ def interrupt(number, frame):
     if frame.f_code.co_name != "<module>":  # inside acquire, not between its return and our own variable
         raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
-interrupted = 0
-for number in range(300):
+interrupted = number = 0
+while number < 300 or (interrupted <= 20 and number < 6000):  # a fast machine is hit less often
+    number += 1
     grant = None
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.001))
