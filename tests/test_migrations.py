@@ -77,7 +77,7 @@ def breaks(url: str, script: str) -> Iterator[str]:
     """The script, broken off after each of its statements: by an error, and by the end of the session."""
     sqlite = url.startswith("sqlite")
     pieces = [f"{text};\n" for text, _ in split(script)] if sqlite else parts(script)
-    assert len(pieces) > 1
+    assert len(pieces) > (5 if "lease" in script else 1)  # later migrations are smaller
     for count in range(1, len(pieces) + 1):
         yield "".join(pieces[:count]) + ("select no_such_function();\n" if sqlite else "select 1/0;\n")
         if not sqlite:
