@@ -164,12 +164,17 @@ def test_an_acquire_that_is_overtaken_by_close_opens_nothing(either: str, flavou
     refused(pump.mux)
 
 
-def test_a_call_that_is_over_is_no_call_that_a_signal_interrupted(postgres_url: str) -> None:
+@pytest.mark.parametrize("how", ["failed", "timed out"])
+def test_a_call_that_is_over_is_no_call_that_a_signal_interrupted(postgres_url: str, how: str) -> None:
     """Whoever comes next in the same thread, before the pump has mended it, is let through."""
     with Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
         client.lock("warm").acquire().release()
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         eventually(lambda: pump.fast, "there is a session to go to straight")
+        grant = client.lock("a").acquire()
+        while pump.mux.claims.get(grant.ticket.key) is not grant.ticket:  # else the pump has to release it
+            grant.release()
+            grant = client.lock("a").acquire()
         begun, slow = threading.Event(), threading.Event()
 
         def stand_still() -> None:
@@ -178,10 +183,14 @@ def test_a_call_that_is_over_is_no_call_that_a_signal_interrupted(postgres_url: 
 
         pump.post(stand_still)
         assert begun.wait(PATIENCE)
-        link.stall("to_client")
-        with pytest.raises(holdfast.AcquireTimeout):
-            client.lock("b").acquire(timeout=0.05)
-        link.heal()
+        if how == "failed":
+            terminate(postgres_url)
+            assert grant.release() is False
+        else:
+            link.stall("to_client")
+            with pytest.raises(holdfast.AcquireTimeout):
+                client.lock("b").acquire(timeout=0.05)
+            link.heal()
         threading.Timer(0.05, slow.set).start()
         assert client.lock("c", timeout=PATIENCE).acquire().release() is True
 
