@@ -139,8 +139,8 @@ def test_a_keeper_that_could_not_start_starts_with_the_next_lease(either: str) -
         client.lease("a", ttl=1).acquire()
     except RuntimeError as error:
         print(error)
-    grant = client.lease("b", ttl=1).acquire()
-    time.sleep(1.5)
+    grant = client.lease("b", ttl=3).acquire()
+    time.sleep(3.5)
     grant.renew()
     print("kept")
     client.close()

@@ -45,7 +45,7 @@ def test_what_crashed_processes_left_is_purged_by_others_and_history_is_bounded(
     import os, signal, sys, holdfast
     client = holdfast.Client(sys.argv[1])
     for number in range(5):
-        client.lease(f"lease-{number}", ttl=0.5).acquire()
+        client.lease(f"lease-{number}", ttl=3).acquire()
     os.kill(os.getpid(), signal.SIGKILL)
     """
     with Child(program, either) as child:

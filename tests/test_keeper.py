@@ -197,8 +197,8 @@ def test_a_clock_that_went_ahead_is_learned_as_a_loss(connect: Callable[..., Any
 
 def test_a_blocked_event_loop_does_not_lose_a_lease(either: str) -> None:
     async def run() -> None:
-        async with holdfast.AsyncClient(either) as client, client.lease("a", ttl=1) as grant:
-            pass_time(2.5)
+        async with holdfast.AsyncClient(either) as client, client.lease("a", ttl=3) as grant:
+            pass_time(3.5)
             grant.check()
             await grant.renew()
 
@@ -209,11 +209,11 @@ def test_a_busy_interpreter_does_not_lose_a_lease(either: str) -> None:
     """Four threads that never wait for anything, in a process with the usual switch interval."""
     program = """
     import sys, threading, time, holdfast
-    over = time.monotonic() + 4
+    over = time.monotonic() + 4.5
     def spin():
         while time.monotonic() < over:
             sum(range(1000))
-    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=2) as grant:
+    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=3) as grant:
         threads = [threading.Thread(target=spin) for _ in range(4)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
@@ -230,11 +230,11 @@ def test_an_exhausted_application_pool_does_not_lose_a_lease(postgres_url: str) 
         psycopg_pool.ConnectionPool(postgres_url, min_size=1, max_size=1, open=True) as pool,
         pool.connection(),
         holdfast.Client(postgres_url) as client,
-        client.lease("a", ttl=1) as grant,
+        client.lease("a", ttl=3) as grant,
     ):
-        pass_time(1.5)
+        pass_time(3.5)
         grant.check()
-        with client.lease("b", ttl=1):
+        with client.lease("b", ttl=3):
             pass
 
 
@@ -248,9 +248,9 @@ def test_a_database_that_never_answers_starves_no_other(connect: Callable[..., A
 
         thread = threading.Thread(target=ask)
         client = connect(either)
-        with client.lease("a", ttl=1) as grant:
+        with client.lease("a", ttl=3) as grant:
             thread.start()
-            pass_time(2.0)
+            pass_time(3.5)
             assert thread.is_alive()
             grant.check()
             grant.renew()
@@ -263,9 +263,9 @@ def test_a_paused_other_server_starves_no_heartbeat(own_server: Postgres, postgr
     """Both databases have leases of this process; one stops answering in the middle."""
     with holdfast.Client(migrated(own_server.database())) as gone, holdfast.Client(postgres_url) as client:
         lost = gone.lease("a", ttl=1).acquire()
-        with client.lease("a", ttl=1) as grant:
+        with client.lease("a", ttl=3) as grant:
             own_server.pause()
-            pass_time(2.0)
+            pass_time(3.5)
             assert lost.lost
             grant.check()
             grant.renew()

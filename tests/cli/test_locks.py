@@ -60,11 +60,11 @@ def named(url: str, name: str) -> None:
 def test_locks_of_anybody_are_listed_with_who_blocks_whom(postgres_url: str) -> None:
     with (
         holdfast.Client(postgres_url) as client,
-        Child(WAIT, postgres_url, "nightly import") as child,
         foreign(postgres_url, "select pg_advisory_lock(42, -7)") as (_, pid),
         foreign(postgres_url, "select pg_advisory_lock_shared(-5)", "") as (_, other),
+        client.lock("nightly import") as grant,
+        Child(WAIT, postgres_url, "nightly import") as child,
     ):
-        grant = client.lock("nightly import").acquire()
         client.lock(("agent", -7)).acquire()
         child.expect("asking")
         named(postgres_url, "nightly import")

@@ -51,7 +51,7 @@ def test_a_snapshot_older_than_the_last_heartbeat_is_no_reason_to_refuse(
 ) -> None:
     """It shows a beat that would be over by now. The row of the lease is what a takeover must have, and is locked."""
     table = make_table(url)
-    grant = client.lease(name, ttl=0.6, renew_every=0.05).acquire()
+    grant = client.lease(name, ttl=2, renew_every=0.05).acquire()
     with psycopg.connect(url) as connection:
         connection.isolation_level = isolation
         row = connection.execute("select expires_at from holdfast.lease_list(%s)", [name]).fetchone()
