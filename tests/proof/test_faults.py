@@ -156,6 +156,34 @@ def test_a_failover_loses_nothing_and_both_come_to_be_primary_again(pair: Pair) 
         assert len({fence >> 40 for fence in fences}) == 3, "each promotion begins a timeline"
 
 
+def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(pair: Pair) -> None:
+    """Whoever still finds it there gets no lease, and a write in doubt; the new one goes on with the lease's names."""
+    url = migrated(pair.primary.database())
+    table = f"holdfast_{url.rpartition('/')[2]}"
+    query(url, f"create table {table} (what int)")
+    database = url.rpartition("/")[2]
+    fault = faults.old_primary(pair)
+    fault.begin()
+    old, new = pair.standby, pair.primary
+    assert old.is_primary
+    assert new.is_primary
+    with (
+        holdfast.Client(url) as left,
+        holdfast.Client(f"{new.url.rpartition('/')[0]}/{database}") as moved,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(query, url, f"insert into {table} values (1) returning what")
+        with pytest.raises(holdfast.EngineError, match="did not answer"):
+            left.lease("a", ttl=2).acquire()
+        with moved.lease("a", ttl=60) as grant:
+            assert grant.fence >> 40 > 1, "of the new timeline"
+        assert not waiting.done()
+        fault.heal()
+        assert waiting.exception(10) is not None
+    assert not pair.standby.is_primary
+    assert pair.primary.execute(f"select * from {table}", dbname=database) == []
+
+
 def client_acquires(client: holdfast.Client, fences: list[int]) -> bool:
     try:
         with client.lease("tried", ttl=5) as grant:

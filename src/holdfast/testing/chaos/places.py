@@ -24,6 +24,7 @@ from holdfast.testing.faults import (
     faketime,
     freeze,
     network,
+    old_primary,
     read_only,
     restart,
     standby_away,
@@ -76,7 +77,10 @@ def postgres() -> Iterator[Place]:
 
         faults = [
             *(fault for way in ways for fault in network(way)),
-            *(make(pair) for make in (restart, crash, freeze, read_only, failover, failover, standby_away)),
+            *(
+                make(pair)
+                for make in (restart, crash, freeze, read_only, failover, failover, old_primary, standby_away)
+            ),
             *(terminate(direct, application_name=each, on=pair) for each in ("holdfast", "contender")),
         ]
         yield Place([f"postgresql://postgres@{hosts}/{name}"], faults, direct, lambda text: _rows(direct(), text))

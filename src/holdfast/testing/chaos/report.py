@@ -88,7 +88,7 @@ def figures_of(outcome: Outcome) -> dict[str, Any]:
     figures["grants"] = figures["operations"].get("acquire", {}).get("ok", 0)
     figures["ended"] = dict(sorted(ended.items()))
     figures["takeovers"] = ended["expired"] + ended["session_lost"]
-    figures["failovers"] = outcome.faults["failover"]
+    figures["failovers"] = outcome.faults["failover"] + outcome.faults["old_primary"]
     figures["gap"] = round(max((after - before for before, after in pairwise(written)), default=0.0), 3)
     return figures
 

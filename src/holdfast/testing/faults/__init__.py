@@ -11,7 +11,7 @@ from holdfast.testing.faults.fault import Fault
 from holdfast.testing.faults.nemesis import Nemesis, plan
 from holdfast.testing.faults.network import network
 from holdfast.testing.faults.processes import kill, pause, terminate
-from holdfast.testing.faults.servers import Pair, crash, failover, freeze, read_only, restart, standby_away
+from holdfast.testing.faults.servers import Pair, crash, failover, freeze, old_primary, read_only, restart, standby_away
 
 __all__ = [
     "Clock",
@@ -26,6 +26,7 @@ __all__ = [
     "freeze",
     "kill",
     "network",
+    "old_primary",
     "pause",
     "plan",
     "read_only",

@@ -120,6 +120,23 @@ def failover(pair: Pair, *, moved: Callable[[Postgres], Any] | None = None) -> F
     return Fault("failover", pair, begin, pair.rejoin)
 
 
+def old_primary(pair: Pair) -> Fault:
+    """The standby is promoted, and the old primary comes back as it was, so that two servers take writes.
+
+    On a synchronous pair the old one answers no commit any more: its standby has left it. Healed, it follows the new.
+    """
+
+    def begin() -> None:
+        pair.fail_over()
+        pair.standby.start()
+
+    def heal() -> None:
+        pair.standby.kill()
+        pair.rejoin()
+
+    return Fault("old_primary", pair, begin, heal)
+
+
 def standby_away(pair: Pair) -> Fault:
     """The standby is down. On a synchronous pair every commit waits for it, and may be cancelled in doubt."""
 
