@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from holdfast.testing.portal import Blocking, Portal
 MAJORS = sorted(available())
 NEWEST = MAJORS[-1]
 _servers: dict[int, Postgres] = {}
+
+# nohup and a shell's & ignore these for us and all our children, whom the tests want to interrupt.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

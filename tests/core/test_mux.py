@@ -70,6 +70,7 @@ class World(RuleBasedStateMachine):
         self.lost_told: list[Ticket] = []
         self.numbers = count()
         self.room: int | None = None
+        self.deaf = False
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -160,9 +161,15 @@ class World(RuleBasedStateMachine):
         if op.verb == "unlock":
             return self.server.unlock(op.claim.key, session)
         if op.verb == "cancel":
-            self.cancelled.add(op.target)
+            if not self.deaf:
+                self.cancelled.add(op.target)
             return True
         return self.room
+
+    @rule(deaf=st.booleans())
+    def begin_to_wait_late(self, deaf: bool) -> None:
+        """Whoever is told to stop has not begun, and does not hear it."""
+        self.deaf = deaf
 
     @rule(room=st.one_of(st.none(), st.integers(0, 2)))
     def fill(self, room: int | None) -> None:
@@ -237,7 +244,11 @@ class World(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everybody answers, and others let go: then everybody who waits gets it, and at the end nothing is left."""
-        self.room = None
+        self.room, self.deaf = None, False
+        for _ in range(4):
+            self.sweep()
+            self.step_once()
+        assert not [each for each in self.waiting if each.claim is not None and each.claim.stage == "stopping"]
         for key in [key for key, who in self.server.held.items() if who == OTHER]:
             self.server.unlock(key, OTHER)
         if self.mux._refused:  # said again at the next look, and not before
@@ -464,6 +475,22 @@ def test_a_session_that_waits_is_not_used_before_its_cancel_was_answered() -> No
     [unlock] = mux.answered(session, [True])
     assert isinstance(unlock, Send)
     assert (unlock.session, unlock.ops[0].verb) == (opening.session, "unlock")
+
+
+def test_a_cancel_that_came_before_the_wait_had_begun_is_said_again() -> None:
+    mux, session = ready()
+    ticket = Ticket((1,), "1", 1, waits=True)
+    mux.ask(ticket)
+    [opening] = mux.answered(session, [False])
+    assert isinstance(opening, Open)
+    mux.opened(opening.session)
+    [cancel] = mux.give_up(ticket)
+    assert isinstance(cancel, Send)
+    assert mux.sweep() == [], "the first is still under way"
+    assert mux.answered(session, [True]) == []
+    [again] = mux.sweep()
+    assert isinstance(again, Send)
+    assert [(op.verb, op.target) for op in again.ops] == [("cancel", opening.session)]
 
 
 @pytest.mark.parametrize("granted", [True, False])

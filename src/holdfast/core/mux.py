@@ -267,7 +267,7 @@ class Mux:
 
     def sweep(self, busy: Any = ()) -> list[Action]:
         """Now and then: close what nobody has used since the last time, and is not ``busy``; say again what was
-        refused; and see whether those who stand in line for a session still need one."""
+        refused or not heard; and see whether those who stand in line for a session still need one."""
         for session in [*self.holds, *self.waits]:
             if session.held or session.pending or session.flying or not session.opened or session in busy:
                 session.used = True
@@ -280,6 +280,9 @@ class Mux:
             self._ask_room(session)
         elif self.due is not None:  # what was given back since may be somebody else's room
             self.due = min(self.due, len(self.claims) + self._spend)
+        for session in [each for each in self.waits if each.claim is not None and each.claim.stage == "stopping"]:
+            if not session.ended and not session.cancelling:
+                self._cancel(session)  # a server that had not begun to wait did not hear the last one
         refused, self._refused = self._refused, []
         for claim in refused:
             if claim.stage == "refused":
@@ -472,11 +475,15 @@ class Mux:
                 session.claim = None
                 self._forget(claim)
                 return
-            by = next((each for each in self.holds if each.opened), None)
-            if by is None:
-                self._drop(session, ConnectionError("nobody waits in it any more"))
-                return
-            claim.stage, session.cancelling = "stopping", True
+            claim.stage = "stopping"
+            self._cancel(session)
+
+    def _cancel(self, session: Session) -> None:
+        by = next((each for each in self.holds if each.opened), None)
+        if by is None:
+            self._drop(session, ConnectionError("nobody waits in it any more"))
+        else:
+            session.cancelling = True
             self._say(by, Op("cancel", target=session))
 
     def _cancelled(self, session: Session | None) -> None:
