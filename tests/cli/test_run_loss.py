@@ -122,7 +122,7 @@ def test_with_the_guard_nothing_runs_after_all_were_stopped_together(either: str
 
 
 def test_the_guard_lets_a_command_finish_that_runs_for_longer_than_the_ttl(either: str) -> None:
-    done = finish(either, "--guard", "--ttl", "0.5", "job", "--", "sh", "-c", "sleep 1.5; exit 3")
+    done = finish(either, "--guard", "--ttl", "3", "job", "--", "sh", "-c", "sleep 3.5; exit 3")
     assert (done.returncode, done.stderr) == (3, "")
 
 
