@@ -21,7 +21,7 @@ from sqlalchemy.ext import asyncio as sa_asyncio
 from sqlalchemy.pool import NullPool
 
 import holdfast
-from tests.conftest import migrated, server
+from tests.conftest import fresh
 
 
 async def settled(value: Any) -> Any:
@@ -41,7 +41,7 @@ async def entered(block: Any) -> AsyncIterator[Any]:
 @cache
 def shared_postgres() -> str:
     """One migrated database a test process: names keep the tests apart."""
-    return migrated(server().database())
+    return fresh()
 
 
 def ask(url: str, sql: str, *parameters: object) -> list[tuple[Any, ...]]:

@@ -16,7 +16,7 @@ import pytest
 from holdfast.testing.contract import LONG, LeaseContract, waiting
 from holdfast.testing.portal import Blocking
 from holdfast.testing.server import until
-from tests.conftest import MAJORS, migrated, server
+from tests.conftest import MAJORS, fresh
 from tests.raw import Raw
 
 TABLES = ("lease", "beat", "history")
@@ -25,7 +25,7 @@ TABLES = ("lease", "beat", "history")
 @lru_cache
 def shared(major: int) -> str:
     """One database for all these tests, because making and dropping hundreds takes longer than the tests."""
-    return migrated(server(major).database())
+    return fresh(major)
 
 
 @pytest.fixture(params=["sqlite", *MAJORS])

@@ -14,7 +14,7 @@ from psycopg.rows import namedtuple_row
 
 import holdfast
 from holdfast.testing.server import until
-from tests.conftest import MAJORS, migrated, server
+from tests.conftest import MAJORS, fresh, server
 
 Connect = Callable[..., Any]
 TABLES = ["lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit"]
@@ -38,7 +38,7 @@ HARMLESS = {
 
 @pytest.fixture(params=MAJORS)
 def postgres_url(request: pytest.FixtureRequest) -> str:
-    return migrated(server(request.param).database())
+    return fresh(request.param)
 
 
 def execute(url: str, *sql: str) -> None:

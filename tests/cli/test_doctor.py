@@ -18,7 +18,7 @@ from holdfast.sql import migrations
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.cli.command import at, call, on_terminal, valid
-from tests.conftest import MAJORS, migrated, server
+from tests.conftest import MAJORS, fresh, migrated, server
 
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
@@ -74,7 +74,7 @@ def own() -> Iterator[Postgres]:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_a_server_that_is_well_passes_every_check(major: int) -> None:
-    findings = doctor(migrated(server(major).database()), "--strict")
+    findings = doctor(fresh(major), "--strict")
     assert findings.keys() == CHECKS
     assert not_ok(findings) == {}
     assert findings["version"]["found"].startswith(f"PostgreSQL {major}.")

@@ -9,13 +9,13 @@ import pytest
 
 from holdfast.testing.lock_contract import LockContract
 from tests.children import eventually
-from tests.conftest import MAJORS, migrated, server
+from tests.conftest import MAJORS, fresh
 from tests.locks.looks import advisory
 
 
 @lru_cache
 def shared(major: int) -> str:
-    return migrated(server(major).database())
+    return fresh(major)
 
 
 @pytest.fixture(params=["sqlite", *sorted({MAJORS[0], MAJORS[-1]})])

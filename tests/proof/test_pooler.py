@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.testing import Pooler, pooler
 from tests.children import Child, eventually
-from tests.conftest import migrated, server
+from tests.conftest import fresh
 
 needs_pgbouncer = pytest.mark.skipif(pooler.find() is None, reason="PgBouncer is not installed")
 
@@ -73,7 +73,7 @@ def test_leases_work_through_both_modes(postgres_url: str, mode: Literal["transa
 
 @needs_pgbouncer
 def test_it_ends_with_the_process_that_started_it() -> None:
-    with Child(_DIES, migrated(server().database())) as child:
+    with Child(_DIES, fresh()) as child:
         url, folder = child.line(), Path(child.line())
         psycopg.connect(url, connect_timeout=5).close()
         child.kill()

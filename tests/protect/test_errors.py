@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 
 import holdfast
 from holdfast import EngineError, FencedOut
-from tests.conftest import migrated, server
+from tests.conftest import fresh, server
 from tests.subjects import ask, make_table
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
@@ -200,7 +200,7 @@ def test_a_transaction_in_another_file_is_refused(tmp_path: Path, sqlite_grant: 
 
 def test_a_transaction_in_another_database_is_refused(grant: Any) -> None:
     """With holdfast's tables or without them."""
-    for other in (migrated(server().database()), server().database()):
+    for other in (fresh(), server().database()):
         with psycopg.connect(other) as connection:
             with pytest.raises((FencedOut, EngineError), match=grant.name):
                 grant.protect(connection)

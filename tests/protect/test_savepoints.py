@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 import holdfast
 from holdfast import EngineError, FencedOut
-from tests.conftest import MAJORS, migrated, server
+from tests.conftest import MAJORS, fresh
 from tests.subjects import ask, make_table, shared_postgres
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
@@ -29,7 +29,7 @@ _urls: dict[int, str] = {}
 @pytest.fixture(params=MAJORS)
 def url(request: pytest.FixtureRequest) -> str:
     if request.param not in _urls:
-        _urls[request.param] = migrated(server(request.param).database())
+        _urls[request.param] = fresh(request.param)
     return _urls[request.param]
 
 
