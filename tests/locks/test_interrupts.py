@@ -3,8 +3,7 @@
 The exception is raised by a trace function, in the thread that acquires, before one instruction of holdfast after the
 other: that is stricter than the interpreter, which looks for signals only now and then. Left out are the very first
 instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be safe, and that which
-returns, where the interpreter does not look. With asyncio, the interrupt ends the loop, which then goes on; left out is
-what the task itself calls to begin to wait, as an exception there makes it wait for ever, whatever it waits for.
+returns, where the interpreter does not look; and ``__del__``, where it swallows whatever is raised. With asyncio, the interrupt ends the loop, which then goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
 
 
 FIRST = ("__exit__", "release", "__aexit__", "leave")
-NEVER = ("get_loop", "add_done_callback")
 
 
 class Interrupt:
@@ -49,7 +47,7 @@ class Interrupt:
         sys.settrace(None)
 
     def _called(self, frame: FrameType, event: str, _: object) -> Any:
-        if "/holdfast/_" not in frame.f_code.co_filename:
+        if "/holdfast/_" not in frame.f_code.co_filename or frame.f_code.co_name == "__del__":
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
@@ -58,7 +56,6 @@ class Interrupt:
         code, place = frame.f_code, frame.f_lasti
         start = 8 if code.co_flags & CO_COROUTINE else 4
         never = opname[code.co_code[place]] == "RETURN_VALUE" or (code.co_name in FIRST and place < start)
-        never = never or code.co_name in NEVER
         if event == "opcode" and not self.raised and not never:
             self.left -= 1
             if self.left < 0:

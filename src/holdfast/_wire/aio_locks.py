@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 from contextlib import suppress
-from contextvars import ContextVar
 from weakref import ReferenceType, ref
 
 from holdfast._wire import background
@@ -24,28 +23,11 @@ _PAST = Op("note")
 """Stands for what is under way in a session without the multiplexer."""
 
 
-class _Me:
-    """One task. A task that is made inside another inherits its context, and is somebody else all the same."""
-
-    __slots__ = ("task",)
-
-    def __init__(self, task: ReferenceType[asyncio.Task[object]]) -> None:
-        self.task = task
-
-
-_me: ContextVar[_Me] = ContextVar("holdfast_lock_owner")
-
-
 def owner() -> object:
-    """Who is asking: compared by identity."""
+    """Who is asking: the task itself, whatever context it shares with others. Known weakly, as a lock that is held knows
+    it: compared by ``==``, and one that is gone is equal to nobody."""
     task = asyncio.current_task()
-    me = _me.get(None)
-    if task is None:
-        return object()
-    if me is None or me.task() is not task:
-        me = _Me(ref(task))
-        _me.set(me)
-    return me
+    return object() if task is None else ref(task)
 
 
 class _Pump(LockPump):
@@ -128,14 +110,14 @@ class _Pump(LockPump):
                     ticket.state = "held"
                     session.solo = None
                     session.flying = []
-                    bell.ring(at_once=True)
+                    bell.ring_at_once()
                     return
                 if ticket.state == "released":
                     session.held.pop(ticket.key, None)
                     self.mux.claims.pop(ticket.key, None)
                     session.solo = None
                     session.flying = []
-                    bell.ring(at_once=True)
+                    bell.ring_at_once()
                     return
             if answer is not None:
                 self._told(session, ticket, answer)
@@ -153,7 +135,7 @@ class _Pump(LockPump):
             self._no_task = False
             first, self._first = self._first, None
             if first is not None:
-                first.ring(at_once=True)
+                first.ring_at_once()
 
     def _go_on(self, session: Session, ticket: Ticket, bell: Bell) -> None:
         if session.solo is ticket:
@@ -248,7 +230,7 @@ class AsyncLocks:
         pump = self._pump or self._start()
         if ticket.key not in pump.noted:
             pump.know(ticket)
-        ticket.bell = bell = Bell(pump.loop)
+        ticket.bell = bell = Bell(loop=pump.loop)
         try:
             if not pump.begin(ticket):
                 pump.do(pump.mux.ask(ticket))
@@ -269,7 +251,7 @@ class AsyncLocks:
         pump = self._pump
         if pump is None or ticket.state != "held":
             return False
-        ticket.bell = bell = Bell(pump.loop)
+        ticket.bell = bell = Bell(loop=pump.loop)
         if not pump.end(ticket):
             pump.do(pump.mux.release(ticket))
         if not bell.done():

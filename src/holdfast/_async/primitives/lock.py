@@ -151,7 +151,7 @@ class AsyncLock:
             grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
             state = await space.sessions.acquire(ticket, left)
             if state == "held":
-                ticket.tell = grant.lose
+                grant.listen()
                 state = ticket.state
             if state not in ("failed", "lost"):
                 return state
@@ -223,7 +223,7 @@ def _innermost(entered: list[AsyncLockGrant]) -> AsyncLockGrant:
         return entered[0]
     me = owner()
     for grant in reversed(entered):
-        if grant.ticket.owner is me:
+        if grant.ticket.owner == me:
             return grant
     if not entered:
         raise RuntimeError("a lock is left that was not entered")

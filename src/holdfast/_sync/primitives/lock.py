@@ -152,7 +152,7 @@ class Lock:
             grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
             state = space.sessions.acquire(ticket, left)
             if state == "held":
-                ticket.tell = grant.lose
+                grant.listen()
                 state = ticket.state
             if state not in ("failed", "lost"):
                 return state
@@ -224,7 +224,7 @@ def _innermost(entered: list[LockGrant]) -> LockGrant:
         return entered[0]
     me = owner()
     for grant in reversed(entered):
-        if grant.ticket.owner is me:
+        if grant.ticket.owner == me:
             return grant
     if not entered:
         raise RuntimeError("a lock is left that was not entered")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -86,6 +87,23 @@ class LockGrant:
             self.scope.cancel(problem)
         elif callable(self._on_lost):
             self._space.engine.owner.tell(self._on_lost, self)
+
+    def __del__(self) -> None:
+        """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and
+        when the garbage collector comes is no answer to who may go in."""
+        held = getattr(self, "ticket", _NONE).state == "held" and not self._released
+        if held and self._era == forks.era and not self._space.engine.closing:
+            warnings.warn(
+                f"the grant of lock {self.name!r} was dropped without release: it is locked until its client is closed",
+                ResourceWarning,
+                source=self,
+            )
+
+    def listen(self) -> None:
+        """Held now. Whoever only looks at ``lost`` sees it in the ticket; everybody else is told by the pump, which then
+        knows the grant, also when nobody else does."""
+        if self._on_lost != "flag":
+            self.ticket.tell = self.lose
 
     def __enter__(self) -> Self:
         if self.scope is not None:
