@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._wire import lock_pump
 from holdfast.testing import Postgres, Proxy
 from tests.children import eventually, query
 from tests.conftest import migrated
@@ -79,6 +80,20 @@ def test_no_thread_to_connect_in_is_an_error_and_not_for_ever(postgres_url: str)
         with no_threads(), pytest.raises(holdfast.EngineError, match="thread"):
             client.lock("a", timeout=5).acquire()
         assert client.lock("a", timeout=5).acquire().release() is True
+
+
+def test_a_session_that_never_comes_about_is_given_up(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever became of the thread that connects: whoever waits for it is told, and the next one has another."""
+    client = connect(postgres_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_pump, "SWEEP", 0.02)
+        patch.setattr(lock_pump, "CALL_TIMEOUT", 0.1)
+        patch.setattr(lock_pump, "_in_a_thread", lambda *_: None)
+        with pytest.raises(holdfast.EngineError, match="did not answer in time"):
+            client.lock("a", timeout=60).acquire()
+    assert client.lock("a", timeout=20).acquire().release() is True
 
 
 def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
