@@ -45,22 +45,22 @@ class Rivals:
 
     def thread(self, number: int, client: Any) -> None:
         while not self.over.is_set():
-            key, asked = self._random.randrange(KEYS), now()
+            key, asked = self._any(), now()
             try:
                 if self._random.random() < 0.2:
                     with client.lock(("agent", key)).or_skip() as grant:
                         if grant is not None:
-                            self._count(number, key, asked, time.sleep)
+                            self._count(number, key, None)
                 else:
                     with client.lock(("agent", key), timeout=self._random.choice([0.05, 0.5, 5])):
-                        self._count(number, key, asked, time.sleep)
+                        self._count(number, key, asked)
             except (holdfast.AcquireTimeout, holdfast.EngineError):  # too short even to connect
                 pass
             time.sleep(self._random.uniform(0, 0.05))
 
     async def task(self, number: int, client: Any) -> None:
         while not self.over.is_set():
-            key, asked = self._random.randrange(KEYS), now()
+            key, asked = self._any(), now()
             limit = self._random.choice([0.2, 2, 10, None])
             try:
                 async with asyncio.timeout(limit), client.lock(("agent", key), timeout=self._random.choice([0.2, 5])):
@@ -71,12 +71,16 @@ class Rivals:
                 pass
             await asyncio.sleep(self._random.uniform(0, 1.0))
 
-    def _count(self, number: int, key: int, asked: float, pause: Any) -> None:
+    def _any(self) -> int:
+        """One in four wants the first: long lines are where fairness is."""
+        return int(KEYS * self._random.random() ** 3)
+
+    def _count(self, number: int, key: int, asked: float | None) -> None:
         value, entered = self._counters.read(key), now()
-        pause(self._random.choice([0, 0, 0.002]))
+        time.sleep(self._random.choice([0, 0, 0.002]))
         self._enter(number, key, asked, entered, value)
 
-    def _enter(self, number: int, key: int, asked: float, entered: float, value: int) -> None:
+    def _enter(self, number: int, key: int, asked: float | None, entered: float, value: int) -> None:
         self._counters.write(key, value + 1)
         self._record.info(
             "believe", str(key), number, **{"from": entered, "until": now(), "asked": asked, "value": value}
@@ -90,7 +94,10 @@ async def tasks(rivals: Rivals, url: str, count: int) -> None:
 
 
 def main(url: str, folder: str, worker: str, threads: str, count: str) -> None:
+    """``asked`` is told of those who stood in line."""
     rivals = Rivals(Path(folder), worker, 7)
+    if url.startswith("postgres"):
+        url += f"?application_name={worker}"
     with holdfast.Client(url) as client:
         running = [threading.Thread(target=rivals.thread, args=(number, client)) for number in range(int(threads))]
         running.append(threading.Thread(target=lambda: asyncio.run(tasks(rivals, url, int(count)))))

@@ -233,12 +233,16 @@ def test_a_grant_that_is_dropped_is_told_of_and_its_lock_stays(either: str) -> N
         other.lock("a").acquire(timeout=PATIENCE).release()
 
 
+async def forgets(client: holdfast.AsyncClient) -> None:
+    await asyncio.create_task(client.lock("a").acquire())
+    await asyncio.sleep(0)
+    gc.collect()
+
+
 async def test_a_grant_that_a_task_forgets_is_told_of(either: str) -> None:
     async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
         with pytest.warns(ResourceWarning, match="lock 'a'"):
-            await asyncio.create_task(client.lock("a").acquire())
-            await asyncio.sleep(0)
-            gc.collect()
+            await forgets(client)
         assert await other.lock("a").try_acquire() is None
 
 

@@ -131,7 +131,7 @@ class PostgresLockWire:
         except OperationalError as error:
             raise self._gone(error) from error
 
-    def receive(self) -> Answers | EngineError | None:
+    def receive(self) -> Answers | EngineError | Unheard | None:
         """What has been answered, or why not; None when there is more to come. Raises when the connection is gone."""
         pgconn = self._pgconn
         try:
@@ -150,6 +150,8 @@ class PostgresLockWire:
         result, verb, self._result, self._verb = self._result, self._verb, None, ""
         if verb == "drain":
             return []
+        if result is None and pgconn.status == pq.ConnStatus.OK:
+            return Unheard()
         try:
             return self._answers(result)
         except Unanswered:
@@ -178,6 +180,11 @@ class PostgresLockWire:
             return bool(self._answers(result)[0])
         except Refused as error:
             return error
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked that was not answered, and no answer is left to be taken."""
+        return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
     def drain(self) -> bool:
         """After an interruption: is there an answer still to come? It is nobody's."""

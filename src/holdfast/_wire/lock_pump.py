@@ -11,12 +11,13 @@ import json
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast._wire.database import Database
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Action, Close, Lost, Op, Open, Send, Session, Settle, Ticket, Wait
+from holdfast.core.tickets import Action, Close, Lost, Op, Open, Send, Session, Settle, Ticket, Unheard, Wait
 
 log = logger("holdfast.lock")
 
@@ -37,15 +38,19 @@ class LockPump:
         """Where a key may be tried past the multiplexer."""
         self._under_way: list[tuple[object, int]] = []
         self._sweeping = False
+        self._timers: WeakKeyDictionary[Session, asyncio.TimerHandle] = WeakKeyDictionary()
 
     def do(self, actions: list[Action]) -> None:
-        for action in actions:
+        """Whatever is done is taken away, so that it is known what is left when this is cut short."""
+        while actions:
+            action = actions[0]
             if isinstance(action, Settle):
                 self._settle(action.ticket)
             elif isinstance(action, Send):
                 self._send(action.session, action.ops)
             else:
                 self._seldom(action)
+            del actions[0]
 
     def lost(self, session: Session, error: Exception) -> None:
         if not session.over:
@@ -102,7 +107,7 @@ class LockPump:
             self.loop.call_soon(self.lost, action.session, error)
             return
         if action.session.wire.descriptor is None:
-            self.loop.call_later(action.session.wire.later, self._readable, action.session)
+            self._ask_later(action.session)
 
     def _readable(self, session: Session) -> None:
         if session.over:
@@ -115,11 +120,19 @@ class LockPump:
             return
         if answers is None:
             if wire.descriptor is None and not session.flying and session.claim is not None:
-                self.loop.call_later(wire.later, self._readable, session)
+                self._ask_later(session)
+        elif isinstance(answers, Unheard):
+            self._unheard(session)
         elif session.flying:
             self._answered(session, answers)
         else:
             self.do(self.mux.waited(session, answers if isinstance(answers, EngineError) else None))
+
+    def _ask_later(self, session: Session) -> None:
+        """Where no descriptor tells."""
+        if (timer := self._timers.pop(session, None)) is not None:
+            timer.cancel()
+        self._timers[session] = self.loop.call_later(session.wire.later, self._readable, session)
 
     def _answered(self, session: Session, answers: Any) -> None:
         if isinstance(answers, EngineError):
@@ -127,6 +140,9 @@ class LockPump:
             self.do(self.mux.refused(session, answers))
         else:
             self.do(self.mux.answered(session, answers))
+
+    def _unheard(self, session: Session) -> None:
+        self.lost(session, Unanswered(f"an answer of {self.database} was lost"))
 
     def _open(self, session: Session) -> None:
         self._sweep_later()
@@ -162,8 +178,8 @@ class LockPump:
 
     def _sweep_later(self) -> None:
         if not self._sweeping:
-            self._sweeping = True
             self.loop.call_later(SWEEP, self._sweep)
+            self._sweeping = True
 
     def _sweep(self) -> None:
         self._sweeping = False

@@ -53,6 +53,8 @@ class Mux:
         self._free: list[Session] = []
         self._parked: deque[Claim] = deque()
         self._out: list[Action] = []
+        self.told: list[Action] = []
+        """What the last event came to; whoever carries it out takes away what is done. See ``mend``."""
         self._full = False
         self._closed: Exception | None = None
 
@@ -147,7 +149,8 @@ class Mux:
         if ticket.state == "queued":
             claim = ticket.claim
             assert claim is not None
-            claim.queue.remove(ticket)
+            if ticket in claim.queue:
+                claim.queue.remove(ticket)
             ticket.state = "gone"
             if not claim.queue:
                 self._nobody_waits(claim)
@@ -302,8 +305,9 @@ class Mux:
         return self._done()
 
     def _done(self) -> list[Action]:
-        out, self._out = self._out, []
-        return out
+        self.told = self._out
+        self._out = []
+        return self.told
 
     def _refuse(self, ticket: Ticket, state: State) -> list[Action]:
         self._refuse_one(ticket, state)
@@ -554,23 +558,26 @@ class Mux:
 
     def _lose_past_us(self, ticket: Ticket, error: Exception) -> None:
         if ticket.state == "held":
+            self._out.append(Lost(ticket, error))
             ticket.problem, ticket.state = error, "lost"
             if self.claims.get(ticket.key) is ticket:
                 del self.claims[ticket.key]
-            self._out.append(Lost(ticket, error))
             self._pass_on(ticket)
 
     def _lose(self, claim: Claim, error: Exception, opened: bool) -> None:
-        claim.session, claim.handed = None, 0
+        claim.handed = 0
         if (ticket := claim.leaving) is not None:
-            claim.leaving, ticket.problem, ticket.state = None, error, "lost"
             self._out.append(Settle(ticket))
+            ticket.problem, ticket.state = error, "lost"
+            claim.leaving = None
         if (ticket := claim.holder) is not None:
-            claim.holder, ticket.problem, ticket.state = None, error, "lost"
             self._out.append(Lost(ticket, error))
+            ticket.problem, ticket.state = error, "lost"
+            claim.holder = None
         claim.losses += 1
         if not opened or claim.losses >= LOSSES:
             self._fail(claim, error)
+        claim.session = None
         if claim.queue:
             self._try(claim)
         else:

@@ -95,12 +95,13 @@ class AsyncLockGrant:
             warnings.warn(
                 f"the grant of lock {self.name!r} was dropped without release: it is locked until its client is closed",
                 ResourceWarning,
+                stacklevel=1,
                 source=self,
             )
 
     def listen(self) -> None:
-        """Held now. Whoever only looks at ``lost`` sees it in the ticket; everybody else is told by the pump, which then
-        knows the grant, also when nobody else does."""
+        """Held now. Whoever only looks at ``lost`` sees it in the ticket; the others are told by the pump, which knows
+        the grant then, also when nobody else does."""
         if self._on_lost != "flag":
             self.ticket.tell = self.lose
 
