@@ -15,9 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.testing.history import Recorder, now
+from holdfast.testing.history import Event, Recorder, now
 
 KEYS = 50
+LIMITS: dict[str, Any] = {"lock_sessions": 6, "lock_overflow": 4}
+"""Fewer than the keys that each of the clients waits for."""
+FIRST = ("agent", KEYS)
+"""Before all others, so that the number of the namespace is known, and nobody has to ask for it first."""
+
+
+TASK = 1000
+"""Numbers of threads are below."""
+
+
+def is_task(event: Event) -> bool:
+    return (event.fence or 0) >= TASK
 
 
 class Counters:
@@ -88,9 +100,11 @@ class Rivals:
 
 
 async def tasks(rivals: Rivals, url: str, count: int) -> None:
-    async with holdfast.AsyncClient(url) as client, asyncio.TaskGroup() as group:
+    async with holdfast.AsyncClient(url, **LIMITS) as client, asyncio.TaskGroup() as group:
+        async with client.lock(FIRST):
+            pass
         for number in range(count):
-            group.create_task(rivals.task(1000 + number, client))
+            group.create_task(rivals.task(TASK + number, client))
 
 
 def main(url: str, folder: str, worker: str, threads: str, count: str) -> None:
@@ -98,7 +112,9 @@ def main(url: str, folder: str, worker: str, threads: str, count: str) -> None:
     rivals = Rivals(Path(folder), worker, 7)
     if url.startswith("postgres"):
         url += f"?application_name={worker}"
-    with holdfast.Client(url) as client:
+    with holdfast.Client(url, **LIMITS) as client:
+        with client.lock(FIRST):
+            pass
         running = [threading.Thread(target=rivals.thread, args=(number, client)) for number in range(int(threads))]
         running.append(threading.Thread(target=lambda: asyncio.run(tasks(rivals, url, int(count)))))
         for thread in running:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import holdfast
+from holdfast.core.mux import TURNS
 from tests.children import eventually
 from tests.locks.looks import advisory
 
@@ -178,3 +179,30 @@ def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., 
         thread.join(30)
     assert served == sorted(served)
     assert len(served) == 8
+
+
+def test_whoever_stands_in_the_servers_line_gets_a_turn_however_long_the_line_is_here(postgres_url: str) -> None:
+    """Handing on costs nothing, and so a busy process could keep a lock for ever."""
+    before: list[int] = []
+
+    async def work(client: holdfast.AsyncClient) -> None:
+        while True:
+            async with client.lock("a", timeout=60):
+                before.append(0)
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
+            held = await client.lock("a").acquire()
+            waiting = asyncio.create_task(other.lock("a").acquire(timeout=60))
+            await asyncio.to_thread(eventually, lambda: len(advisory(postgres_url)) == 2, "it stands in line")
+            working = [asyncio.create_task(work(client)) for _ in range(20)]
+            await asyncio.sleep(0)
+            await held.release()
+            grant = await waiting
+            assert len(before) == TURNS
+            for each in working:
+                each.cancel()
+            await grant.release()
+
+    asyncio.run(main())
