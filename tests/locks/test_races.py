@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import holdfast
 from holdfast.core.mux import TURNS
@@ -86,6 +87,73 @@ def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
 
     asyncio.run(main())
     assert cancelled > ROUNDS // 3
+    nothing_left(either)
+
+
+class Aim:
+    """Raises in a thread from outside, at a random instant of what it does while it is ``armed``."""
+
+    def __init__(self) -> None:
+        self._mutex, self._thread = threading.Lock(), 0
+        self._over = threading.Event()
+        self._shooting = threading.Thread(target=self._shoot)
+
+    def __enter__(self) -> Self:
+        self._shooting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._shooting.join()
+
+    def arm(self) -> None:
+        with self._mutex:
+            self._thread = threading.get_ident()
+
+    def disarm(self) -> None:
+        """What was raised before comes now, and nothing after."""
+        with self._mutex:
+            self._thread = 0
+        for _ in range(10):
+            pass
+
+    def _shoot(self) -> None:
+        while not self._over.wait(random.choice([0.0, 0.0002, 0.001, 0.003])):
+            with self._mutex:
+                if thread := self._thread:
+                    self._thread = 0
+                    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt)
+                    )
+                    assert raised == 1
+
+
+def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
+    """What cancelling is to tasks: in threads, at any instant, free or not, answered or not."""
+    interrupted = 0
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, Aim() as aim:
+        kept = client.lock("kept").acquire()
+        for number in range(3 * ROUNDS):
+            held = other.lock(f"a{number % 7}").acquire(timeout=20) if number % 3 else None
+            try:
+                aim.arm()
+                with client.lock(f"a{number % 7}", timeout=0.004):
+                    aim.disarm()
+            except KeyboardInterrupt:
+                interrupted += 1
+            except holdfast.AcquireTimeout:
+                pass
+            with suppress(KeyboardInterrupt):
+                aim.disarm()
+            if held is not None:
+                assert held.release() is True
+        for number in range(7):
+            assert client.lock(f"a{number}").acquire(timeout=20).release() is True
+        kept.check()
+        assert kept.release() is True
+        if either.startswith("postgres"):
+            eventually(lambda: advisory(either) == [], "before anything is closed")
+    assert interrupted > ROUNDS // 3
     nothing_left(either)
 
 

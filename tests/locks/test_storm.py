@@ -22,7 +22,7 @@ from tests.children import eventually, query
 from tests.locks.looks import advisory
 from tests.locks.rival import KEYS, LIMITS, Counters, is_task
 
-SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "6"))
+SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "5"))
 PROCESSES, THREADS, TASKS = 4, 25, 250
 LIMIT = sum(LIMITS.values())
 """Connections of one client for locks, and one for calls; each process has two clients, one a flavour."""
