@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Action, Claim, Close, Op, Open, Session, Settle, Ticket
+from holdfast.core.tickets import Action, Claim, Close, Open, Session, Settle, Ticket
 
 
 def mend(
@@ -137,11 +137,7 @@ def _put_session_right(mux: Mux, session: Session) -> None:
     elif session in mux._free:
         mux._free.remove(session)
     if session.cancelling and not any(op.target is session for each in mux.holds for op in each.flying + each.pending):
-        by = next((each for each in mux.holds if each.opened), None)
-        if by is None:
-            mux._drop(session, ConnectionError("nobody is there to cancel what it waits for"))
-        else:
-            mux._say(by, Op("cancel", target=session))
+        mux._cancel(session)
 
 
 def _let_out(mux: Mux, ticket: Ticket) -> None:

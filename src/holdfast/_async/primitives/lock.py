@@ -12,10 +12,10 @@ from types import TracebackType
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.lock_grant import AsyncLockGrant
 from holdfast._wire import forks
-from holdfast._wire.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
 from holdfast._wire.aio_waiting import AsyncScope, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.locking.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
 from holdfast.core.lock import Target, check_on_lost, refusal, target

@@ -15,7 +15,7 @@ from holdfast._sync.primitives.lock_grant import LockGrant
 from holdfast._wire import forks
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.locks import CALL_TIMEOUT, Locks, owner
+from holdfast._wire.locking.locks import CALL_TIMEOUT, Locks, owner
 from holdfast._wire.waiting import Scope, sleep
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout

@@ -1,20 +1,19 @@
-"""The locks of one client on an event loop: asks the multiplexer, waits for what becomes of it."""
+"""The pump of the asyncio flavour: on the loop of its client, where an interrupt may come at any instant."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
-from holdfast._wire import background
-from holdfast._wire.aio_bell import Bell
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.lock_pump import CALL_TIMEOUT, LockPump, log
+from holdfast._wire.locking import background
+from holdfast._wire.locking.bell import Bell
+from holdfast._wire.locking.opening import LockWire
+from holdfast._wire.locking.pump import LockPump, log
 from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mend import mend
 from holdfast.core.mux import Mux
@@ -26,14 +25,7 @@ _PAST = Op("note")
 """Stands for what is under way in a session without the multiplexer."""
 
 
-def owner() -> object:
-    """Who is asking: the task itself, whatever context it shares with others. Known weakly, as a lock that is held
-    knows it: compared by ``==``, and one that is gone is equal to nobody."""
-    task = asyncio.current_task()
-    return object() if task is None else ref(task)
-
-
-class _Pump(LockPump):
+class AsyncPump(LockPump):
     """A key that nobody here has, and a session that is free: then there is nothing to decide, and it goes past the
     multiplexer, which is told when there is."""
 
@@ -64,7 +56,7 @@ class _Pump(LockPump):
             self._alarm = self.loop.call_later(when - now(), self._ring_alarm)
 
     def _ring_alarm(self) -> None:
-        with self._whole():
+        with self.whole():
             for ticket in [each for each, deadline in self.waiting.items() if deadline <= now()]:
                 if ticket.state == "queued":
                     self.give_up(ticket)
@@ -104,7 +96,7 @@ class _Pump(LockPump):
         self._mend()
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def whole(self) -> Iterator[None]:
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
@@ -166,10 +158,10 @@ class _Pump(LockPump):
             super()._open(session)
             self._opening.add(session)
 
-    def _arrive(self, session: Session, wire: Any, error: Exception | None) -> None:
-        with self._whole():
+    def _arrive(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
+        with self.whole():
             self._opening.discard(session)
-            if error is None and session.wire not in (None, wire):  # a second one
+            if wire is not None and session.wire not in (None, wire):  # a second one
                 wire.close()
                 return
             session.wire = wire
@@ -183,7 +175,7 @@ class _Pump(LockPump):
         self._sessions.pop(session, None)
 
     def _sweep(self) -> None:
-        with self._whole():
+        with self.whole():
             super()._sweep()
             for session in list(self._sessions):
                 if session.wire is not None and session.wire.descriptor is None and not session.wire.idle:
@@ -314,13 +306,13 @@ class _Pump(LockPump):
             ticket.bell.ring()
 
 
-def _look_after(known: ReferenceType[_Pump]) -> None:
+def look_after(known: ReferenceType[AsyncPump]) -> None:
     """In another thread: a loop that is closed without a word would keep its locks for as long as the process lives."""
     pump = known()
     if pump is None or pump.ended:
         return
     if not pump.loop.is_closed():
-        background.loop().call_later(LOOP_CHECK, _look_after, known)
+        background.loop().call_later(LOOP_CHECK, look_after, known)
         return
     log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
     error = Unanswered("its event loop was closed")
@@ -331,96 +323,3 @@ def _look_after(known: ReferenceType[_Pump]) -> None:
                 pump._tell(action.ticket, error)
         if session.wire is not None:
             session.wire.hang_up()
-
-
-class AsyncLocks:
-    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
-        self.database = database
-        self.namespaces: dict[str, int] = {}
-        self._limits = (kept, extra)
-        self._pid = os.getpid()
-        self._closed: EngineError | None = None
-        self._pump: _Pump | None = None
-
-    async def acquire(self, ticket: Ticket, timeout: float) -> State:
-        """What became of it. When it raises, nothing of it stays."""
-        pump = self._pump or self._start()
-        if ticket.key not in pump.noted:
-            pump.know(ticket)
-        ticket.bell = bell = Bell(loop=pump.loop)
-        try:
-            if not pump.begin(ticket):
-                pump.do(pump.mux.ask(ticket))
-            if ticket.state == "queued":
-                pump.waiting[ticket] = ticket.deadline = deadline = now() + timeout
-                if deadline < pump.alarm_at:
-                    pump.set_alarm(deadline)
-                await bell
-            return ticket.state
-        except (KeyboardInterrupt, SystemExit):
-            pump.waiting.pop(ticket, None)
-            pump.interrupted(ticket)
-            raise
-        except BaseException:
-            pump.give_up(ticket)
-            raise
-        finally:
-            pump.waiting.pop(ticket, None)
-
-    async def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours. Cancelled or not, it is given back."""
-        pump = self._pump
-        if pump is None or ticket.state != "held":
-            return False
-        ticket.bell = bell = Bell(loop=pump.loop)
-        try:
-            if not pump.end(ticket):
-                pump.leaving.add(ticket)
-                pump.do(pump.mux.release(ticket))
-            if not bell.done():
-                await bell
-            return self._given_back(ticket)
-        except (KeyboardInterrupt, SystemExit):
-            pump.interrupted(ticket)
-            raise
-        finally:
-            pump.leaving.discard(ticket)
-
-    @staticmethod
-    def _given_back(ticket: Ticket) -> bool:
-        return ticket.state == "released"
-
-    def abandon(self, ticket: Ticket) -> None:
-        """Unlock it, whatever has become of it; nobody waits for that."""
-        if self._pump is not None:
-            with self._pump._whole():
-                self._pump.give_up(ticket)
-
-    async def close(self, error: EngineError) -> None:
-        self._closed = error
-        pump, self._pump = self._pump, None
-        if pump is not None and self._pid == os.getpid():
-            pump.ended = True
-            pump.flush_names()
-            pump.close(error)
-
-    async def flush_names(self) -> None:
-        """Write down what has been locked, so that listings show names."""
-        if self._pump is not None:
-            self._pump.flush_names()
-
-    def notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._pid, self._pump = os.getpid(), None
-
-    def _start(self) -> _Pump:
-        if self._closed is not None:
-            raise EngineError(*self._closed.args)
-        kept, extra = self._limits
-        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
-        self._pump = pump = _Pump(self.database, mux, asyncio.get_running_loop())
-        background.loop().call_soon_threadsafe(_look_after, ref(pump))
-        return pump
-
-
-__all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]

@@ -12,8 +12,8 @@ from threading import get_ident
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.lock_pump import CALL_TIMEOUT
-from holdfast._wire.shared_pump import SharedPump
+from holdfast._wire.locking.pump import CALL_TIMEOUT
+from holdfast._wire.locking.shared_pump import SharedPump
 from holdfast.core.errors import EngineError, Unanswered, Unreachable
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Session, State, Ticket
