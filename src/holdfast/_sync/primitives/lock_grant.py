@@ -91,8 +91,12 @@ class LockGrant:
     def __del__(self) -> None:
         """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and
         when the garbage collector comes is no answer to who may go in."""
-        held = getattr(self, "ticket", _NONE).state == "held" and not self._released
-        if held and self._era == forks.era and not self._space.engine.closing:
+        try:
+            if self._released or self.ticket.state != "held":
+                return
+        except AttributeError:  # interrupted when it was made
+            return
+        if self._era == forks.era and not self._space.engine.closing:
             warnings.warn(
                 f"the grant of lock {self.name!r} was dropped without release: it is locked until its client is closed",
                 ResourceWarning,

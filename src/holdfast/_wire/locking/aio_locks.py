@@ -60,8 +60,8 @@ class AsyncLocks:
 
     async def release(self, ticket: Ticket) -> bool:
         """Whether it was still ours. Cancelled or not, it is given back."""
-        pump = self._pump
-        if pump is None or ticket.state != "held":
+        pump, state = self._pump, ticket.state
+        if pump is None or state != "held":
             return False
         ticket.bell = bell = Bell(loop=pump.loop)
         try:
@@ -70,16 +70,12 @@ class AsyncLocks:
                 pump.do(pump.mux.release(ticket))
             if not bell.done():
                 await bell
-            return self._given_back(ticket)
+            return ticket.state == "released"
         except (KeyboardInterrupt, SystemExit):
             pump.interrupted(ticket)
             raise
         finally:
             pump.leaving.discard(ticket)
-
-    @staticmethod
-    def _given_back(ticket: Ticket) -> bool:
-        return ticket.state == "released"
 
     def abandon(self, ticket: Ticket) -> None:
         """Unlock it, whatever has become of it; nobody waits for that."""

@@ -18,7 +18,8 @@ from typing import Any
 class Bell(asyncio.Future[None]):
     """Awaited by one task, rung once."""
 
-    _waker: tuple[Callable[[Any], object], Context] | None = None
+    __slots__ = ("_waker",)
+    _waker: tuple[Callable[[Any], object], Context]
     """Taken off, to be called by us."""
 
     def ring(self) -> None:
@@ -29,21 +30,21 @@ class Bell(asyncio.Future[None]):
         """Only where no task is running."""
         if self.done():
             return
-        if waiting := self._callbacks:
-            self._waker = callback, context = waiting[0]
-            self.remove_done_callback(callback)
+        waiting = self._callbacks
+        if not waiting:
             self.set_result(None)
-            context.run(callback, self)
-            self._waker = None
-        else:
-            self.set_result(None)
+            return
+        self._waker = callback, context = waiting[0]
+        self.remove_done_callback(callback)
+        self.set_result(None)
+        context.run(callback, self)
+        del self._waker
 
     def wake(self) -> None:
         """Whoever rang it was interrupted: was that before or after the task has run?"""
-        if self._callbacks or self._waker is None:
-            self.ring()
-            return
+        taken_off = not self._callbacks and hasattr(self, "_waker")
         self.ring()
-        callback, context = self._waker
-        if not self.cancelled() and callback.__self__._fut_waiter is self:  # type: ignore[attr-defined]
-            self.get_loop().call_soon(callback, self, context=context)
+        if taken_off and not self.cancelled():
+            callback, context = self._waker
+            if callback.__self__._fut_waiter is self:  # type: ignore[attr-defined]
+                self.get_loop().call_soon(callback, self, context=context)
