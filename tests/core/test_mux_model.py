@@ -7,7 +7,7 @@ import os
 
 from hypothesis import settings
 
-from tests.core.mux_world import PastWorld, World
+from tests.core.mux_world import CutWorld, PastWorld, World
 
 EXAMPLES = int(os.environ.get("HOLDFAST_MUX_EXAMPLES", "100"))
 
@@ -15,3 +15,5 @@ TestMux = World.TestCase
 TestMux.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 TestMuxWithFastWay = PastWorld.TestCase
 TestMuxWithFastWay.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
+TestMuxCutShort = CutWorld.TestCase
+TestMuxCutShort.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
+import pytest
+
 import holdfast
 from holdfast.core.mux import TURNS
 from tests.children import eventually
@@ -128,6 +130,7 @@ class Aim:
                     assert raised == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may hit a callback of somebody else
 def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
     """What cancelling is to tasks: in threads, at any instant, free or not, answered or not."""
     interrupted = 0
