@@ -109,6 +109,11 @@ class Mux(Claims):
         """The holder is done. Settled when the lock is somebody else's, or nobody's."""
         return self._end_of(ticket, sure=True)
 
+    def is_leaving(self, ticket: Ticket) -> bool:
+        """Is it still being unlocked?"""
+        found = self.claims.get(ticket.key)
+        return isinstance(found, Claim) and found.leaving is ticket
+
     def _end_of(self, ticket: Ticket, *, sure: bool) -> list[Action]:
         """``sure``: it did hold. What was interrupted past us may never have been granted, and is not handed on."""
         claim = self._of(ticket)

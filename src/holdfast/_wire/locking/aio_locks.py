@@ -63,13 +63,18 @@ class AsyncLocks:
         pump, state = self._pump, ticket.state
         if pump is None or state != "held":
             return False
-        ticket.bell = bell = Bell(loop=pump.loop)
+        ticket.bell = None
         try:
+            if pump.mux.claims.get(ticket.key) is ticket:
+                ticket.bell = Bell(loop=pump.loop)
             if not pump.end(ticket):
                 pump.leaving.add(ticket)
                 pump.do(pump.mux.release(ticket))
-            if not bell.done():
-                await bell
+                state = ticket.state
+                if state != "held" or not pump.mux.is_leaving(ticket):  # handed on here, or gone
+                    return state == "released"
+                ticket.bell = ticket.bell or Bell(loop=pump.loop)
+            await ticket.bell
             return ticket.state == "released"
         except (KeyboardInterrupt, SystemExit):
             pump.interrupted(ticket)
