@@ -49,6 +49,12 @@ bench: $(STAMP) ## Run the benchmarks
 chaos: $(STAMP) ## Break leases in every way known, and check that no promise is broken (ARGS="--minutes 30 --seed 7")
 	@$(BIN)/python -m holdfast.testing.bugs && exec $(BIN)/python -m holdfast.testing.chaos $(ARGS)
 
+.PHONY: torture
+torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations, every interrupt (a quarter of an hour)
+	@HOLDFAST_STORM_SECONDS=20 HOLDFAST_LOCK_RACES=10000 HOLDFAST_INTERRUPT_STRIDE=1 HOLDFAST_MUX_EXAMPLES=2000 \
+	exec $(BIN)/python -m pytest tests/locks/test_storm.py tests/locks/test_races.py tests/locks/test_interrupts.py \
+		tests/core/test_mux_model.py --timeout 1800 --durations 20 $(ARGS)
+
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)
 	@exec $(BIN)/python spec/check.py --large $(ARGS)

@@ -15,9 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.testing.history import Recorder, now
+from holdfast.testing.history import Event, Recorder, now
 
 KEYS = 50
+LIMITS: dict[str, Any] = {"lock_sessions": 6, "lock_overflow": 4}
+"""Fewer than the keys that each of the clients waits for."""
+FIRST = ("agent", KEYS)
+"""Before all others, so that the number of the namespace is known, and nobody has to ask for it first."""
+
+
+TASK = 1000
+"""Numbers of threads are below."""
+
+
+def is_task(event: Event) -> bool:
+    return (event.fence or 0) >= TASK
 
 
 class Counters:
@@ -45,22 +57,22 @@ class Rivals:
 
     def thread(self, number: int, client: Any) -> None:
         while not self.over.is_set():
-            key, asked = self._random.randrange(KEYS), now()
+            key, asked = self._any(), now()
             try:
                 if self._random.random() < 0.2:
                     with client.lock(("agent", key)).or_skip() as grant:
                         if grant is not None:
-                            self._count(number, key, asked, time.sleep)
+                            self._count(number, key, None)
                 else:
                     with client.lock(("agent", key), timeout=self._random.choice([0.05, 0.5, 5])):
-                        self._count(number, key, asked, time.sleep)
+                        self._count(number, key, asked)
             except (holdfast.AcquireTimeout, holdfast.EngineError):  # too short even to connect
                 pass
             time.sleep(self._random.uniform(0, 0.05))
 
     async def task(self, number: int, client: Any) -> None:
         while not self.over.is_set():
-            key, asked = self._random.randrange(KEYS), now()
+            key, asked = self._any(), now()
             limit = self._random.choice([0.2, 2, 10, None])
             try:
                 async with asyncio.timeout(limit), client.lock(("agent", key), timeout=self._random.choice([0.2, 5])):
@@ -71,12 +83,16 @@ class Rivals:
                 pass
             await asyncio.sleep(self._random.uniform(0, 1.0))
 
-    def _count(self, number: int, key: int, asked: float, pause: Any) -> None:
+    def _any(self) -> int:
+        """One in four wants the first: long lines are where fairness is."""
+        return int(KEYS * self._random.random() ** 3)
+
+    def _count(self, number: int, key: int, asked: float | None) -> None:
         value, entered = self._counters.read(key), now()
-        pause(self._random.choice([0, 0, 0.002]))
+        time.sleep(self._random.choice([0, 0, 0.002]))
         self._enter(number, key, asked, entered, value)
 
-    def _enter(self, number: int, key: int, asked: float, entered: float, value: int) -> None:
+    def _enter(self, number: int, key: int, asked: float | None, entered: float, value: int) -> None:
         self._counters.write(key, value + 1)
         self._record.info(
             "believe", str(key), number, **{"from": entered, "until": now(), "asked": asked, "value": value}
@@ -84,14 +100,21 @@ class Rivals:
 
 
 async def tasks(rivals: Rivals, url: str, count: int) -> None:
-    async with holdfast.AsyncClient(url) as client, asyncio.TaskGroup() as group:
+    async with holdfast.AsyncClient(url, **LIMITS) as client, asyncio.TaskGroup() as group:
+        async with client.lock(FIRST):
+            pass
         for number in range(count):
-            group.create_task(rivals.task(1000 + number, client))
+            group.create_task(rivals.task(TASK + number, client))
 
 
 def main(url: str, folder: str, worker: str, threads: str, count: str) -> None:
+    """``asked`` is told of those who stood in line."""
     rivals = Rivals(Path(folder), worker, 7)
-    with holdfast.Client(url) as client:
+    if url.startswith("postgres"):
+        url += f"?application_name={worker}"
+    with holdfast.Client(url, **LIMITS) as client:
+        with client.lock(FIRST):
+            pass
         running = [threading.Thread(target=rivals.thread, args=(number, client)) for number in range(int(threads))]
         running.append(threading.Thread(target=lambda: asyncio.run(tasks(rivals, url, int(count)))))
         for thread in running:

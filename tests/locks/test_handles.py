@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -216,3 +218,78 @@ def test_a_grant_that_is_lost_before_it_was_handed_out_is_asked_for_again(postgr
             grant.check()
             assert grant.release() is True
     assert told == []
+
+
+def test_a_grant_that_is_dropped_is_told_of_and_its_lock_stays(either: str) -> None:
+    """The work may still go on: the garbage collector lets nobody else in. The client's end does."""
+    with holdfast.Client(either) as other:
+        with holdfast.Client(either) as client:
+            client.lock("warm").acquire().release()
+            with pytest.warns(ResourceWarning, match="lock 'a' was dropped without release"):
+                client.lock("a").acquire()
+            gc.collect()
+            assert other.lock("a").try_acquire() is None
+            assert client.lock("a").try_acquire() is None
+        other.lock("a").acquire(timeout=PATIENCE).release()
+
+
+async def forgets(client: holdfast.AsyncClient) -> None:
+    await asyncio.create_task(client.lock("a").acquire())
+    await asyncio.sleep(0)
+    gc.collect()
+
+
+async def test_a_grant_that_a_task_forgets_is_told_of(either: str) -> None:
+    async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+        with pytest.warns(ResourceWarning, match="lock 'a'"):
+            await forgets(client)
+        assert await other.lock("a").try_acquire() is None
+
+
+def test_what_is_over_or_listened_to_is_dropped_without_a_word(either: str, recwarn: Any) -> None:
+    with holdfast.Client(either) as client:
+        client.lock("released").acquire().release()
+        with client.lock("in a block"), client.lock("skipped").or_skip():
+            pass
+        with pytest.raises(holdfast.LockReentered), client.lock("b"):
+            client.lock("b").acquire()
+        client.lock("whoever is called when it is lost has it", on_lost=print).acquire()
+        closed = client.lock("closed").acquire()
+    del closed
+    gc.collect()
+    assert [str(each.message) for each in recwarn if each.category is ResourceWarning] == []
+
+
+async def test_tasks_that_share_a_context_are_not_one(either: str) -> None:
+    """Neither is another's re-entry theirs, nor is their own lost when the other locks something else meanwhile."""
+    context = contextvars.copy_context()
+    async with holdfast.AsyncClient(either) as client:
+
+        async def first() -> None:
+            async with client.lock("a"):
+                await asyncio.create_task(second(), context=context)
+                with pytest.raises(holdfast.LockReentered):
+                    await client.lock("a").acquire(timeout=PATIENCE)
+                assert await client.lock("a").try_acquire() is None
+
+        async def second() -> None:
+            async with client.lock("b"):
+                with pytest.raises(holdfast.AcquireTimeout):
+                    await client.lock("a").acquire(timeout=0.01)
+
+        await asyncio.create_task(first(), context=context)
+
+
+def test_threads_that_share_a_context_are_not_one(either: str) -> None:
+    context = contextvars.copy_context()
+    with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:
+
+        def elsewhere() -> None:
+            with client.lock("b"), pytest.raises(holdfast.AcquireTimeout):
+                client.lock("a").acquire(timeout=0.01)
+
+        grant = context.run(client.lock("a").acquire)
+        pool.submit(context.run, elsewhere).result(PATIENCE)
+        with pytest.raises(holdfast.LockReentered):
+            context.run(client.lock("a").acquire, timeout=PATIENCE)
+        assert grant.release() is True

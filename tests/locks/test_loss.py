@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -96,6 +99,56 @@ def test_a_waiter_outlives_a_restart_of_the_server(connect: Connect) -> None:
             assert waiting.result(60) is True
         holder.close()
         client.close()
+
+
+def test_a_holder_whose_session_was_ended_believes_until_the_news_has_come_and_no_longer(
+    connect: Connect, postgres_url: str
+) -> None:
+    """The server lets the next one in at once; what is on its way to the old one cannot be there yet. Two believe for
+    as long as the way is, which is what fences are for: and then the old one knows."""
+    with Proxy(postgres_url) as link:
+        client, other = connect(link.url), connect(postgres_url)
+        grant = client.lock("a").acquire()
+        link.stall("to_client")
+        terminate(postgres_url)
+        next_one = other.lock("a").acquire(timeout=20)
+        assert not grant.lost, "nobody can know"
+        link.heal()
+        eventually(lambda: grant.lost, "it is told")
+        assert grant.release() is False
+        next_one.check()
+
+
+def test_two_of_one_client_never_believe_at_once_and_of_two_clients_the_old_one_is_told(postgres_url: str) -> None:
+    """Sessions are ended under their holders all the time. Inside one client the end of the old one comes first; across
+    clients the news of it is on its way, and until it has come a lock may even be handed on in a session that ended."""
+    inside: dict[str, tuple[Any, Any]] = {}
+    over = threading.Event()
+
+    def look(name: str, grant: Any, client: holdfast.Client) -> None:
+        before, holder = inside.get(name, (grant, client))
+        if before is not grant and not before.lost and not grant.lost:
+            assert holder is not client
+            eventually(lambda: before.ticket.session.over, "the session of the old one had been ended")
+
+    def work(client: holdfast.Client) -> None:
+        while not over.is_set():
+            for name in ("a", "b"):
+                with suppress(holdfast.HoldfastError), client.lock(name, timeout=1) as grant:
+                    look(name, grant, client)
+                    inside[name] = grant, client
+                    time.sleep(0.001)
+                    if inside.get(name) == (grant, client):
+                        del inside[name]
+
+    with holdfast.Client(postgres_url) as one, holdfast.Client(postgres_url) as two, ThreadPoolExecutor(8) as pool:
+        working = [pool.submit(work, client) for client in (one, two) * 4]
+        for _ in range(60):
+            query(postgres_url, "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' limit 1")
+            over.wait(0.02)
+        over.set()
+        for each in working:
+            each.result(30)
 
 
 async def test_on_lost_cancel_ends_the_block_and_raises(postgres_url: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast._wire import lock_postgres
+from holdfast._wire.locking import pooler
 from holdfast.testing import Pooler
 from tests.locks.looks import advisory
 
@@ -18,7 +18,7 @@ Connect = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of a server is remembered in the process: here every test begins without."""
-    monkeypatch.setattr(lock_postgres, "_stay", set())
+    monkeypatch.setattr(pooler, "_stay", set())
 
 
 def test_a_pooler_in_transaction_mode_is_refused_by_name(connect: Connect, pooled_url: str, postgres_url: str) -> None:

@@ -222,15 +222,23 @@ def test_a_signal_handler_that_locks_does_not_wait_for_the_thread_it_interrupts(
 
 
 _CTRL_C = """
-import sys, threading, holdfast
+import sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])
 client.lock("warm").acquire().release()
 def follow():
     client.lock("a").acquire(timeout=60)
     print("follower has it")
-try:
-    threading.Timer(0.1, lambda: threading.Thread(target=follow).start()).start()
+def stand_behind():
+    queue = client._locks.sessions._pump.mux.claims
+    until(lambda: any(len(claim.queue) == 1 for claim in queue.values()))
+    threading.Thread(target=follow).start()
+    until(lambda: any(len(claim.queue) == 2 for claim in queue.values()))
     print("waiting")
+def until(condition):
+    while not condition():
+        time.sleep(0.005)
+try:
+    threading.Thread(target=stand_behind).start()
     client.lock("a").acquire(timeout=60)
 except KeyboardInterrupt:
     print("interrupted")
@@ -242,7 +250,6 @@ def test_ctrl_c_ends_a_wait_at_once_and_whoever_stands_behind_goes_on(either: st
     with holdfast.Client(either) as holder, Child(_CTRL_C, either) as child:
         held = holder.lock("a").acquire()
         child.expect("waiting")
-        time.sleep(0.3)
         child.signal(signal.SIGINT)
         child.expect("interrupted")
         held.release()

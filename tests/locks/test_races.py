@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
+
+import pytest
 
 import holdfast
+from holdfast.core.mux import TURNS
 from tests.children import eventually
 from tests.locks.looks import advisory
 
@@ -85,6 +89,72 @@ def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
 
     asyncio.run(main())
     assert cancelled > ROUNDS // 3
+    nothing_left(either)
+
+
+class Aim:
+    """Raises in a thread from outside, at a random instant of what it does while it is ``armed``."""
+
+    def __init__(self) -> None:
+        self._mutex, self._thread = threading.Lock(), 0
+        self._over = threading.Event()
+        self._shooting = threading.Thread(target=self._shoot)
+
+    def __enter__(self) -> Self:
+        self._shooting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._shooting.join()
+
+    def arm(self) -> None:
+        with self._mutex:
+            self._thread = threading.get_ident()
+
+    def disarm(self) -> None:
+        """What was raised before comes now, and nothing after."""
+        with self._mutex:
+            self._thread = 0
+        for _ in range(10):
+            pass
+
+    def _shoot(self) -> None:
+        while not self._over.wait(random.choice([0.0, 0.0002, 0.001, 0.003])):
+            with self._mutex:
+                if thread := self._thread:
+                    self._thread = 0
+                    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt)
+                    )
+                    assert raised == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may hit a callback of somebody else
+def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
+    """What cancelling is to tasks: in threads, at any instant, free or not, answered or not."""
+    interrupted = 0
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, Aim() as aim:
+        kept = client.lock("kept").acquire()
+        for number in range(3 * ROUNDS):
+            held = other.lock(f"a{number % 7}").acquire(timeout=20) if number % 3 else None
+            try:
+                with suppress(holdfast.AcquireTimeout):
+                    aim.arm()
+                    with client.lock(f"a{number % 7}", timeout=0.004):
+                        aim.disarm()
+                aim.disarm()
+            except KeyboardInterrupt:
+                interrupted += 1
+            if held is not None:
+                assert held.release() is True
+        for number in range(7):
+            assert client.lock(f"a{number}").acquire(timeout=20).release() is True
+        kept.check()
+        assert kept.release() is True
+        if either.startswith("postgres"):
+            eventually(lambda: advisory(either) == [], "before anything is closed")
+    assert interrupted > ROUNDS // 3
     nothing_left(either)
 
 
@@ -178,3 +248,30 @@ def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., 
         thread.join(30)
     assert served == sorted(served)
     assert len(served) == 8
+
+
+def test_whoever_stands_in_the_servers_line_gets_a_turn_however_long_the_line_is_here(postgres_url: str) -> None:
+    """Handing on costs nothing, and so a busy process could keep a lock for ever."""
+    before: list[int] = []
+
+    async def work(client: holdfast.AsyncClient) -> None:
+        while True:
+            async with client.lock("a", timeout=60):
+                before.append(0)
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
+            held = await client.lock("a").acquire()
+            waiting = asyncio.create_task(other.lock("a").acquire(timeout=60))
+            await asyncio.to_thread(eventually, lambda: len(advisory(postgres_url)) == 2, "it stands in line")
+            working = [asyncio.create_task(work(client)) for _ in range(20)]
+            await asyncio.sleep(0)
+            await held.release()
+            grant = await waiting
+            assert len(before) == TURNS
+            for each in working:
+                each.cancel()
+            await grant.release()
+
+    asyncio.run(main())

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._wire.locking import opening, pump
 from holdfast.testing import Postgres, Proxy
 from tests.children import eventually, query
 from tests.conftest import migrated
@@ -81,6 +82,20 @@ def test_no_thread_to_connect_in_is_an_error_and_not_for_ever(postgres_url: str)
         assert client.lock("a", timeout=5).acquire().release() is True
 
 
+def test_a_session_that_never_comes_about_is_given_up(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever became of the thread that connects: whoever waits for it is told, and the next one has another."""
+    client = connect(postgres_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(pump, "SWEEP", 0.02)
+        patch.setattr(pump, "CALL_TIMEOUT", 0.1)
+        patch.setattr(opening, "in_a_thread", lambda *_: None)
+        with pytest.raises(holdfast.EngineError, match="did not answer in time"):
+            client.lock("a", timeout=60).acquire()
+    assert client.lock("a", timeout=20).acquire().release() is True
+
+
 def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         held = client.lock("a").acquire()
@@ -133,7 +148,7 @@ def test_the_grants_of_an_event_loop_that_was_closed_are_lost(postgres_url: str,
 def test_a_signal_handler_that_locks_during_the_very_first_acquire(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast._wire.shared_pump import SharedPump
+    from holdfast._wire.locking.shared_pump import SharedPump
 
     with holdfast.Client(postgres_url) as client:
 
@@ -145,7 +160,7 @@ def test_a_signal_handler_that_locks_during_the_very_first_acquire(
                 grants.append(client.lock("handler", timeout=5).acquire())  # what the handler does
                 super().__init__(*args)
 
-        monkeypatch.setattr("holdfast._wire.locks.SharedPump", Interrupted)
+        monkeypatch.setattr("holdfast._wire.locking.locks.SharedPump", Interrupted)
         sessions: Any = client.lock("a")._space.sessions
         grants: list[Any] = []
         grants.append(client.lock("main", timeout=5).acquire())

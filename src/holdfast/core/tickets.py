@@ -45,7 +45,8 @@ class Session:
     """One connection, opening, open or gone. ``wire`` and ``solo`` are the pump's."""
 
     __slots__ = (
-        "cancelling", "claim", "ended", "flying", "held", "opened", "over", "pending", "solo", "used", "waits", "wire",
+        "__weakref__", "cancelling", "claim", "ended", "flying", "held", "opened", "over", "pending", "solo", "used",
+        "waits", "wire",
     )  # fmt: skip
 
     def __init__(self, *, waits: bool) -> None:

@@ -12,10 +12,10 @@ from types import TracebackType
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.lock_grant import AsyncLockGrant
 from holdfast._wire import forks
-from holdfast._wire.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
 from holdfast._wire.aio_waiting import AsyncScope, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.locking.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
 from holdfast.core.lock import Target, check_on_lost, refusal, target
@@ -151,7 +151,7 @@ class AsyncLock:
             grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
             state = await space.sessions.acquire(ticket, left)
             if state == "held":
-                ticket.tell = grant.lose
+                grant.listen()
                 state = ticket.state
             if state not in ("failed", "lost"):
                 return state
@@ -223,7 +223,7 @@ def _innermost(entered: list[AsyncLockGrant]) -> AsyncLockGrant:
         return entered[0]
     me = owner()
     for grant in reversed(entered):
-        if grant.ticket.owner is me:
+        if grant.ticket.owner == me:
             return grant
     if not entered:
         raise RuntimeError("a lock is left that was not entered")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
-from holdfast._wire.aio_lock_holders import holders
-from holdfast._wire.lock_holders import Holder
-from holdfast._wire.lock_kernel import offset
+from holdfast._wire.locking.aio_holders import holders
+from holdfast._wire.locking.holders import Holder
+from holdfast._wire.locking.kernel import offset
 from holdfast.core.errors import Refused
 from holdfast.core.grant import check_name
 from holdfast.core.records import LockRecord

@@ -15,7 +15,7 @@ from holdfast._sync.primitives.lock_grant import LockGrant
 from holdfast._wire import forks
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.locks import CALL_TIMEOUT, Locks, owner
+from holdfast._wire.locking.locks import CALL_TIMEOUT, Locks, owner
 from holdfast._wire.waiting import Scope, sleep
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
@@ -152,7 +152,7 @@ class Lock:
             grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
             state = space.sessions.acquire(ticket, left)
             if state == "held":
-                ticket.tell = grant.lose
+                grant.listen()
                 state = ticket.state
             if state not in ("failed", "lost"):
                 return state
@@ -224,7 +224,7 @@ def _innermost(entered: list[LockGrant]) -> LockGrant:
         return entered[0]
     me = owner()
     for grant in reversed(entered):
-        if grant.ticket.owner is me:
+        if grant.ticket.owner == me:
             return grant
     if not entered:
         raise RuntimeError("a lock is left that was not entered")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -86,6 +87,28 @@ class LockGrant:
             self.scope.cancel(problem)
         elif callable(self._on_lost):
             self._space.engine.owner.tell(self._on_lost, self)
+
+    def __del__(self) -> None:
+        """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and
+        when the garbage collector comes is no answer to who may go in."""
+        try:
+            if self._released or self.ticket.state != "held":
+                return
+        except AttributeError:  # interrupted when it was made
+            return
+        if self._era == forks.era and not self._space.engine.closing:
+            warnings.warn(
+                f"the grant of lock {self.name!r} was dropped without release: it is locked until its client is closed",
+                ResourceWarning,
+                stacklevel=1,
+                source=self,
+            )
+
+    def listen(self) -> None:
+        """Held now. Whoever only looks at ``lost`` sees it in the ticket; the others are told by the pump, which knows
+        the grant then, also when nobody else does."""
+        if self._on_lost != "flag":
+            self.ticket.tell = self.lose
 
     def __enter__(self) -> Self:
         if self.scope is not None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
-from holdfast._wire.lock_holders import Holder, holders
-from holdfast._wire.lock_kernel import offset
+from holdfast._wire.locking.holders import Holder, holders
+from holdfast._wire.locking.kernel import offset
 from holdfast.core.errors import Refused
 from holdfast.core.grant import check_name
 from holdfast.core.records import LockRecord

@@ -114,6 +114,10 @@ class KernelLockWire:
         """Only asked for when ``run`` was interrupted."""
         return Unheard()
 
+    @property
+    def idle(self) -> bool:
+        return self._answers is None and self._waiting is None
+
     def drain(self) -> bool:
         return False
 

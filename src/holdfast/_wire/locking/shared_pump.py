@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from holdfast._wire import background
 from holdfast._wire.database import Database
-from holdfast._wire.lock_pump import LockPump
+from holdfast._wire.locking import background
+from holdfast._wire.locking.pump import LockPump
 from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Op, Session, Ticket

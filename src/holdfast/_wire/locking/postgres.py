@@ -18,9 +18,10 @@ from psycopg import OperationalError, pq
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.locking.pooler import PROBE, check_that_it_stays
 from holdfast._wire.pgconn import PgWire
 from holdfast._wire.postgres import PostgresSession
-from holdfast.core.errors import EngineError, Refused, SessionUnsafe, Unanswered
+from holdfast.core.errors import EngineError, Refused, Unanswered
 from holdfast.core.tickets import Key, Op, Unheard
 
 _STATEMENTS = (
@@ -31,12 +32,6 @@ _TRY, _UNLOCK, _WAIT = ((f"lock_{verb}".encode(), f"lock_{verb}_pair".encode()) 
 _SINGLE = {"try": _TRY, "unlock": _UNLOCK}
 _CODES = {"try": 0, "unlock": 2, "cancel": 4}
 _TUPLES = int(pq.ExecStatus.TUPLES_OK)
-_PROBE = 2.0
-"""Seconds to wait for what a healthy server gives at once: a second session's answer."""
-
-_stay: set[Database] = set()
-"""Where sessions were seen to stay what they are."""
-
 Answers = list[Any]
 
 
@@ -63,7 +58,7 @@ class PostgresLockWire:
         deadline = now() + timeout
         session = PostgresSession.open(database, timeout)
         try:
-            pid = _check_that_it_stays(database, session, deadline)
+            pid = check_that_it_stays(database, session, deadline)
             if session.pooled:
                 session.call("session_tune", {}, deadline - now())
             session.call("lock_tune", {}, deadline - now())
@@ -104,7 +99,7 @@ class PostgresLockWire:
                 return
             self._send_prepared(_SINGLE[verb][len(key) - 1], _encode(key))
             if self._pgconn.flush():
-                self._session._flush(now() + _PROBE)
+                self._session._flush(now() + PROBE)
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -131,7 +126,7 @@ class PostgresLockWire:
         except OperationalError as error:
             raise self._gone(error) from error
 
-    def receive(self) -> Answers | EngineError | None:
+    def receive(self) -> Answers | EngineError | Unheard | None:
         """What has been answered, or why not; None when there is more to come. Raises when the connection is gone."""
         pgconn = self._pgconn
         try:
@@ -150,6 +145,8 @@ class PostgresLockWire:
         result, verb, self._result, self._verb = self._result, self._verb, None, ""
         if verb == "drain":
             return []
+        if result is None and pgconn.status == pq.ConnStatus.OK:
+            return Unheard()
         try:
             return self._answers(result)
         except Unanswered:
@@ -179,6 +176,11 @@ class PostgresLockWire:
         except Refused as error:
             return error
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked that was not answered, and no answer is left to be taken."""
+        return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
+
     def drain(self) -> bool:
         """After an interruption: is there an answer still to come? It is nobody's."""
         try:
@@ -206,7 +208,7 @@ class PostgresLockWire:
         else:
             pgconn.send_query_params(self._session._statements[statement.decode()].steps[0].sql.encode(), parameters)
         if pgconn.flush():
-            self._session._flush(now() + _PROBE)
+            self._session._flush(now() + PROBE)
 
     def _answers(self, result: pq.abc.PGresult | None) -> Answers:
         if result is None:
@@ -245,42 +247,3 @@ def _prepare(session: PostgresSession, deadline: float) -> None:
     while (result := session._answer(deadline)) is None or result.status != pq.ExecStatus.PIPELINE_SYNC:
         pass
     pgconn.exit_pipeline_mode()
-
-
-def _check_that_it_stays(database: Database, session: PostgresSession, deadline: float) -> int:
-    """The pid of our server process. SessionUnsafe when something between us and the server hands sessions round: with
-    two clients of ours alive, one of them in a transaction, they are in one session, or one has moved."""
-    [ours] = session.call("session_open", {}, deadline - now())
-    if database not in _stay:
-        other = PostgresSession.open(database, max(0.05, deadline - now()))
-        try:
-            moved = _moves(session, other) or _moves(other, session)
-            [still] = session.call("session_open", {}, _PROBE)
-        except Unanswered as error:
-            if session.pooled:  # kept waiting for the session that our own transaction is in
-                raise _unsafe(database) from error
-            raise
-        finally:
-            other.close()
-        if moved or still["pid"] != ours["pid"]:
-            raise _unsafe(database)
-        _stay.add(database)
-    pid: int = ours["pid"]
-    return pid
-
-
-def _moves(session: PostgresSession, other: PostgresSession) -> bool:
-    [before] = session.call("session_open", {}, _PROBE)
-    other.call("begin", {}, _PROBE)
-    [during] = other.call("session_open", {}, _PROBE)
-    [after] = session.call("session_open", {}, _PROBE)
-    other.call("rollback", {}, _PROBE)
-    return bool(before["pid"] != after["pid"] or during["pid"] == after["pid"])
-
-
-def _unsafe(database: Database) -> SessionUnsafe:
-    return SessionUnsafe(
-        f"a pooler between us and {database} hands server sessions round, and a lock lives in one: two clients would "
-        "both be told that they have it. Give a direct URL for locks, Client(…, lock_url='postgresql://…'), or let the "
-        "pooler work in session mode; leases work through it as they are"
-    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast._wire import lock_holders
 from holdfast._wire.database import Database
-from holdfast._wire.lock_holders import Holder
+from holdfast._wire.locking import holders as blocking
+from holdfast._wire.locking.holders import Holder
 
 
 async def holders(database: Database) -> list[Holder]:
-    return await asyncio.to_thread(lock_holders.holders, database)
+    return await asyncio.to_thread(blocking.holders, database)

@@ -1,22 +1,23 @@
-"""The locks of one client on an event loop: asks the multiplexer, waits for what becomes of it."""
+"""The pump of the asyncio flavour: on the loop of its client, where an interrupt may come at any instant."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-from contextlib import suppress
-from contextvars import ContextVar
-from weakref import ReferenceType, ref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from weakref import ReferenceType
 
-from holdfast._wire import background
-from holdfast._wire.aio_bell import Bell
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.lock_pump import CALL_TIMEOUT, LockPump, log
+from holdfast._wire.locking import background
+from holdfast._wire.locking.bell import Bell
+from holdfast._wire.locking.opening import LockWire
+from holdfast._wire.locking.pump import LockPump, log
 from holdfast.core.errors import EngineError, Unanswered
+from holdfast.core.mend import mend
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Lost, Op, Session, State, Ticket, Unheard
+from holdfast.core.tickets import Lost, Op, Send, Session, State, Ticket, Unheard, Wait
 
 LOOP_CHECK = 1.0
 """Seconds between two looks whether a loop is still there."""
@@ -24,31 +25,7 @@ _PAST = Op("note")
 """Stands for what is under way in a session without the multiplexer."""
 
 
-class _Me:
-    """One task. A task that is made inside another inherits its context, and is somebody else all the same."""
-
-    __slots__ = ("task",)
-
-    def __init__(self, task: ReferenceType[asyncio.Task[object]]) -> None:
-        self.task = task
-
-
-_me: ContextVar[_Me] = ContextVar("holdfast_lock_owner")
-
-
-def owner() -> object:
-    """Who is asking: compared by identity."""
-    task = asyncio.current_task()
-    me = _me.get(None)
-    if task is None:
-        return object()
-    if me is None or me.task() is not task:
-        me = _Me(ref(task))
-        _me.set(me)
-    return me
-
-
-class _Pump(LockPump):
+class AsyncPump(LockPump):
     """A key that nobody here has, and a session that is free: then there is nothing to decide, and it goes past the
     multiplexer, which is told when there is."""
 
@@ -56,6 +33,75 @@ class _Pump(LockPump):
     _no_task = False
     """The first whose answer has come may run at once: when all is done, as it may raise what ends the loop."""
     _first: Bell | None = None
+    _alarm: asyncio.TimerHandle | None = None
+    alarm_at = math.inf
+
+    def __init__(self, database: Database, mux: Mux, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(database, mux, loop)
+        self.waiting: dict[Ticket, float] = {}
+        """Until when."""
+        self.leaving: set[Ticket] = set()
+        """Whose release goes through the multiplexer."""
+        self._interrupted: list[Ticket] = []
+        self._sessions: dict[Session, None] = {}
+        """All that are being opened, or open."""
+        self._opening: set[Session] = set()
+
+    def set_alarm(self, when: float) -> None:
+        """One timer for all who wait: nearly every wait is over long before."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self.alarm_at = None, when
+        if when < math.inf:
+            self._alarm = self.loop.call_later(when - now(), self._ring_alarm)
+
+    def _ring_alarm(self) -> None:
+        with self.whole():
+            for ticket in [each for each, deadline in self.waiting.items() if deadline <= now()]:
+                if ticket.state == "queued":
+                    self.give_up(ticket)
+                    self._settle(ticket)
+                del self.waiting[ticket]
+            self.set_alarm(min(self.waiting.values(), default=math.inf))
+
+    def interrupted(self, ticket: Ticket | None = None) -> None:
+        """Something was cut short, anywhere: it is put right, and nothing of ``ticket`` stays."""
+        if ticket is not None:
+            self._interrupted.append(ticket)
+        self.loop.call_soon(self._mend)  # if we are interrupted in it again
+        self._mend()
+
+    def _mend(self) -> None:
+        self._no_task = False
+        if self._first is not None:
+            self._first.ring()
+        left = self.mux.told
+        if left and isinstance(left[0], Send | Wait) and not left[0].session.wire.idle:  # it has been said
+            del left[0]
+        self.do(left)
+        ours = [each for each in self._sessions if each.solo is None or each.over]
+        idle = {each for each in ours if each.wire is not None and each.wire.idle}
+        waiting = [each for each in self.waiting if each.session is None or each.session.solo is not each]
+        self.do(mend(self.mux, ours, idle, waiting, self.leaving))
+        for ticket in self._interrupted:
+            self.give_up(ticket)
+        self._interrupted.clear()
+        self.set_alarm(min(self.waiting.values(), default=math.inf))
+        self._sweep_later()
+        for session in ours:
+            if session.wire is not None and not session.over and not session.wire.idle:
+                self.loop.call_soon(self._readable, session)
+
+    def _unheard(self, session: Session) -> None:
+        self._mend()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            self.interrupted()
+            raise
 
     def begin(self, ticket: Ticket) -> bool:
         """Try it so; False when that cannot be."""
@@ -85,16 +131,55 @@ class _Pump(LockPump):
             self.do(self.mux.give_up(ticket))
 
     def lost(self, session: Session, error: Exception) -> None:
-        ticket, session.solo = session.solo, None
-        super().lost(session, error)
-        if ticket is None:
-            return
+        try:
+            super().lost(session, error)
+            if session.solo is not None:
+                self._lose_solo(session.solo, session, error)
+        except (KeyboardInterrupt, SystemExit):
+            self.loop.call_soon(self.lost, session, error)
+            self.interrupted()
+            raise
+
+    def _lose_solo(self, ticket: Ticket, session: Session, error: Exception) -> None:
         if ticket.state == "queued":
+            session.solo = None
             self.do(self.mux.ask(ticket))  # once more, on another session
             return
         if ticket.state == "released":
             ticket.state, ticket.problem = "lost", error
         self._forget(ticket, session)
+        session.solo = None
+
+    def _open(self, session: Session) -> None:
+        self._sessions[session] = None
+        if session.wire is not None:  # it was interrupted when it arrived
+            self.loop.call_soon(self._arrive, session, session.wire, None)
+        elif session not in self._opening:
+            super()._open(session)
+            self._opening.add(session)
+
+    def _arrive(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
+        with self.whole():
+            self._opening.discard(session)
+            if wire is not None and session.wire not in (None, wire):  # a second one
+                wire.close()
+                return
+            session.wire = wire
+            if not session.opened:
+                super()._arrive(session, wire, error)
+            if error is not None or session.over:
+                self._sessions.pop(session, None)
+
+    def _close(self, session: Session) -> None:
+        super()._close(session)
+        self._sessions.pop(session, None)
+
+    def _sweep(self) -> None:
+        with self.whole():
+            super()._sweep()
+            for session in list(self._sessions):
+                if session.wire is not None and session.wire.descriptor is None and not session.wire.idle:
+                    self._readable(session)  # an interrupt may have come before it was ever begun
 
     def _solo(self, ticket: Ticket, session: Session, verb: str, state: State) -> None:
         """Interrupted anywhere, in here or in ``_readable``, it is gone on with as soon as the loop goes on."""
@@ -116,53 +201,62 @@ class _Pump(LockPump):
             raise
 
     def _readable(self, session: Session) -> None:
-        ticket = session.solo
-        if ticket is None:
-            self._batch_readable(session)
-            return
-        bell = ticket.bell
+        ticket = bell = None
         try:
+            ticket = session.solo
+            if ticket is None:
+                self._batch_readable(session)
+                return
+            bell = ticket.bell
             answer = session.wire.answer()
             if answer is True and ticket.heirs is None and not session.pending:
                 if ticket.state == "queued":
                     ticket.state = "held"
                     session.solo = None
                     session.flying = []
-                    bell.ring(at_once=True)
+                    bell.ring_at_once()
                     return
                 if ticket.state == "released":
                     session.held.pop(ticket.key, None)
                     self.mux.claims.pop(ticket.key, None)
                     session.solo = None
                     session.flying = []
-                    bell.ring(at_once=True)
+                    bell.ring_at_once()
                     return
             if answer is not None:
                 self._told(session, ticket, answer)
         except EngineError as error:
             self.lost(session, error)
         except (KeyboardInterrupt, SystemExit):
-            self.loop.call_soon(self._go_on, session, ticket, bell)
+            if ticket is None:
+                self.interrupted()
+            else:
+                self.loop.call_soon(self._go_on, session, ticket, bell or ticket.bell)
             raise
 
     def _batch_readable(self, session: Session) -> None:
         self._no_task = True
-        try:
-            super()._readable(session)
-        finally:
-            self._no_task = False
-            first, self._first = self._first, None
-            if first is not None:
-                first.ring(at_once=True)
+        super()._readable(session)
+        self._no_task = False
+        bell, self._first = self._first, None
+        if bell is not None:
+            try:
+                bell.ring_at_once()
+            except (KeyboardInterrupt, SystemExit):
+                self.loop.call_soon(bell.wake)
+                raise
 
     def _go_on(self, session: Session, ticket: Ticket, bell: Bell) -> None:
         if session.solo is ticket:
             self._readable(session)
+            self._mend()
             return
         if session.solo is None and _PAST in session.flying:
             session.flying = []
             self.do(self.mux.flush(session))
-        bell.wake()
+        if ticket.state != "queued":
+            bell.wake()
+        self._mend()
 
     def _told(self, session: Session, ticket: Ticket, answer: bool | Unheard | EngineError) -> None:
         self._conclude(session, ticket, answer)
@@ -207,18 +301,18 @@ class _Pump(LockPump):
         if ticket.bell is None:
             return
         if self._no_task:
-            self._no_task, self._first = False, ticket.bell
+            self._first, self._no_task = ticket.bell, False
         else:
             ticket.bell.ring()
 
 
-def _look_after(known: ReferenceType[_Pump]) -> None:
+def look_after(known: ReferenceType[AsyncPump]) -> None:
     """In another thread: a loop that is closed without a word would keep its locks for as long as the process lives."""
     pump = known()
     if pump is None or pump.ended:
         return
     if not pump.loop.is_closed():
-        background.loop().call_later(LOOP_CHECK, _look_after, known)
+        background.loop().call_later(LOOP_CHECK, look_after, known)
         return
     log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
     error = Unanswered("its event loop was closed")
@@ -229,104 +323,3 @@ def _look_after(known: ReferenceType[_Pump]) -> None:
                 pump._tell(action.ticket, error)
         if session.wire is not None:
             session.wire.hang_up()
-
-
-class AsyncLocks:
-    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
-        self.database = database
-        self.namespaces: dict[str, int] = {}
-        self._limits = (kept, extra)
-        self._pid = os.getpid()
-        self._closed: EngineError | None = None
-        self._pump: _Pump | None = None
-        self._waiting: dict[Ticket, float] = {}
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = math.inf
-
-    async def acquire(self, ticket: Ticket, timeout: float) -> State:
-        """What became of it. When it raises, nothing of it stays."""
-        pump = self._pump or self._start()
-        if ticket.key not in pump.noted:
-            pump.know(ticket)
-        ticket.bell = bell = Bell(pump.loop)
-        try:
-            if not pump.begin(ticket):
-                pump.do(pump.mux.ask(ticket))
-            if ticket.state == "queued":
-                self._waiting[ticket] = ticket.deadline = deadline = now() + timeout
-                if deadline < self._alarm_at:
-                    self._set_alarm(deadline)
-                await bell
-            return ticket.state
-        except BaseException:
-            pump.give_up(ticket)
-            raise
-        finally:
-            self._waiting.pop(ticket, None)
-
-    async def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours. Cancelled or not, it is given back."""
-        pump = self._pump
-        if pump is None or ticket.state != "held":
-            return False
-        ticket.bell = bell = Bell(pump.loop)
-        if not pump.end(ticket):
-            pump.do(pump.mux.release(ticket))
-        if not bell.done():
-            await bell
-        return self._given_back(ticket)
-
-    @staticmethod
-    def _given_back(ticket: Ticket) -> bool:
-        return ticket.state == "released"
-
-    def abandon(self, ticket: Ticket) -> None:
-        """Unlock it, whatever has become of it; nobody waits for that."""
-        if self._pump is not None:
-            self._pump.give_up(ticket)
-
-    async def close(self, error: EngineError) -> None:
-        self._closed = error
-        pump, self._pump = self._pump, None
-        if pump is not None and self._pid == os.getpid():
-            pump.ended = True
-            pump.flush_names()
-            pump.close(error)
-
-    async def flush_names(self) -> None:
-        """Write down what has been locked, so that listings show names."""
-        if self._pump is not None:
-            self._pump.flush_names()
-
-    def notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._pid, self._pump, self._waiting, self._alarm_at = os.getpid(), None, {}, math.inf
-
-    def _start(self) -> _Pump:
-        if self._closed is not None:
-            raise EngineError(*self._closed.args)
-        kept, extra = self._limits
-        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
-        self._pump = pump = _Pump(self.database, mux, asyncio.get_running_loop())
-        background.loop().call_soon_threadsafe(_look_after, ref(pump))
-        return pump
-
-    def _set_alarm(self, when: float) -> None:
-        """One timer for all who wait: nearly every wait is over long before."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm, self._alarm_at = None, when
-        if when < math.inf and self._pump is not None:
-            self._alarm = self._pump.loop.call_later(when - now(), self._ring_alarm)
-
-    def _ring_alarm(self) -> None:
-        late = [ticket for ticket, deadline in self._waiting.items() if deadline <= now()]
-        for ticket in late:
-            del self._waiting[ticket]
-            if self._pump is not None and ticket.state == "queued":
-                self._pump.give_up(ticket)
-                self._pump._settle(ticket)
-        self._set_alarm(min(self._waiting.values(), default=math.inf))
-
-
-__all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast._wire.database import Database
+from holdfast._wire.locking import opening
+from holdfast._wire.locking.opening import LockWire
 from holdfast._wire.log import logger
-from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Action, Close, Lost, Op, Open, Send, Session, Settle, Ticket, Wait
+from holdfast.core.tickets import Action, Close, Lost, Op, Open, Send, Session, Settle, Ticket, Unheard, Wait
 
 log = logger("holdfast.lock")
 
@@ -27,7 +30,7 @@ SWEEP = 0.6
 REMEMBERED = 50_000
 
 
-class LockPump:
+class LockPump(ABC):
     def __init__(self, database: Database, mux: Mux, loop: asyncio.AbstractEventLoop) -> None:
         self.database, self.mux, self.loop = database, mux, loop
         self.names: dict[Any, str] = {}
@@ -37,15 +40,19 @@ class LockPump:
         """Where a key may be tried past the multiplexer."""
         self._under_way: list[tuple[object, int]] = []
         self._sweeping = False
+        self._timers: WeakKeyDictionary[Session, asyncio.TimerHandle] = WeakKeyDictionary()
 
     def do(self, actions: list[Action]) -> None:
-        for action in actions:
+        """Whatever is done is taken away, so that it is known what is left when this is cut short."""
+        while actions:
+            action = actions[0]
             if isinstance(action, Settle):
                 self._settle(action.ticket)
             elif isinstance(action, Send):
                 self._send(action.session, action.ops)
             else:
                 self._seldom(action)
+            del actions[0]
 
     def lost(self, session: Session, error: Exception) -> None:
         if not session.over:
@@ -73,8 +80,9 @@ class LockPump:
             names, self.names = self.names, {}
             self.do(self.mux.note(json.dumps([[key[0], name] for key, name in list(names.items())])))
 
+    @abstractmethod
     def _settle(self, ticket: Ticket) -> None:
-        raise NotImplementedError
+        """Tell whoever waits that it has been decided."""
 
     def _seldom(self, action: Action) -> None:
         if isinstance(action, Open):
@@ -102,7 +110,7 @@ class LockPump:
             self.loop.call_soon(self.lost, action.session, error)
             return
         if action.session.wire.descriptor is None:
-            self.loop.call_later(action.session.wire.later, self._readable, action.session)
+            self._ask_later(action.session)
 
     def _readable(self, session: Session) -> None:
         if session.over:
@@ -115,11 +123,19 @@ class LockPump:
             return
         if answers is None:
             if wire.descriptor is None and not session.flying and session.claim is not None:
-                self.loop.call_later(wire.later, self._readable, session)
+                self._ask_later(session)
+        elif isinstance(answers, Unheard):
+            self._unheard(session)
         elif session.flying:
             self._answered(session, answers)
         else:
             self.do(self.mux.waited(session, answers if isinstance(answers, EngineError) else None))
+
+    def _ask_later(self, session: Session) -> None:
+        """Where no descriptor tells."""
+        if (timer := self._timers.pop(session, None)) is not None:
+            timer.cancel()
+        self._timers[session] = self.loop.call_later(session.wire.later, self._readable, session)
 
     def _answered(self, session: Session, answers: Any) -> None:
         if isinstance(answers, EngineError):
@@ -128,13 +144,17 @@ class LockPump:
         else:
             self.do(self.mux.answered(session, answers))
 
+    def _unheard(self, session: Session) -> None:
+        self.lost(session, Unanswered(f"an answer of {self.database} was lost"))
+
     def _open(self, session: Session) -> None:
         self._sweep_later()
-        _in_a_thread(self.database, self.loop, lambda wire, error: self._arrive(session, wire, error))
+        arrive = partial(self._arrive, session)
+        opening.in_a_thread(self.database, CALL_TIMEOUT, self.loop, arrive)
 
-    def _arrive(self, session: Session, wire: Any, error: Exception | None) -> None:
-        if error is not None:
-            self.do(self.mux.lost(session, error))
+    def _arrive(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
+        if wire is None:
+            self.do(self.mux.lost(session, error or Unanswered(f"{self.database} did not answer")))
             return
         session.wire = wire
         if session.over:
@@ -162,8 +182,8 @@ class LockPump:
 
     def _sweep_later(self) -> None:
         if not self._sweeping:
-            self._sweeping = True
             self.loop.call_later(SWEEP, self._sweep)
+            self._sweeping = True
 
     def _sweep(self) -> None:
         self._sweeping = False
@@ -190,42 +210,3 @@ class LockPump:
 
     def _close_idle(self) -> None:
         self.do(self.mux.sweep())
-
-
-def open_wire(database: Database, timeout: float) -> Any:
-    if database.dialect == "sqlite":
-        from holdfast._wire.lock_kernel import KernelLockWire
-
-        return KernelLockWire.open(database, timeout)
-    from holdfast._wire.lock_postgres import PostgresLockWire
-
-    return PostgresLockWire.open(database, timeout)
-
-
-def _in_a_thread(
-    database: Database, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any, Exception | None], None]
-) -> None:
-    """Connecting waits for the network and the resolver; opening a file does not."""
-
-    def connect() -> None:
-        wire, failed = None, None
-        try:
-            wire = open_wire(database, CALL_TIMEOUT)
-        except Exception as error:
-            failed = error
-        try:
-            loop.call_soon_threadsafe(arrive, wire, failed)
-        except RuntimeError:  # the loop was closed meanwhile
-            if wire is not None:
-                wire.close()
-
-    if database.dialect == "sqlite":
-        try:
-            loop.call_soon(arrive, open_wire(database, CALL_TIMEOUT), None)
-        except Refused as error:
-            loop.call_soon(arrive, None, error)
-        return
-    try:
-        threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
-    except RuntimeError as error:  # no thread to be had now
-        loop.call_soon(arrive, None, Unreachable(f"{database}: {error}"))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from contextvars import ContextVar
 from threading import get_ident
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.lock_pump import CALL_TIMEOUT
-from holdfast._wire.shared_pump import SharedPump
+from holdfast._wire.locking.pump import CALL_TIMEOUT
+from holdfast._wire.locking.shared_pump import SharedPump
 from holdfast.core.errors import EngineError, Unanswered, Unreachable
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Session, State, Ticket
@@ -22,25 +21,19 @@ from holdfast.core.tickets import Session, State, Ticket
 _CLOSE_TIMEOUT = 2.0
 
 
-class _Me:
-    """One thread, as far as its context tells: the numbers of threads are used again."""
+class _Me(threading.local):
+    """One thread: the numbers of threads are used again, and contexts are handed round."""
 
-    __slots__ = ("thread",)
-
-    def __init__(self, thread: int) -> None:
-        self.thread = thread
+    def __init__(self) -> None:
+        self.owner = object()
 
 
-_me: ContextVar[_Me] = ContextVar("holdfast_lock_owner")
+_me = _Me()
 
 
 def owner() -> object:
-    """Who is asking: compared by identity."""
-    me = _me.get(None)
-    if me is None or me.thread != get_ident():
-        me = _Me(get_ident())
-        _me.set(me)
-    return me
+    """Who is asking."""
+    return _me.owner
 
 
 class Locks:

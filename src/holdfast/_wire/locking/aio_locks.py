@@ -1,0 +1,118 @@
+"""The locks of one client on an event loop: asks the multiplexer, waits for what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from weakref import ref
+
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.locking import background
+from holdfast._wire.locking.aio_pump import AsyncPump, look_after
+from holdfast._wire.locking.bell import Bell
+from holdfast._wire.locking.pump import CALL_TIMEOUT
+from holdfast.core.errors import EngineError
+from holdfast.core.mux import Mux
+from holdfast.core.tickets import State, Ticket
+
+
+def owner() -> object:
+    """Who is asking: the task itself, whatever context it shares with others. Known weakly, as a lock that is held
+    knows it: compared by ``==``, and one that is gone is equal to nobody."""
+    task = asyncio.current_task()
+    return object() if task is None else ref(task)
+
+
+class AsyncLocks:
+    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
+        self.database = database
+        self.namespaces: dict[str, int] = {}
+        self._limits = (kept, extra)
+        self._pid = os.getpid()
+        self._closed: EngineError | None = None
+        self._pump: AsyncPump | None = None
+
+    async def acquire(self, ticket: Ticket, timeout: float) -> State:
+        """What became of it. When it raises, nothing of it stays."""
+        pump = self._pump or self._start()
+        if ticket.key not in pump.noted:
+            pump.know(ticket)
+        ticket.bell = bell = Bell(loop=pump.loop)
+        try:
+            if not pump.begin(ticket):
+                pump.do(pump.mux.ask(ticket))
+            if ticket.state == "queued":
+                pump.waiting[ticket] = ticket.deadline = deadline = now() + timeout
+                if deadline < pump.alarm_at:
+                    pump.set_alarm(deadline)
+                await bell
+            return ticket.state
+        except (KeyboardInterrupt, SystemExit):
+            pump.waiting.pop(ticket, None)
+            pump.interrupted(ticket)
+            raise
+        except BaseException:
+            pump.give_up(ticket)
+            raise
+        finally:
+            pump.waiting.pop(ticket, None)
+
+    async def release(self, ticket: Ticket) -> bool:
+        """Whether it was still ours. Cancelled or not, it is given back."""
+        pump, state = self._pump, ticket.state
+        if pump is None or state != "held":
+            return False
+        ticket.bell = None
+        try:
+            if pump.mux.claims.get(ticket.key) is ticket:
+                ticket.bell = Bell(loop=pump.loop)
+            if not pump.end(ticket):
+                pump.leaving.add(ticket)
+                pump.do(pump.mux.release(ticket))
+                state = ticket.state
+                if state != "held" or not pump.mux.is_leaving(ticket):  # handed on here, or gone
+                    return state == "released"
+                ticket.bell = ticket.bell or Bell(loop=pump.loop)
+            await ticket.bell
+            return ticket.state == "released"
+        except (KeyboardInterrupt, SystemExit):
+            pump.interrupted(ticket)
+            raise
+        finally:
+            pump.leaving.discard(ticket)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Unlock it, whatever has become of it; nobody waits for that."""
+        if self._pump is not None:
+            with self._pump.whole():
+                self._pump.give_up(ticket)
+
+    async def close(self, error: EngineError) -> None:
+        self._closed = error
+        pump, self._pump = self._pump, None
+        if pump is not None and self._pid == os.getpid():
+            pump.ended = True
+            pump.flush_names()
+            pump.close(error)
+
+    async def flush_names(self) -> None:
+        """Write down what has been locked, so that listings show names."""
+        if self._pump is not None:
+            self._pump.flush_names()
+
+    def notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._pump = os.getpid(), None
+
+    def _start(self) -> AsyncPump:
+        if self._closed is not None:
+            raise EngineError(*self._closed.args)
+        kept, extra = self._limits
+        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
+        self._pump = pump = AsyncPump(self.database, mux, asyncio.get_running_loop())
+        background.loop().call_soon_threadsafe(look_after, ref(pump))
+        return pump
+
+
+__all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]
