@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from holdfast._sync.client import Client
     from holdfast.core.errors import (
         AcquireTimeout,
+        AlreadyExists,
+        Conflict,
+        CursorExpired,
         EngineError,
         FencedOut,
         HoldfastError,
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
     from holdfast.rows import row_lock
@@ -30,22 +34,31 @@ _HOME = {
     "AsyncClient": "holdfast._async.client",
     "Client": "holdfast._sync.client",
     "file_lock": "holdfast.files",
+    "MatchVersion": "holdfast.core.objects",
+    "MustCreate": "holdfast.core.objects",
+    "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
     "row_lock": "holdfast.rows",
 }
 __all__ = [
     "AcquireTimeout",
+    "AlreadyExists",
     "AsyncClient",
     "Client",
+    "Conflict",
+    "CursorExpired",
     "EngineError",
     "FencedOut",
     "HoldfastError",
     "LeaseLost",
     "LockReentered",
+    "MatchVersion",
+    "MustCreate",
     "NotAcquired",
     "OwnershipUnknown",
     "SchemaMismatch",
     "SessionUnsafe",
+    "Unconditional",
     "file_lock",
     "inherited",
     "row_lock",
@@ -55,4 +68,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, "holdfast.core.errors")), name)
+    found = globals()[name] = getattr(import_module(_HOME.get(name, "holdfast.core.errors")), name)
+    return found

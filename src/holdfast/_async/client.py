@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.leases import AsyncLeases
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
+    from holdfast._async.primitives.objects import AsyncObjects
+    from holdfast._async.recipes.elector import AsyncElector, OnNewLeader
+    from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -28,7 +31,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class AsyncClient:
-    """Leases and locks on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
@@ -54,6 +57,7 @@ class AsyncClient:
             raise ValueError("lock_url must lead to the same database as url, by a direct way")
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: AsyncLockSpace | None = None
+        self._objects: AsyncObjects | None = None
 
     @property
     def leases(self) -> AsyncLeases:
@@ -68,6 +72,15 @@ class AsyncClient:
         from holdfast._async.primitives.locks import AsyncLockMonitor
 
         return AsyncLockMonitor(self._engine)
+
+    @property
+    def objects(self) -> AsyncObjects:
+        """Records that are written only if they are still what the writer believes, and the log of their changes."""
+        if self._objects is None:
+            from holdfast._async.primitives.objects import AsyncObjects
+
+            self._objects = AsyncObjects(self._engine)
+        return self._objects
 
     @property
     def migrations(self) -> AsyncMigrations:
@@ -112,6 +125,37 @@ class AsyncClient:
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+
+    def elector(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        renew_every: float = 10.0,
+        retry_every: float = 5.0,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
+        on_new_leader: OnNewLeader | None = None,
+    ) -> AsyncElector:
+        """One replica at a time runs the work: ``elector.run(work)``. Released, it is another's at once; after a crash
+        within ``ttl + retry_every``, or in milliseconds with ``failover="session"``.
+
+        ``grace``: seconds that the work has to stop (a sixth of the TTL). ``overrun``: what happens when it does not:
+        "wait" lets its lease expire and waits for it, "exit" ends the process. ``holder``: instead of
+        HOLDFAST_REPLICA_ID or HOSTNAME. ``on_new_leader(holder)`` is told of every change that we see.
+
+        On SQLite the kernel knows who lives: no heartbeat, and a standby takes over at once.
+        """
+        from holdfast._async.recipes.elector import AsyncElector
+        from holdfast.core.election import ElectorTerms
+
+        terms = ElectorTerms.check(
+            name, ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace, holder=holder,
+            failover=failover, overrun=overrun,
+        )  # fmt: skip
+        return AsyncElector(self._engine, terms, on_new_leader)
 
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

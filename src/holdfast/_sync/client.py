@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.leases import Leases
     from holdfast._sync.primitives.lock import Lock, LockSpace
     from holdfast._sync.primitives.locks import LockMonitor
+    from holdfast._sync.primitives.objects import Objects
+    from holdfast._sync.recipes.elector import Elector, OnNewLeader
+    from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -29,7 +32,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class Client:
-    """Leases and locks on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
@@ -55,6 +58,7 @@ class Client:
             raise ValueError("lock_url must lead to the same database as url, by a direct way")
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: LockSpace | None = None
+        self._objects: Objects | None = None
 
     @property
     def leases(self) -> Leases:
@@ -69,6 +73,15 @@ class Client:
         from holdfast._sync.primitives.locks import LockMonitor
 
         return LockMonitor(self._engine)
+
+    @property
+    def objects(self) -> Objects:
+        """Records that are written only if they are still what the writer believes, and the log of their changes."""
+        if self._objects is None:
+            from holdfast._sync.primitives.objects import Objects
+
+            self._objects = Objects(self._engine)
+        return self._objects
 
     @property
     def migrations(self) -> Migrations:
@@ -113,6 +126,37 @@ class Client:
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+
+    def elector(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        renew_every: float = 10.0,
+        retry_every: float = 5.0,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
+        on_new_leader: OnNewLeader | None = None,
+    ) -> Elector:
+        """One replica at a time runs the work: ``elector.run(work)``. Released, it is another's at once; after a crash
+        within ``ttl + retry_every``, or in milliseconds with ``failover="session"``.
+
+        ``grace``: seconds that the work has to stop (a sixth of the TTL). ``overrun``: what happens when it does not:
+        "wait" lets its lease expire and waits for it, "exit" ends the process. ``holder``: instead of
+        HOLDFAST_REPLICA_ID or HOSTNAME. ``on_new_leader(holder)`` is told of every change that we see.
+
+        On SQLite the kernel knows who lives: no heartbeat, and a standby takes over at once.
+        """
+        from holdfast._sync.recipes.elector import Elector
+        from holdfast.core.election import ElectorTerms
+
+        terms = ElectorTerms.check(
+            name, ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace, holder=holder,
+            failover=failover, overrun=overrun,
+        )  # fmt: skip
+        return Elector(self._engine, terms, on_new_leader)
 
     def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

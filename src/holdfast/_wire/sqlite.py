@@ -159,7 +159,7 @@ class SqliteSession:
         if statement.reads_only:
             return self._steps(statement, parameters)
         for step in statement.steps:
-            if not step.stop:
+            if not step.stop or not step.reads:
                 break
             if rows := self._execute(step.sql, parameters):
                 return rows

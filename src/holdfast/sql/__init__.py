@@ -36,6 +36,10 @@ class Step(NamedTuple):
     sql: str
     stop: bool = False
 
+    @property
+    def reads(self) -> bool:
+        return self.sql.startswith("select")
+
 
 class Statement(NamedTuple):
     """A named statement: one step with numbered parameters (PostgreSQL), or several that bind by name (SQLite)."""
@@ -46,7 +50,7 @@ class Statement(NamedTuple):
 
     @property
     def reads_only(self) -> bool:
-        return all(step.sql.startswith("select") for step in self.steps)
+        return all(step.reads for step in self.steps)
 
 
 class Migration(NamedTuple):
