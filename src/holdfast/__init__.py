@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast._async.client import AsyncClient
+    from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._sync.client import Client
+    from holdfast._sync.recipes.driver import Driver
+    from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
     from holdfast.core.errors import (
         AcquireTimeout,
         AlreadyExists,
@@ -32,7 +35,13 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "holdfast._async.client",
+    "AsyncDriver": "holdfast._async.recipes.driver",
+    "Backend": "holdfast.core.conditions",
+    "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "Driver": "holdfast._sync.recipes.driver",
+    "DriverEvent": "holdfast.core.conditions",
+    "Phase": "holdfast.core.conditions",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
     "MustCreate": "holdfast.core.objects",
@@ -44,9 +53,14 @@ __all__ = [
     "AcquireTimeout",
     "AlreadyExists",
     "AsyncClient",
+    "AsyncDriver",
+    "Backend",
+    "BackendCondition",
     "Client",
     "Conflict",
     "CursorExpired",
+    "Driver",
+    "DriverEvent",
     "EngineError",
     "FencedOut",
     "HoldfastError",
@@ -56,6 +70,7 @@ __all__ = [
     "MustCreate",
     "NotAcquired",
     "OwnershipUnknown",
+    "Phase",
     "SchemaMismatch",
     "SessionUnsafe",
     "Unconditional",

@@ -11,7 +11,7 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_sessions
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_name, check_sessions
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
     from holdfast._async.primitives.objects import AsyncObjects
+    from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._async.recipes.elector import AsyncElector, OnNewLeader
+    from holdfast._async.recipes.reconciler import AsyncReconciler, OnEvent, SessionPresent
+    from holdfast._async.recipes.shards import AsyncShards
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
@@ -156,6 +159,42 @@ class AsyncClient:
             failover=failover, overrun=overrun,
         )  # fmt: skip
         return AsyncElector(self._engine, terms, on_new_leader)
+
+    def reconciler(
+        self,
+        type: str,
+        driver: AsyncDriver,
+        *,
+        sweep_every: float = 60.0,
+        grace: float = 300.0,
+        concurrency: int = 32,
+        session_present: SessionPresent | None = None,
+        on_event: OnEvent | None = None,
+    ) -> AsyncReconciler:
+        """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
+
+        Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
+        record is Ready. ``on_event(event)`` is told of what the platform says.
+        """
+        from holdfast._async.recipes.reconciler import AsyncReconciler
+        from holdfast.core.reconciling import ReconcilerTerms
+
+        terms = ReconcilerTerms.check(
+            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
+        )
+        return AsyncReconciler(self._engine, terms, driver, session_present, on_event)
+
+    def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> AsyncShards:
+        """``count`` leases, spread evenly over the replicas that are in the block: ``async with client.shards(…)``.
+
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
+        HOSTNAME.
+        """
+        from holdfast._async.recipes.shards import AsyncShards
+        from holdfast.core.sharding import ShardTerms
+
+        return AsyncShards(self._engine, ShardTerms.check(name, count, ttl=ttl, holder=holder))
 
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

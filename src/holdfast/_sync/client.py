@@ -12,7 +12,7 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_sessions
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_name, check_sessions
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.lock import Lock, LockSpace
     from holdfast._sync.primitives.locks import LockMonitor
     from holdfast._sync.primitives.objects import Objects
+    from holdfast._sync.recipes.driver import Driver
     from holdfast._sync.recipes.elector import Elector, OnNewLeader
+    from holdfast._sync.recipes.reconciler import OnEvent, Reconciler, SessionPresent
+    from holdfast._sync.recipes.shards import Shards
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
@@ -157,6 +160,42 @@ class Client:
             failover=failover, overrun=overrun,
         )  # fmt: skip
         return Elector(self._engine, terms, on_new_leader)
+
+    def reconciler(
+        self,
+        type: str,
+        driver: Driver,
+        *,
+        sweep_every: float = 60.0,
+        grace: float = 300.0,
+        concurrency: int = 32,
+        session_present: SessionPresent | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Reconciler:
+        """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
+
+        Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
+        record is Ready. ``on_event(event)`` is told of what the platform says.
+        """
+        from holdfast._sync.recipes.reconciler import Reconciler
+        from holdfast.core.reconciling import ReconcilerTerms
+
+        terms = ReconcilerTerms.check(
+            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
+        )
+        return Reconciler(self._engine, terms, driver, session_present, on_event)
+
+    def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> Shards:
+        """``count`` leases, spread evenly over the replicas that are in the block: ``with client.shards(…)``.
+
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
+        HOSTNAME.
+        """
+        from holdfast._sync.recipes.shards import Shards
+        from holdfast.core.sharding import ShardTerms
+
+        return Shards(self._engine, ShardTerms.check(name, count, ttl=ttl, holder=holder))
 
     def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

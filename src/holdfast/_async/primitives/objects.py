@@ -11,13 +11,15 @@ from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.connections import AUTOCOMMIT, recognise
+from holdfast._async.primitives.grant import AsyncLeaseGrant
+from holdfast._async.primitives.protect import fenced_out
 from holdfast._async.primitives.watch import AsyncWatch
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter
 from holdfast._wire.identity import new_token
 from holdfast.core.changes import Position
-from holdfast.core.errors import Conflict
+from holdfast.core.errors import Conflict, Refused
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.objects import (
     Condition,
@@ -55,11 +57,13 @@ class AsyncObjects:
         name: str | Unset | None = Unset.UNSET,
         labels: Labels | Unset = Unset.UNSET,
         tx: Any = None,
+        under: AsyncLeaseGrant | None = None,
     ) -> ObjectRecord:
         """Write the object if ``condition`` holds, else Conflict or AlreadyExists and nothing is written.
 
         ``payload`` is bytes, or anything that JSON can give back as it is. ``name`` is unique in its type; name and
         labels stay what they are unless given. ``tx``: a connection whose transaction this is to be part of.
+        ``under``: a grant, without which nothing is written: FencedOut when the database knows that it has passed on.
         """
         wanted, expected = check_condition(condition)
         body, raw = encode(payload)
@@ -75,16 +79,18 @@ class AsyncObjects:
             "labels": None if isinstance(labels, Unset) else check_labels(labels),
         }
         # Once more could come after somebody else's write: only what compares can be asked for again.
-        row = await self._write("object_put", parameters, tx, None if wanted == "any" else _AGAIN)
+        row = await self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord.written(type, id, payload, row)
 
-    async def delete_if(self, type: str, id: str, version: int, *, tx: Any = None) -> None:
+    async def delete_if(
+        self, type: str, id: str, version: int, *, tx: Any = None, under: AsyncLeaseGrant | None = None
+    ) -> None:
         """Delete the object if it is at ``version``; Conflict when it is not, or is not there."""
         expected = check_version(version)
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id"), "expected": expected}
-        row = await self._write("object_delete", parameters, tx, _AGAIN)
+        row = await self._write("object_delete", parameters, tx, under, _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
 
@@ -149,12 +155,31 @@ class AsyncObjects:
         cursor: str = row["cursor"]
         return cursor
 
-    async def _write(self, statement: str, parameters: Row, tx: Any, again: Row | None) -> Row:
-        parameters |= {"token": new_token(), "again": False}
+    async def _write(
+        self, statement: str, parameters: Row, tx: Any, under: AsyncLeaseGrant | None, again: Row | None
+    ) -> Row:
+        if under is not None:
+            under.check()
+        name, token = (None, None) if under is None else (under.name, under.token)
+        parameters |= {"token": new_token(), "again": False, "lease": name, "lease_token": token}
         if tx is None:
-            [row] = await self._engine.call(statement, parameters, again=again)
-            return row
+            return await self._write_alone(statement, parameters, under, again)
+        if under is not None:
+            raise ValueError("tx cannot be written under a grant as well: use grant.transaction(tx)")
         connection = recognise(self._engine.database, tx, "the objects are")
         if not connection.in_transaction() and not connection.begins_by_itself():
             raise ValueError(AUTOCOMMIT)
         return await connection.write(statement, parameters)
+
+    async def _write_alone(
+        self, statement: str, parameters: Row, under: AsyncLeaseGrant | None, again: Row | None
+    ) -> Row:
+        try:
+            [row] = await self._engine.call(statement, parameters, again=again)
+        except Refused as error:
+            if under is None or error.sqlstate != drivers.SQLSTATE:
+                raise
+            raise fenced_out(under.name) from error
+        if under is not None and row["status"] == "fenced":
+            raise fenced_out(under.name)
+        return row

@@ -37,6 +37,10 @@ class AsyncTerm:
         if self.stopping.is_set():
             raise LeaseLost(f"the term of {self.holder!r} as {self.name!r} is ending: the work has to stop")
 
+    def grant_for(self, key: str) -> AsyncLeaseGrant | None:
+        """The grant to write under, whatever the record: a term is for all of them."""
+        return self._grant
+
     async def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
         """Protect the transaction open on ``connection``: it cannot commit once the term is another's."""
         return await self._grant.protect(connection, at=at)

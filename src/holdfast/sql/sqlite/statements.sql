@@ -173,10 +173,13 @@ insert into holdfast_object (type, id, name, body, raw, labels, version, created
 select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), last + 1, {now}, {now} from holdfast_object_version
  where (:condition <> 'match' or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
     on conflict (type, id) do update set body = excluded.body, raw = excluded.raw, version = excluded.version, updated_at = excluded.updated_at,
        name = case when :rename then excluded.name else name end, labels = coalesce(:labels, labels)
  where :condition <> 'create'
 returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
+-- stop
+select 'fenced' as status where :lease is not null and not exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token);
 -- stop
 select case when :condition = 'create' then 'exists' else 'conflict' end as status, version as current, null as owner
   from (select 1) left join holdfast_object on type = :type and id = :id
@@ -185,7 +188,11 @@ select 'taken' as status, version as current, id as owner from holdfast_object w
 
 -- name: object_delete
 -- stop
-delete from holdfast_object where type = :type and id = :id and version = :expected returning 'done' as status, null as current;
+delete from holdfast_object where type = :type and id = :id and version = :expected
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
+returning 'done' as status, null as current;
+-- stop
+select 'fenced' as status where :lease is not null and not exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token);
 select 'conflict' as status, version as current from (select 1) left join holdfast_object on type = :type and id = :id;
 
 -- name: object_get
@@ -201,7 +208,7 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
  order by id limit :most;
 
 -- name: object_cursor
-select cast(last as text) as cursor from holdfast_object_version;
+select cast(last as text) as cursor, {now} as now from holdfast_object_version;
 
 -- name: object_changes
 -- One statement, so one look at the file: nothing is trimmed between the question whether it is all there and the reading.

@@ -110,9 +110,10 @@ end $$;
 -- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
 -- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
 -- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
+-- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not.
 create function holdfast.object_put(
     type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
-    token uuid, again boolean,
+    token uuid, again boolean, lease text, lease_token uuid,
     out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -123,6 +124,9 @@ declare
     epoch bigint := holdfast.object_epoch() << 40;
     number bigint;
 begin
+    if lease is not null then
+        perform holdfast.lease_protect(lease, lease_token);
+    end if;
     if condition = 'match' and not rename and not again then  -- one statement, because most writes are this
         update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
                version = epoch | nextval('holdfast.object_version'), updated_at = clock_timestamp()
@@ -197,12 +201,15 @@ end $$;
 
 -- status: done (version: that of the deletion) | conflict (current: the version there is, if there is one).
 create function holdfast.object_delete(
-    type text, id text, expected bigint, token uuid, again boolean, out status text, out version bigint, out current bigint)
+    type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, out status text, out version bigint, out current bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     epoch bigint := holdfast.object_epoch() << 40;
 begin
+    if lease is not null then
+        perform holdfast.lease_protect(lease, lease_token);
+    end if;
     select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id for update;
     if again then
         select 'done', c.version into status, version from holdfast.object_change c where c.token = object_delete.token;
