@@ -111,10 +111,10 @@ class ElectorTerms(NamedTuple):
         self, holder: str, *, kernel: bool, on_lost: Callable[[Any], object], on_renewed: Callable[[], object]
     ) -> LeaseTerms:
         """What to ask the database for. ``kernel``: on one machine the kernel knows at once who lives, so there the TTL
-        is the longest there is and nothing depends on a heartbeat."""
-        ttl, every = (MAX_TTL, MAX_TTL / 3) if kernel else (self.ttl, self.renew_every)
+        is the longest there is and nothing depends on a heartbeat: it only hears of a lease that was taken away."""
+        ttl = MAX_TTL if kernel else self.ttl
         failover: Failover = "session" if kernel else self.failover
-        return LeaseTerms(self.name, ttl, holder, 0.0, True, every, on_lost, failover, on_renewed)
+        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, on_renewed)
 
 
 def replica(environment: Mapping[str, str], unique: str) -> str:

@@ -31,6 +31,8 @@ OnEvent = Callable[[DriverEvent], object]
 ATTEMPTS = 5
 """How often a record is decided about anew when somebody else writes it at the same time."""
 _PAGE = 1000
+_TICK = 0.002
+"""Seconds that two times of a database may read alike: SQLite counts milliseconds."""
 _OVER = (LeaseLost, OwnershipUnknown, FencedOut)
 """It is another replica's turn: nothing was written, and nothing is wrong."""
 
@@ -164,7 +166,7 @@ class Reconciler:
             record = record or self._objects.get(self._terms.type, id)
             if record is None:
                 return
-            if began is not None and record.updated_at.timestamp() >= began:
+            if began is not None and record.updated_at.timestamp() > began - _TICK:
                 self._tally.add(left_alone=1)
                 return
             backend = self._ask(self._driver.get, id)
