@@ -14,8 +14,8 @@ import pytest
 
 import holdfast
 from holdfast import MatchVersion, MustCreate
+from holdfast.testing.yard import AsyncYard, Yard
 from tests.children import Child, eventually
-from tests.yard import AsyncYard, Yard
 
 SLOW: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0, "retry_every": 60.0}
 NEVER = 80_000.0
@@ -31,7 +31,8 @@ class Replica:
     """An elector that runs a reconciler, in a thread, of either flavour."""
 
     def __init__(self, url: str, yard: Yard, flavour: str, elector: dict[str, Any] | None = None, **options: Any):
-        self.ready, self.flavour, self.loop = threading.Event(), flavour, None
+        self.ready = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
         options = {"sweep_every": NEVER, "grace": NEVER} | options
         target = self._async if flavour == "async" else self._sync
         self.error: BaseException | None = None
@@ -55,7 +56,7 @@ class Replica:
 
     def _async(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
         async def main() -> None:
-            self.loop: Any = asyncio.get_running_loop()
+            self.loop = asyncio.get_running_loop()
             async with holdfast.AsyncClient(url) as client:
                 self.reconciler = client.reconciler("box", AsyncYard(yard), **options)
                 self.elector = client.elector("reconciler", **elector)
@@ -395,7 +396,7 @@ def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
 REPLICA = """
 import asyncio, sys, holdfast
 from pathlib import Path
-from tests.yard import AsyncYard, Yard
+from holdfast.testing.yard import AsyncYard, Yard
 
 async def main(url, folder, ttl):
     async with holdfast.AsyncClient(url) as client:

@@ -80,7 +80,8 @@ def test_an_orphan_is_deleted_only_when_it_was_missing_for_the_whole_grace(
 ) -> None:
     """Whatever comes and goes: the backend was missing at every look of the last grace, and at two of them at least.
     And a record is removed by a later look than the one that called it Deleted."""
-    record, at, missing, was = payload(first), 0.0, [], first
+    record, at, was = payload(first), 0.0, first
+    missing: list[float] = []
     for step, backend in looks:
         at += step
         missing = [*missing, at] if backend is None else []
@@ -124,7 +125,7 @@ def test_a_clock_that_was_set_back_begins_the_grace_anew() -> None:
 
 @pytest.mark.parametrize("bad", [b"raw", [1], "text", {"status": 3}, {"status": {"phase": "Unheard"}}])
 def test_a_payload_that_is_not_a_record_is_an_error(bad: Any) -> None:
-    with pytest.raises(ValueError, match="payload|Unheard"):
+    with pytest.raises(ValueError, match=r"payload|Unheard"):
         decide(bad, None, session=True, at=0.0, grace=GRACE)
 
 

@@ -38,7 +38,7 @@ def settle(count: int, everyone: set[str], owners: dict[int, str], seed: int = 0
 @given(st.integers(1, 64), members, st.integers(0, 5))
 def test_everyone_ends_with_a_fair_share_and_every_shard_with_an_owner(count: int, who: set[str], seed: int) -> None:
     owners, moved = settle(count, who, {}, seed)
-    shares = Counter({each: 0 for each in who}) + Counter(owners.values())
+    shares = Counter(dict.fromkeys(who, 0)) + Counter(owners.values())
     assert len(owners) == count
     assert max(Counter(owners.values()).values()) - min(shares.get(each, 0) for each in who) <= 1
     assert moved == 0, "what is free is taken, never given back"

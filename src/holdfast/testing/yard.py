@@ -1,5 +1,5 @@
-"""A driver whose backends are files in a folder: every process sees the same ones, and a test can make, change and break
-them. Its events are the lines of a journal."""
+"""A driver whose backends are files in a folder: every process sees the same ones, and a test can make, change and
+break them. Its events are the lines of a journal."""
 
 from __future__ import annotations
 
