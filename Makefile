@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
 setup: $(STAMP) ## Make .venv from requirements-dev.lock (PYTHON=... picks the interpreter)
@@ -48,6 +48,10 @@ bench: $(STAMP) ## Run the benchmarks
 .PHONY: chaos
 chaos: $(STAMP) ## Break leases in every way known, and check that no promise is broken (ARGS="--minutes 30 --seed 7")
 	@$(BIN)/python -m holdfast.testing.bugs && exec $(BIN)/python -m holdfast.testing.chaos $(ARGS)
+
+.PHONY: succession
+succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
+	@exec $(BIN)/python -m holdfast.testing.succession $(ARGS)
 
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)

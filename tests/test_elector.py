@@ -238,6 +238,52 @@ def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> N
         assert one.elector.holder.startswith("same/")
 
 
+STUBBORN = """
+import sys, threading, holdfast
+def work(term):
+    print("leading", flush=True)
+    term.stopping.wait()
+    print("told to stop", flush=True)
+    threading.Event().wait()
+client = holdfast.Client(sys.argv[1])
+client.elector("work", ttl=2.0, renew_every=0.3, retry_every=0.2, grace=0.2, overrun="exit").run(work, signals=True)
+"""
+
+
+def test_with_overrun_exit_work_that_does_not_stop_ends_with_its_process(either: str) -> None:
+    """What cannot be stopped is not released: the successor comes when the TTL is over, or the kernel tells."""
+    with Child(STUBBORN, either) as leader:
+        leader.expect("leading")
+        leader.signal(signal.SIGTERM)
+        leader.expect("told to stop")
+        assert leader.wait() == 70
+        with replicas_beside(either, **QUICK) as standby:
+            eventually(lambda: standby.leads, "the standby leads")
+    with holdfast.Client(either) as client:
+        assert [each.outcome for each in client.leases.history()][-1] != "released"
+
+
+async def test_a_run_that_is_cancelled_before_its_work_begins_keeps_nothing(postgres_url: str) -> None:
+    """In on_new_leader, say, which is the user's and may take its time."""
+    told = asyncio.Event()
+
+    async def dwell(holder: str) -> None:
+        told.set()
+        await asyncio.Event().wait()
+
+    async def work(term: Any) -> None:
+        raise AssertionError("not reached")
+
+    async with holdfast.AsyncClient(postgres_url) as client:
+        running = asyncio.create_task(client.elector("work", **SLOW, on_new_leader=dwell).run(work))
+        await asyncio.wait_for(told.wait(), 30)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with holdfast.Client(postgres_url) as other:
+            await asyncio.to_thread(eventually, lambda: not other.leases.list(), "it is released")
+
+
 @contextmanager
 def logged(level: int) -> Iterator[list[Any]]:
     said: list[Any] = []

@@ -61,10 +61,10 @@ class Play:
     def __exit__(self, *_: object) -> None:
         self._stage.close()
 
-    def act(self) -> None:
+    def act(self, kind: str | None = None) -> None:
         """Something happens to whoever leads, at a moment of no consequence, and to what it should know."""
         time.sleep(self._random.uniform(0, self._ttl / 2))
-        kind = self._random.choice(FAULTS)
+        kind = kind or self._random.choice(FAULTS)
         until(lambda: self._leader() is not None, what="somebody leads", timeout=_PATIENCE)
         name = self._leader() or ""
         self.faults[kind] += 1
