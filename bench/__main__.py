@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import costs, lock_handover, locks, objects, processes
+from bench import costs, lock_handover, locks, objects, processes, reconciler
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -37,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         locks.lock_memory,
         objects.objects,
         objects.elector,
+        reconciler.sweep,
     )
 }
 FAMILIES = {"locks": [name for name in BENCHMARKS if name.startswith("lock_")]}

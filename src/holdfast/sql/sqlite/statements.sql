@@ -168,10 +168,17 @@ update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;
 
 -- name: object_put
+-- Most writes are the first one. What is not asked for costs next to nothing: its condition is false before a row is read.
+-- stop
+update holdfast_object set body = :body, raw = :raw, labels = coalesce(:labels, labels), updated_at = {now},
+       version = (select last + 1 from holdfast_object_version)
+ where :condition = 'match' and not :rename and type = :type and id = :id and version = :expected
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
+returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
 -- stop
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
 select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), last + 1, {now}, {now} from holdfast_object_version
- where (:condition <> 'match' or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
+ where (:condition <> 'match' or :rename and exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
     on conflict (type, id) do update set body = excluded.body, raw = excluded.raw, version = excluded.version, updated_at = excluded.updated_at,

@@ -82,23 +82,26 @@ begin
     end if;
 end $$;
 
--- What every write ends with.
+-- What every write ends with; it runs within the functions below, under their search_path. To pin it again takes time.
 create function holdfast.object_log(version bigint, type text, id text, kind text, token uuid) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 #variable_conflict use_variable
+declare
+    watched boolean;
 begin
-    insert into holdfast.object_change values (pg_current_xact_id(), version, type, id, kind, token);
+    insert into holdfast.object_change values (pg_current_xact_id(), version, type, id, kind, token)
+        returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
     if version & 1023 = 0 then
         perform holdfast.object_trim(version);
     end if;
-    if exists (select from holdfast.object_watched w where w.until > clock_timestamp()) then
+    if watched then
         perform pg_notify('holdfast.free', E'\x01objects');
     end if;
 end $$;
 
 -- The high bits of the next version: as in next_fence, without a call where nothing has moved.
 create function holdfast.object_epoch() returns bigint
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
     e bigint;
 begin
