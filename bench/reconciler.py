@@ -46,7 +46,7 @@ def _id(number: int) -> str:
 
 def sweep(place: Place) -> list[Result]:
     """A sweep with a driver that answers in 5 ms, on PostgreSQL; 1.0 is 10,000 records that are true already."""
-    few, many = (200, 1000) if place.effort.quick else (10_000, 100_000)
+    few, many = (50, 200) if place.effort.quick else (10_000, 100_000)
     url = place.postgres_url()
     written, true = asyncio.run(_alone(url, few, "A"))
     shared = _together(url, few, "B")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -31,6 +31,10 @@ class BackendCondition:
     terminal: bool = False
     """It will not get better by itself."""
 
+    def stored(self) -> dict[str, Any]:
+        """As a record keeps it. Not ``asdict``, which copies deeply: a sweep does this for every record."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -48,7 +52,7 @@ class Backend:
 
     def stored(self) -> dict[str, Any]:
         """As a record keeps it."""
-        told: dict[str, Any] = {"conditions": [asdict(each) for each in self.conditions]}
+        told: dict[str, Any] = {"conditions": [each.stored() for each in self.conditions]}
         return told | {"details": dict(self.details)} if self.details else told
 
 

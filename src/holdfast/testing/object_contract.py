@@ -65,6 +65,26 @@ class ObjectContract:
         assert (refused.value.current, refused.value.owner) == (record.version, "b-1")
         assert second.get("box", "b-1") == record
 
+    def test_a_write_under_a_grant_is_refused_once_the_grant_has_passed_on(self, connect: Connect, url: str) -> None:
+        """Whatever its version: the database knows that the holder is another one, before the old one does."""
+        client, operator = connect(url), connect(url)
+        grant = client.lease("work", ttl=600).acquire()
+        record = client.objects.put_if("box", "b-1", 1, MustCreate(), under=_inner(grant))
+        record = client.objects.put_if("box", "b-1", 2, MatchVersion(record.version), under=_inner(grant))
+        operator.leases.force_release("work", actor="operator", reason="contract")
+        successor = operator.lease("work", ttl=600).acquire()
+        refused = (holdfast.FencedOut, holdfast.LeaseLost)
+        for id, condition in (("b-1", MatchVersion(record.version)), ("b-1", Unconditional()), ("b-2", MustCreate())):
+            with pytest.raises(refused):
+                client.objects.put_if("box", id, 3, condition, under=_inner(grant))
+        with pytest.raises(refused):
+            client.objects.delete_if("box", "b-1", record.version, under=_inner(grant))
+        assert operator.objects.list("box") == [record]
+        operator.objects.delete_if("box", "b-1", record.version, under=_inner(successor))
+        with pytest.raises(ValueError, match=r"grant\.transaction"):
+            operator.objects.put_if("box", "b-1", 4, MustCreate(), under=_inner(successor), tx=object())
+        successor.release()
+
     def test_of_many_creators_exactly_one_wins(self, connect: Connect, url: str) -> None:
         objects = [connect(url).objects for _ in range(4)]
         for round in range(5):
@@ -286,3 +306,8 @@ def drain(watch: Any) -> list[Any]:
     while (change := watch.next(timeout=0)) is not None:
         told.append(change)
     return told
+
+
+def _inner(grant: Any) -> Any:
+    """The grant itself, whichever flavour it comes from."""
+    return getattr(grant, "_inner", grant)

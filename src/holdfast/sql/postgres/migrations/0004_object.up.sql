@@ -82,9 +82,9 @@ begin
     end if;
 end $$;
 
--- What every write ends with; it runs within the functions below, under their search_path. To pin it again takes time.
+-- What every write ends with.
 create function holdfast.object_log(version bigint, type text, id text, kind text, token uuid) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     watched boolean;
@@ -101,7 +101,7 @@ end $$;
 
 -- The high bits of the next version: as in next_fence, without a call where nothing has moved.
 create function holdfast.object_epoch() returns bigint
-language plpgsql as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     e bigint;
 begin
