@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,6 +127,31 @@ async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: s
         assert asked[0] | asked[1] == {f"b-{number:02}" for number in range(40)}
         assert not asked[0] & asked[1]
         assert all(each.payload["status"]["phase"] == "Ready" for each in await client.objects.list("box"))
+
+
+def test_the_records_of_shards_that_were_gained_are_swept_at_once(sqlite_url: str, tmp_path: Path) -> None:
+    """The next sweep would come in a day, and no event tells of what their last owner has not seen."""
+    yard, client = Yard(tmp_path), holdfast.Client(sqlite_url)
+
+    def not_ready() -> int:
+        return sum(each.payload.get("status", {}).get("phase") != "Ready" for each in client.objects.list("box"))
+
+    with client, client.shards("sweep", COUNT, ttl=3.0) as shards, Child(MEMBER, sqlite_url) as other:
+        for number in range(30):
+            client.objects.put_if("box", f"b-{number:02}", {}, MustCreate())
+            yard.put(f"b-{number:02}", tell=False)
+        other.expect("joined")
+        eventually(lambda: len(shards.held) == 6, "half of them")
+        reconciler = client.reconciler("box", yard, sweep_every=80_000.0)
+        running = threading.Thread(target=reconciler.run, args=(shards,))
+        running.start()
+        eventually(lambda: reconciler.status().sweeps >= 2, "its own are swept")
+        assert not_ready() > 0
+        other.kill()
+        eventually(lambda: not_ready() == 0, "all are swept")
+        shards.stop()
+        running.join(30)
+        assert not running.is_alive()
 
 
 def test_stopping_tells_the_work_and_releases_nothing_before_the_block_ends(connect: Connect, sqlite_url: str) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.objects import AsyncObjects
     from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._async.recipes.elector import AsyncElector, OnNewLeader
-    from holdfast._async.recipes.reconciler import AsyncReconciler, OnEvent, SessionPresent
+    from holdfast._async.recipes.mend import SessionPresent
+    from holdfast._async.recipes.reconciler import AsyncReconciler, OnEvent
     from holdfast._async.recipes.shards import AsyncShards
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination

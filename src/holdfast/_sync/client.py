@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.objects import Objects
     from holdfast._sync.recipes.driver import Driver
     from holdfast._sync.recipes.elector import Elector, OnNewLeader
-    from holdfast._sync.recipes.reconciler import OnEvent, Reconciler, SessionPresent
+    from holdfast._sync.recipes.mend import SessionPresent
+    from holdfast._sync.recipes.reconciler import OnEvent, Reconciler
     from holdfast._sync.recipes.shards import Shards
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination

@@ -31,7 +31,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self.finish()
 
     def finish(self) -> None:
         """Wait for all that was begun."""

@@ -29,5 +29,9 @@ class AsyncMandate(Protocol):
     @property
     def stopping(self) -> AsyncFlag: ...
 
+    @property
+    def gained(self) -> int:
+        """Rises when there are more records to care for than before: they are swept at once."""
+
     def grant_for(self, key: str) -> AsyncLeaseGrant | None:
         """The grant under which a record is written; None when it is another replica's to care for."""

@@ -1,40 +1,31 @@
 """The reconciler: keeps records true to what a driver says, by events as they come and by a sweep now and then.
 
-Both lead to the same few lines: read the record, ask the driver, decide, compare and swap. What is to be done is
-decided in ``core.reconciling``; this module asks, writes, counts, and leaves a failing driver alone for a while.
+Both lead to the same few lines in ``mend``, and what is to be done is decided in ``core.reconciling``. This module
+hears, compares, counts, and leaves a failing driver alone for a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
-from holdfast._async.primitives.objects import AsyncObjects
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
-from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, AsyncKeyed, pause
+from holdfast._async.recipes.mend import AsyncMender, SessionPresent
+from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import jitter, now
-from holdfast._wire.crew import Tally
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
-from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
-from holdfast.core.objects import MatchVersion, ObjectRecord
-from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
+from holdfast.core.reconciling import Counts, ReconcilerTerms, pause_after
 
 log = logger("holdfast.reconciler")
-T = TypeVar("T")
 
-SessionPresent = Callable[[str], bool | Awaitable[bool]]
 OnEvent = Callable[[DriverEvent], object]
-ATTEMPTS = 5
-"""How often a record is decided about anew when somebody else writes it at the same time."""
 _PAGE = 1000
-_TICK = 0.002
-"""Seconds that two times of a database may read alike: SQLite counts milliseconds."""
-_OVER = (LeaseLost, OwnershipUnknown, FencedOut)
-"""It is another replica's turn: nothing was written, and nothing is wrong."""
+_GLANCE = 1.0
+"""Seconds between two looks whether there are more records to care for."""
 
 
 class AsyncReconciler:
@@ -48,15 +39,10 @@ class AsyncReconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
-        self._engine, self._terms, self._driver = engine, terms, driver
-        self._session_present, self._on_event = session_present, on_event
-        self._objects = AsyncObjects(engine)
-        self._serial = AsyncKeyed()
-        self._tally = Tally(Counts())
-        self._failing = 0
+        self._terms, self._driver, self._on_event = terms, driver, on_event
+        self._mender = AsyncMender(engine, terms, driver, session_present)
+        self._tally = self._mender.tally
         self._swept_at: float | None = None
-        self._ahead: float | None = None
-        """Of our monotonic clock: the database's."""
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._terms.type!r}>"
@@ -66,14 +52,17 @@ class AsyncReconciler:
         async with AsyncCrew(self._terms.concurrency) as crew, AsyncAside(self._follow, mandate, crew):
             failures = 0
             while not mandate.stopping.is_set():
+                gained = mandate.gained
                 failures = 0 if await self._swept(mandate) else failures + 1
                 every = self._terms.sweep_every
-                await pause(mandate.stopping, pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
+                until = now() + (pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
+                while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
+                    await pause(mandate.stopping, min(left, _GLANCE))
 
     def exclusive(self, id: str) -> AbstractAsyncContextManager[None]:
         """Inside the block neither watch nor sweep of this process touches the record, nor another such block. The
         version decides all the same: this only spares the conflicts."""
-        return self._serial.hold(id)
+        return self._mender.serial.hold(id)
 
     def status(self) -> Counts:
         """What was done so far, for health endpoints and metrics; asks nobody."""
@@ -82,10 +71,12 @@ class AsyncReconciler:
 
     async def sweep(self, mandate: AsyncMandate) -> None:
         """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
-        async with self._serial.hold(""):
-            self._failing, started, began = 0, now(), await self._ask_time()
-            backends = {each.id: each for each in await self._ask(self._driver.list)}
+        async with self._mender.serial.hold(""):
+            self._mender.failing, started, began = 0, now(), await self._mender.ask_time()
+            backends = {each.id: each for each in await self._mender.ask(self._driver.list)}
             await self._compare(mandate, backends, began)
+            if mandate.stopping.is_set():
+                return
             self._swept_at = now()
             self._tally.add(sweeps=1)
             self._tally.set(sweep_seconds=self._swept_at - started)
@@ -94,24 +85,25 @@ class AsyncReconciler:
     async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], began: float) -> None:
         async with AsyncCrew(self._terms.concurrency) as crew:
             after: str | None = None
-            while page := await self._objects.list(self._terms.type, after=after, most=_PAGE):
-                for record in page:
-                    if mandate.stopping.is_set() or mandate.grant_for(record.id) is None:
-                        continue
-                    self._check_driver()
-                    if await self._differs(record, backends.get(record.id)):
-                        await crew.spawn(self._mend_safely, mandate, record.id, record, began)
-                self._tally.add(seen=len(page))
+            while page := await self._mender.objects.list(self._terms.type, after=after, most=_PAGE):
+                ours = [record for record in page if mandate.grant_for(record.id) is not None]
+                for record in ours:
+                    if mandate.stopping.is_set():
+                        return
+                    self._mender.check_driver()
+                    if await self._mender.differs(record, backends.get(record.id)):
+                        await crew.spawn(self._mender.mend, mandate, record.id, record, began)
+                self._tally.add(seen=len(ours))
                 after = page[-1].id
             await crew.finish()
-        self._check_driver()
+        self._mender.check_driver()
 
     async def _swept(self, mandate: AsyncMandate) -> bool:
         try:
             await self.sweep(mandate)
         except Exception as error:
             self._tally.add(sweeps_abandoned=1)
-            self._complain("a sweep was abandoned", error)
+            self._mender.complain("a sweep was abandoned", error)
             return False
         return True
 
@@ -119,126 +111,39 @@ class AsyncReconciler:
         """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
         failures = 0
         while not mandate.stopping.is_set():
-            events, heard = self._driver.watch(), False
+            events: Any = None
+            heard = False
             try:
+                events = self._driver.watch()
                 async for event in events:
                     if not heard:
                         heard, failures = True, 0
                         self._tally.set(watching=True)
                         await crew.spawn(self._swept, mandate)
-                    if mandate.stopping.is_set():
+                    if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
                         return
-                    if event is not None:
-                        await self._hear(event, mandate, crew)
             except Exception as error:
                 self._tally.add(driver_failures=1)
-                self._complain("the watch on the driver ended", error)
+                self._mender.complain("the watch on the driver ended", error)
             finally:
                 self._tally.set(watching=False)
                 await _close(events)
             failures += 1
             await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
-    async def _hear(self, event: DriverEvent, mandate: AsyncMandate, crew: AsyncCrew) -> None:
+    async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncCrew) -> bool:
+        """False when nobody is left to do anything about it."""
+        if event is None:
+            return True
         self._tally.add(events=1)
         if event.kind != "platform":
-            await crew.spawn(self._mend_safely, mandate, event.id, None, None)
-        elif self._on_event is not None:
+            return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
+        if self._on_event is not None:
             try:
                 await settled(self._on_event(event))
             except Exception as error:
-                self._complain("on_event failed", error)
-
-    async def _mend_safely(
-        self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, began: float | None
-    ) -> None:
-        """One record that cannot be handled is one record: it is told, and tried again with the next look."""
-        try:
-            async with self._serial.hold(id):
-                await self._mend(mandate, id, record, began)
-        except _OVER as error:
-            log.debug("%r: record %r is left to the next holder: %s", self, id, error)
-        except Exception as error:
-            self._tally.add(errors=1)
-            self._complain(f"record {id!r} could not be handled", error)
-
-    async def _mend(self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, began: float | None) -> None:
-        """``record``: as the sweep that began at ``began`` has read it; None to read it, and after a lost race."""
-        for _ in range(ATTEMPTS):
-            record = record or await self._objects.get(self._terms.type, id)
-            if record is None:
-                return
-            if began is not None and record.updated_at.timestamp() > began - _TICK:
-                self._tally.add(left_alone=1)
-                return
-            backend = await self._ask(self._driver.get, id)
-            decision = await self._decide(record, backend)
-            grant = mandate.grant_for(id)
-            if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
-                return
-            try:
-                await self._carry_out(decision, record, grant)
-                return
-            except Conflict:
-                self._tally.add(conflicts=1)
-                record = None
-
-    async def _carry_out(self, decision: Decision, record: ObjectRecord, grant: Any) -> None:
-        type, id, version = record.type, record.id, record.version
-        if isinstance(decision, Remove):
-            await self._objects.delete_if(type, id, version, under=grant)
-            self._tally.add(removed=1)
-            log.info("%r: removed %r, whose backend is gone", self, id)
-        elif not isinstance(decision, Keep):
-            await self._objects.put_if(type, id, decision.payload, MatchVersion(version), under=grant)
-            self._tally.add(written=1)
-            log.debug("%r: %r is %s", self, id, decision.phase)
-
-    async def _differs(self, record: ObjectRecord, backend: Backend | None) -> bool:
-        try:
-            return not isinstance(await self._decide(record, backend), Keep)
-        except Exception as error:
-            self._tally.add(errors=1)
-            self._complain(f"record {record.id!r} could not be handled", error)
-            return False
-
-    async def _decide(self, record: ObjectRecord, backend: Backend | None) -> Decision:
-        session = True
-        if self._session_present is not None and backend is not None:
-            session = bool(await settled(self._session_present(record.id)))
-        return decide(record.payload, backend, session=session, at=await self._at(), grace=self._terms.grace)
-
-    async def _at(self) -> float:
-        """Now, on the database's clock: asked for once a sweep, and counted on from there."""
-        if self._ahead is None:
-            await self._ask_time()
-        return now() + (self._ahead or 0.0)
-
-    async def _ask_time(self) -> float:
-        asked_at = now()
-        [row] = await self._engine.call("object_cursor", {})
-        told: float = row["now"]
-        self._ahead = told - asked_at
-        return told
-
-    async def _ask(self, question: Callable[..., Awaitable[T]], *arguments: str) -> T:
-        """The driver, and keep count of how often in a row it fails."""
-        try:
-            answer = await question(*arguments)
-        except Exception:
-            self._failing += 1
-            self._tally.add(driver_failures=1)
-            raise
-        self._failing = 0
-        return answer
-
-    def _check_driver(self) -> None:
-        if self._failing > 2 * self._terms.concurrency:
-            raise RuntimeError(f"the driver has failed {self._failing} times in a row")
-
-    def _complain(self, what: str, error: BaseException) -> None:
-        self._tally.set(last_error=f"{what}: {type(error).__name__}: {error}"[:500])
-        log.warning("%r: %s: %s", self, what, error)
+                self._mender.complain("on_event failed", error)
+        return True
 
 
 async def _close(events: Any) -> None:

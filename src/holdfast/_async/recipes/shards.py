@@ -38,6 +38,8 @@ class AsyncShards:
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
         """The replicas that were there at the last look, ourselves among them."""
+        self.gained = 0
+        """How many shards we have ever taken."""
         self._bell = AsyncBell()
         self._grants: dict[int, AsyncLeaseGrant] = {}
         self._member: AsyncLeaseGrant | None = None
@@ -123,6 +125,7 @@ class AsyncShards:
         grant = await self._ask(self._terms.shard(number))
         if grant is not None:
             self._grants[number] = grant
+            self.gained += 1
 
     async def _ask(self, name: str) -> AsyncLeaseGrant | None:
         ttl = self._terms.ttl

@@ -18,6 +18,8 @@ class AsyncTerm:
         self.name, self.holder, self.fence = grant.name, grant.holder, grant.fence
         self.stopping = AsyncFlag()
         """Set when the work has to stop: lost, resigned, or shut down."""
+        self.gained = 0
+        """What a reconciler asks of its mandate: a term begins with all records, and gains none."""
 
     def __repr__(self) -> str:
         return f"<Term {self.name!r} fence={self.fence} {'stopping' if self.stopping.is_set() else 'leading'}>"

@@ -30,5 +30,9 @@ class Mandate(Protocol):
     @property
     def stopping(self) -> Flag: ...
 
+    @property
+    def gained(self) -> int:
+        """Rises when there are more records to care for than before: they are swept at once."""
+
     def grant_for(self, key: str) -> LeaseGrant | None:
         """The grant under which a record is written; None when it is another replica's to care for."""

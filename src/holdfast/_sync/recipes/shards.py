@@ -39,6 +39,8 @@ class Shards:
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
         """The replicas that were there at the last look, ourselves among them."""
+        self.gained = 0
+        """How many shards we have ever taken."""
         self._bell = Bell()
         self._grants: dict[int, LeaseGrant] = {}
         self._member: LeaseGrant | None = None
@@ -124,6 +126,7 @@ class Shards:
         grant = self._ask(self._terms.shard(number))
         if grant is not None:
             self._grants[number] = grant
+            self.gained += 1
 
     def _ask(self, name: str) -> LeaseGrant | None:
         ttl = self._terms.ttl
