@@ -1,4 +1,4 @@
-"""One record, and what to do about it: read, ask the driver, decide, compare and swap. The same for events and sweeps."""
+"""One record, and what to do about it: read, ask the driver, decide, compare, swap. The same for events and sweeps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Generated from _async/recipes/mend.py by scripts/unasync.py. Do not edit.
-"""One record, and what to do about it: read, ask the driver, decide, compare and swap. The same for events and sweeps."""
+"""One record, and what to do about it: read, ask the driver, decide, compare, swap. The same for events and sweeps."""
 
 from __future__ import annotations
 
