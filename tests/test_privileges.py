@@ -34,6 +34,7 @@ INSIDE = {
     "next_fence": "",
     "check_epoch": "",
     "object_epoch": "",
+    "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 'box', 'b-1', 'created', null",
     "object_trim": "1000000",
 }

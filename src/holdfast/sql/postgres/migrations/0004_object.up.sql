@@ -110,6 +110,18 @@ begin
     return coalesce(e, holdfast.check_epoch());
 end $$;
 
+-- HF001 unless the lease is held with that token; and it stays so until what is written here is committed. Less than
+-- lease_protect does: a savepoint that is rolled back takes the write with it, and the transaction does not idle.
+create function holdfast.object_fence(lease text, token uuid) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    perform from holdfast.lease l join holdfast.beat b on b.id = l.beat
+      where l.name = lease and l.token = object_fence.token and not b.dead and b.expires_at > clock_timestamp() for share of l;
+    if not found then
+        perform holdfast.fenced_out(lease);
+    end if;
+end $$;
+
 -- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
 -- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
 -- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
@@ -126,9 +138,10 @@ declare
     bytes bytea := decode(object_put.raw, 'hex');
     epoch bigint := holdfast.object_epoch() << 40;
     number bigint;
+    born timestamptz;
 begin
     if lease is not null then
-        perform holdfast.lease_protect(lease, lease_token);
+        perform holdfast.object_fence(lease, lease_token);
     end if;
     if condition = 'match' and not rename and not again then  -- one statement, because most writes are this
         update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
@@ -168,8 +181,9 @@ begin
                     null;
                 end;
             else
+                born := clock_timestamp();  -- the same in both
                 insert into holdfast.object as x values (object_put.type, object_put.id, object_put.name, object_put.body, bytes,
-                       coalesce(object_put.labels::jsonb, '{}'), number, clock_timestamp(), clock_timestamp())
+                       coalesce(object_put.labels::jsonb, '{}'), number, born, born)
                     on conflict do nothing returning * into o;
                 if found then
                     kind := 'created';
@@ -211,7 +225,7 @@ declare
     epoch bigint := holdfast.object_epoch() << 40;
 begin
     if lease is not null then
-        perform holdfast.lease_protect(lease, lease_token);
+        perform holdfast.object_fence(lease, lease_token);
     end if;
     select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id for update;
     if again then
