@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
 setup: $(STAMP) ## Make .venv from requirements-dev.lock (PYTHON=... picks the interpreter)
@@ -54,6 +54,10 @@ torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations
 	@HOLDFAST_STORM_SECONDS=20 HOLDFAST_LOCK_RACES=10000 HOLDFAST_INTERRUPT_STRIDE=1 HOLDFAST_MUX_EXAMPLES=2000 \
 	exec $(BIN)/python -m pytest tests/locks/test_storm.py tests/locks/test_races.py tests/locks/test_interrupts.py \
 		tests/core/test_mux_model.py --timeout 1800 --durations 20 $(ARGS)
+
+.PHONY: succession
+succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
+	@exec $(BIN)/python -m holdfast.testing.succession $(ARGS)
 
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import costs, lock_handover, locks, processes
+from bench import costs, lock_handover, locks, objects, processes, reconciler
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -35,6 +35,9 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         lock_handover.lock_handover,
         locks.lock_held,
         locks.lock_memory,
+        objects.objects,
+        objects.elector,
+        reconciler.sweep,
     )
 }
 FAMILIES = {"locks": [name for name in BENCHMARKS if name.startswith("lock_")]}

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 import holdfast
 from bench.measure import Effort
 from holdfast.testing import Postgres
+from holdfast.testing.account import account
 
 
 class Closeable(Protocol):
@@ -42,7 +43,10 @@ class Place:
 
     @cached_property
     def durable(self) -> Postgres:
-        return self._at_end.enter_context(Postgres.create(durable=True))
+        """On a disk: where servers of tests live in memory, a flush would cost nothing."""
+        folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
+        account().own(folder)
+        return self._at_end.enter_context(Postgres.create(folder / "server", durable=True))
 
     def postgres_url(self, server: Postgres | None = None, *, history: bool = True) -> str:
         """A fresh, migrated database; without history, one whose releases leave no row behind."""

@@ -23,6 +23,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["sqlite", "refused", "heartbeat"],
         ["pair", "handover"],
         ["lock_pair", "lock_tasks", "lock_handover", "lock_held"],
+        ["objects", "sweep"],
     ],
     ids=" ".join,
 )

@@ -308,9 +308,15 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "begin",
         "rollback",
     }
+    of_answers_that_get_lost, of_snapshots = {"token", "again"}, {"epoch", "until", "listening"}
+    only_there = {
+        "object_put": of_answers_that_get_lost,
+        "object_delete": of_answers_that_get_lost,
+        "object_changes": of_snapshots,
+    }
     for name in postgres.keys() & sqlite.keys():
         bound = {parameter for step in sqlite[name].steps for parameter in re.findall(r":([a-z_]+)", step.sql)}
-        assert set(postgres[name].parameters) <= bound, name
+        assert set(postgres[name].parameters) - only_there.get(name, set()) <= bound, name
 
 
 def _all(url: str) -> tuple[Migration, ...]:

@@ -17,11 +17,15 @@ from holdfast.testing.server import until
 from tests.conftest import MAJORS, fresh, server
 
 Connect = Callable[..., Any]
-TABLES = ["lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit"]
+TABLES = [
+    "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit",
+    "object", "object_change", "object_trimmed", "object_watched",
+]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
     "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
+    "object_put", "object_delete", "object_get", "object_get_by_name", "object_list", "object_cursor", "object_changes",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
@@ -29,6 +33,10 @@ INSIDE = {
     " 'released', false",
     "next_fence": "",
     "check_epoch": "",
+    "object_epoch": "",
+    "object_fence": "'x', gen_random_uuid()",
+    "object_log": "1, 'box', 'b-1', 'created', null",
+    "object_trim": "1000000",
 }
 HARMLESS = {
     "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",

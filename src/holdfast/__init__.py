@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast._async.client import AsyncClient
+    from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._sync.client import Client
+    from holdfast._sync.recipes.driver import Driver
+    from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
     from holdfast.core.errors import (
         AcquireTimeout,
+        AlreadyExists,
+        Conflict,
+        CursorExpired,
         EngineError,
         FencedOut,
         HoldfastError,
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
     from holdfast.rows import row_lock
@@ -28,24 +35,45 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "holdfast._async.client",
+    "AsyncDriver": "holdfast._async.recipes.driver",
+    "Backend": "holdfast.core.conditions",
+    "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "Driver": "holdfast._sync.recipes.driver",
+    "DriverEvent": "holdfast.core.conditions",
+    "Phase": "holdfast.core.conditions",
     "file_lock": "holdfast.files",
+    "MatchVersion": "holdfast.core.objects",
+    "MustCreate": "holdfast.core.objects",
+    "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
     "row_lock": "holdfast.rows",
 }
 __all__ = [
     "AcquireTimeout",
+    "AlreadyExists",
     "AsyncClient",
+    "AsyncDriver",
+    "Backend",
+    "BackendCondition",
     "Client",
+    "Conflict",
+    "CursorExpired",
+    "Driver",
+    "DriverEvent",
     "EngineError",
     "FencedOut",
     "HoldfastError",
     "LeaseLost",
     "LockReentered",
+    "MatchVersion",
+    "MustCreate",
     "NotAcquired",
     "OwnershipUnknown",
+    "Phase",
     "SchemaMismatch",
     "SessionUnsafe",
+    "Unconditional",
     "file_lock",
     "inherited",
     "row_lock",
@@ -55,4 +83,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, "holdfast.core.errors")), name)
+    found = globals()[name] = getattr(import_module(_HOME.get(name, "holdfast.core.errors")), name)
+    return found

@@ -11,7 +11,7 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_sessions
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_name, check_sessions
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.leases import AsyncLeases
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
+    from holdfast._async.primitives.objects import AsyncObjects
+    from holdfast._async.recipes.driver import AsyncDriver
+    from holdfast._async.recipes.elector import AsyncElector, OnNewLeader
+    from holdfast._async.recipes.mend import SessionPresent
+    from holdfast._async.recipes.reconciler import AsyncReconciler, OnEvent
+    from holdfast._async.recipes.shards import AsyncShards
+    from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -28,7 +35,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class AsyncClient:
-    """Leases and locks on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
@@ -54,6 +61,7 @@ class AsyncClient:
             raise ValueError("lock_url must lead to the same database as url, by a direct way")
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: AsyncLockSpace | None = None
+        self._objects: AsyncObjects | None = None
 
     @property
     def leases(self) -> AsyncLeases:
@@ -68,6 +76,15 @@ class AsyncClient:
         from holdfast._async.primitives.locks import AsyncLockMonitor
 
         return AsyncLockMonitor(self._engine)
+
+    @property
+    def objects(self) -> AsyncObjects:
+        """Records that are written only if they are still what the writer believes, and the log of their changes."""
+        if self._objects is None:
+            from holdfast._async.primitives.objects import AsyncObjects
+
+            self._objects = AsyncObjects(self._engine)
+        return self._objects
 
     @property
     def migrations(self) -> AsyncMigrations:
@@ -112,6 +129,73 @@ class AsyncClient:
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+
+    def elector(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        renew_every: float = 10.0,
+        retry_every: float = 5.0,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
+        on_new_leader: OnNewLeader | None = None,
+    ) -> AsyncElector:
+        """One replica at a time runs the work: ``elector.run(work)``. Released, it is another's at once; after a crash
+        within ``ttl + retry_every``, or in milliseconds with ``failover="session"``.
+
+        ``grace``: seconds that the work has to stop (a sixth of the TTL). ``overrun``: what happens when it does not:
+        "wait" lets its lease expire and waits for it, "exit" ends the process. ``holder``: instead of
+        HOLDFAST_REPLICA_ID or HOSTNAME. ``on_new_leader(holder)`` is told of every change that we see.
+
+        On SQLite the kernel knows who lives: no heartbeat, and a standby takes over at once.
+        """
+        from holdfast._async.recipes.elector import AsyncElector
+        from holdfast.core.election import ElectorTerms
+
+        terms = ElectorTerms.check(
+            name, ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace, holder=holder,
+            failover=failover, overrun=overrun,
+        )  # fmt: skip
+        return AsyncElector(self._engine, terms, on_new_leader)
+
+    def reconciler(
+        self,
+        type: str,
+        driver: AsyncDriver,
+        *,
+        sweep_every: float = 60.0,
+        grace: float = 300.0,
+        concurrency: int = 32,
+        session_present: SessionPresent | None = None,
+        on_event: OnEvent | None = None,
+    ) -> AsyncReconciler:
+        """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
+
+        Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
+        record is Ready. ``on_event(event)`` is told of what the platform says.
+        """
+        from holdfast._async.recipes.reconciler import AsyncReconciler
+        from holdfast.core.reconciling import ReconcilerTerms
+
+        terms = ReconcilerTerms.check(
+            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
+        )
+        return AsyncReconciler(self._engine, terms, driver, session_present, on_event)
+
+    def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> AsyncShards:
+        """``count`` leases, spread evenly over the replicas that are in the block: ``async with client.shards(…)``.
+
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
+        HOSTNAME.
+        """
+        from holdfast._async.recipes.shards import AsyncShards
+        from holdfast.core.sharding import ShardTerms
+
+        return AsyncShards(self._engine, ShardTerms.check(name, count, ttl=ttl, holder=holder))
 
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

@@ -12,7 +12,7 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_sessions
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_name, check_sessions
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.leases import Leases
     from holdfast._sync.primitives.lock import Lock, LockSpace
     from holdfast._sync.primitives.locks import LockMonitor
+    from holdfast._sync.primitives.objects import Objects
+    from holdfast._sync.recipes.driver import Driver
+    from holdfast._sync.recipes.elector import Elector, OnNewLeader
+    from holdfast._sync.recipes.mend import SessionPresent
+    from holdfast._sync.recipes.reconciler import OnEvent, Reconciler
+    from holdfast._sync.recipes.shards import Shards
+    from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -29,7 +36,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class Client:
-    """Leases and locks on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
+    """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
@@ -55,6 +62,7 @@ class Client:
             raise ValueError("lock_url must lead to the same database as url, by a direct way")
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: LockSpace | None = None
+        self._objects: Objects | None = None
 
     @property
     def leases(self) -> Leases:
@@ -69,6 +77,15 @@ class Client:
         from holdfast._sync.primitives.locks import LockMonitor
 
         return LockMonitor(self._engine)
+
+    @property
+    def objects(self) -> Objects:
+        """Records that are written only if they are still what the writer believes, and the log of their changes."""
+        if self._objects is None:
+            from holdfast._sync.primitives.objects import Objects
+
+            self._objects = Objects(self._engine)
+        return self._objects
 
     @property
     def migrations(self) -> Migrations:
@@ -113,6 +130,73 @@ class Client:
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+
+    def elector(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        renew_every: float = 10.0,
+        retry_every: float = 5.0,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
+        on_new_leader: OnNewLeader | None = None,
+    ) -> Elector:
+        """One replica at a time runs the work: ``elector.run(work)``. Released, it is another's at once; after a crash
+        within ``ttl + retry_every``, or in milliseconds with ``failover="session"``.
+
+        ``grace``: seconds that the work has to stop (a sixth of the TTL). ``overrun``: what happens when it does not:
+        "wait" lets its lease expire and waits for it, "exit" ends the process. ``holder``: instead of
+        HOLDFAST_REPLICA_ID or HOSTNAME. ``on_new_leader(holder)`` is told of every change that we see.
+
+        On SQLite the kernel knows who lives: no heartbeat, and a standby takes over at once.
+        """
+        from holdfast._sync.recipes.elector import Elector
+        from holdfast.core.election import ElectorTerms
+
+        terms = ElectorTerms.check(
+            name, ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace, holder=holder,
+            failover=failover, overrun=overrun,
+        )  # fmt: skip
+        return Elector(self._engine, terms, on_new_leader)
+
+    def reconciler(
+        self,
+        type: str,
+        driver: Driver,
+        *,
+        sweep_every: float = 60.0,
+        grace: float = 300.0,
+        concurrency: int = 32,
+        session_present: SessionPresent | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Reconciler:
+        """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
+
+        Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
+        record is Ready. ``on_event(event)`` is told of what the platform says.
+        """
+        from holdfast._sync.recipes.reconciler import Reconciler
+        from holdfast.core.reconciling import ReconcilerTerms
+
+        terms = ReconcilerTerms.check(
+            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
+        )
+        return Reconciler(self._engine, terms, driver, session_present, on_event)
+
+    def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> Shards:
+        """``count`` leases, spread evenly over the replicas that are in the block: ``with client.shards(…)``.
+
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
+        HOSTNAME.
+        """
+        from holdfast._sync.recipes.shards import Shards
+        from holdfast.core.sharding import ShardTerms
+
+        return Shards(self._engine, ShardTerms.check(name, count, ttl=ttl, holder=holder))
 
     def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError
+
+T = TypeVar("T")
 
 sleep = asyncio.sleep
 
@@ -18,6 +20,13 @@ sleep = asyncio.sleep
 def here() -> int:
     """Who is asking: the task."""
     return id(asyncio.current_task())
+
+
+async def settled(value: T | Awaitable[T]) -> T:
+    """What a function of the user's gave: it may be one that is awaited, or a plain one."""
+    if inspect.isawaitable(value):
+        return await value
+    return value
 
 
 class AsyncTurn:

@@ -77,6 +77,16 @@ def autocommits(connection: Any) -> bool:
     return bool(inner.connection.dbapi_connection.autocommit)
 
 
+def would_autocommit(connection: Any) -> bool:
+    """The same, asked before anything is written."""
+    inner = _blocking(connection)
+    if inner.dialect.name != "sqlite":
+        return autocommits(connection)
+    driver = inner.connection.driver_connection
+    manual = driver.isolation_level is None or getattr(driver, "autocommit", -1) is True
+    return manual and not driver.in_transaction
+
+
 def _blocking(connection: Any) -> Any:
     return getattr(connection, "sync_connection", None) or connection
 

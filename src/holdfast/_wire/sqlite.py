@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from holdfast._wire import Row, forks, kind_of
 from holdfast._wire.clock import jitter, now
@@ -19,7 +19,6 @@ from holdfast._wire.kernel import Marks, Turnstile
 from holdfast.core.errors import Busy, EngineError, Refused, Unreachable
 from holdfast.sql import Statement, split, statements
 
-T = TypeVar("T")
 OLDEST = (3, 38, 0)
 
 
@@ -82,10 +81,13 @@ class SqliteSession:
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
-        statement = self._statements[name]
-        return self._locked(
-            lambda: self._translated(lambda: self._run(statement, _Parameters(parameters), deadline)), deadline
-        )
+        self._enter(deadline)
+        try:
+            return self._run(self._statements[name], _Parameters(parameters), deadline)
+        except sqlite3.Error as error:
+            self._raise(error)
+        finally:
+            self._mutex.release()
 
     def script(self, text: str, timeout: float) -> None:
         """Several statements in one transaction."""
@@ -96,7 +98,7 @@ class SqliteSession:
                 for sql, _ in split(text):
                     self._execute(sql)
 
-        self._locked(lambda: self._translated(run), deadline)
+        self._alone(run, deadline)
 
     def rehearse(self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float) -> list[list[Row] | Refused]:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
@@ -110,7 +112,7 @@ class SqliteSession:
                 raise _Undo
 
         try:
-            self._locked(lambda: self._translated(run), deadline)
+            self._alone(run, deadline)
         except Refused as error:
             answers.append(error)
         return answers
@@ -158,9 +160,7 @@ class SqliteSession:
     def _run(self, statement: Statement, parameters: _Parameters, deadline: float) -> list[Row]:
         if statement.reads_only:
             return self._steps(statement, parameters)
-        for step in statement.steps:
-            if not step.stop:
-                break
+        for step in statement.looks:
             if rows := self._execute(step.sql, parameters):
                 return rows
         with _Write(self, deadline):
@@ -187,7 +187,8 @@ class SqliteSession:
         pause = 0.0005
         while True:
             try:
-                self._execute(sql)
+                with self.inside:
+                    self._connection.execute(sql)
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
@@ -200,22 +201,24 @@ class SqliteSession:
             time.sleep(jitter(0.5 * pause, 1.5 * pause))
             pause = min(pause * 2, 0.01)
 
-    def _locked(self, action: Callable[[], T], deadline: float) -> T:
-        if not self._mutex.acquire(timeout=max(0.0, deadline - now())):
+    def _enter(self, deadline: float) -> None:
+        if not self._mutex.acquire(blocking=False) and not self._mutex.acquire(timeout=max(0.0, deadline - now())):
             raise Busy(f"{self.database} is busy in another thread of this process")
+
+    def _alone(self, action: Callable[[], None], deadline: float) -> None:
+        self._enter(deadline)
         try:
-            return action()
+            action()
+        except sqlite3.Error as error:
+            self._raise(error)
         finally:
             self._mutex.release()
 
-    def _translated(self, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except sqlite3.Error as error:
-            if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
-                raised, self._raised = self._raised, None
-                raise raised or KeyboardInterrupt from None
-            raise self._refusal(error) from error
+    def _raise(self, error: sqlite3.Error) -> NoReturn:
+        if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
+            raised, self._raised = self._raised, None
+            raise raised or KeyboardInterrupt from None
+        raise self._refusal(error) from error
 
     def _refusal(self, error: sqlite3.Error) -> EngineError:
         text = str(error)

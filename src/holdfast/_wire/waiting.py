@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, Unreachable
+
+T = TypeVar("T")
 
 log = logger("holdfast.lease")
 
@@ -18,6 +20,11 @@ _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # as in inspect, w
 sleep = time.sleep
 here = threading.get_ident
 """Who is asking: the thread."""
+
+
+def settled(value: T) -> T:
+    """What a function of the user's gave."""
+    return value
 
 
 class Turn:

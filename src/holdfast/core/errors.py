@@ -7,6 +7,9 @@
     ├ LeaseLost              we held it; it is certainly gone
     ├ OwnershipUnknown       the database did not answer before our trust ended
     ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
+    ├ Conflict               the object is not at the version that was expected
+    ├ AlreadyExists          there is such an object already, or one of that name
+    ├ CursorExpired          the changes since then are not kept any more: list, and watch from now on
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
     └ EngineError            the driver's error is its __cause__
@@ -51,6 +54,26 @@ class OwnershipUnknown(HoldfastError):
 
 class FencedOut(HoldfastError):
     """The lease has passed on, and the database refuses this transaction. Roll back."""
+
+
+class Conflict(HoldfastError):
+    """The object is not at the version that was expected. ``current`` is the one it is at, None when there is none."""
+
+    def __init__(self, message: str, *, current: int | None) -> None:
+        super().__init__(message)
+        self.current = current
+
+
+class AlreadyExists(HoldfastError):
+    """It was to be created, and is there at version ``current``; or another object has its name: ``owner``."""
+
+    def __init__(self, message: str, *, current: int, owner: str) -> None:
+        super().__init__(message)
+        self.current, self.owner = current, owner
+
+
+class CursorExpired(HoldfastError):
+    """Changes since that point may be missing from the log: list what there is, and watch from ``objects.cursor()``."""
 
 
 class SchemaMismatch(HoldfastError):

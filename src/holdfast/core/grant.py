@@ -74,6 +74,8 @@ class LeaseTerms(NamedTuple):
     renew_every: float
     on_lost: OnLost
     failover: Failover
+    on_renewed: Callable[[], object] | None = None
+    """For an elector: a heartbeat of its own, in the keeper's thread told of every renewal."""
 
     @classmethod
     def check(

@@ -12,10 +12,11 @@ import threading
 
 from holdfast._wire import forks
 from holdfast._wire.database import Database
+from holdfast.keeper.ears import OBJECTS
 from holdfast.keeper.pulse import Holding, Pulse
 from holdfast.keeper.thread import Keeper
 
-__all__ = ["Holding", "Keeper", "Pulse", "keeper_of"]
+__all__ = ["OBJECTS", "Holding", "Keeper", "Pulse", "keeper_of"]
 
 _keepers: dict[Database, Keeper] = {}
 _registry = threading.Lock()

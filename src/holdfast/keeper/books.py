@@ -36,7 +36,8 @@ class Books:
         with self._lock:
             for pulse in self._pulses:
                 if (
-                    pulse.trust.ttl == ttl
+                    pulse.renewed is None
+                    and pulse.trust.ttl == ttl
                     and (pulse.session_key is not None) == session
                     and pulse.trust.left(now()) > 0
                 ):
@@ -49,14 +50,24 @@ class Books:
             pulse.borrowed -= 1
             self._notice_empty(pulse)
 
-    def keep(self, beat: str, trust: Trust, every: float, holding: Holding, *, session_key: int | None = None) -> Pulse:
-        """Renew ``beat`` from now on, for ``holding``."""
+    def keep(
+        self,
+        beat: str,
+        trust: Trust,
+        every: float,
+        holding: Holding,
+        *,
+        session_key: int | None = None,
+        renewed: Callable[[], object] | None = None,
+    ) -> Pulse:
+        """Renew ``beat`` from now on, for ``holding``; for it alone when it wants to be told of every renewal."""
         with self._lock:
             pulse = next((each for each in self._pulses if each.beat == beat), None)
             if pulse is None:
                 pulse = Pulse(beat, trust, every, now() + first_beat(trust.ttl, every), session_key)
                 self._pulses.append(pulse)
                 self._purge_at = max(self._purge_at, pulse.due)  # with the first heartbeat, not on its own
+            pulse.renewed = renewed
             if every < pulse.every:
                 pulse.every, pulse.due = every, min(pulse.due, now() + every)
             pulse.add(holding)
@@ -70,6 +81,12 @@ class Books:
         with self._lock:
             pulse.remove(token)
             self._notice_empty(pulse)
+
+    def let_expire(self, pulse: Pulse) -> None:
+        """Renew it no more, and do not end it either: it is over when its time is."""
+        with self._lock:
+            if pulse in self._pulses:
+                self._pulses.remove(pulse)
 
     def extend(self, pulse: Pulse, asked_at: float) -> None:
         """Somebody renewed the beat by hand."""

@@ -26,6 +26,9 @@ MOST_WATCHED = 300
 MOST_VIGILS = 4
 """Each is a connection; beyond this waiters poll."""
 
+OBJECTS = "\x01objects"
+"""What writers of objects call, and no lease is: it has a control character."""
+
 Wake = Callable[[], None]
 
 
@@ -67,9 +70,9 @@ class Ears:
             return True
 
     def wake(self, name: str) -> None:
-        """The first in the queue: the others would only be refused."""
+        """The first in the queue: the others would only be refused. All, where there is something to read for all."""
         with self._lock:
-            for wake in self._waiting.get(name, [])[:1]:
+            for wake in self._waiting.get(name, [])[: None if name == OBJECTS else 1]:
                 wake()
 
     def wake_all(self) -> None:

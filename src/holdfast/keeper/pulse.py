@@ -40,6 +40,8 @@ class Pulse:
         self.holdings: dict[str, Holding] = {}
         self.owners: Counter[Owner] = Counter()
         self.empty_since: float | None = None
+        self.renewed: Callable[[], object] | None = None
+        """Whose own it is: told of each renewal, and shared with no other lease."""
 
     def add(self, holding: Holding) -> None:
         self.holdings[holding.token] = holding

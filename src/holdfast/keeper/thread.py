@@ -244,6 +244,8 @@ class Keeper(Books):
             if pulse.failures:
                 log.info("the heartbeat of %s is back after %d failures", self.database, pulse.failures)
             pulse.due, pulse.failures, pulse.problem = asked_at + pulse.every, 0, None
+            if pulse.renewed is not None:
+                pulse.renewed()
             if generation != pulse.generation:
                 self._reconcile(pulse, generation)
         elif step is Step.RETRY:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from functools import lru_cache
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 Dialect = Literal["postgres", "sqlite"]
@@ -36,6 +37,10 @@ class Step(NamedTuple):
     sql: str
     stop: bool = False
 
+    @property
+    def reads(self) -> bool:
+        return self.sql.startswith("select")
+
 
 class Statement(NamedTuple):
     """A named statement: one step with numbered parameters (PostgreSQL), or several that bind by name (SQLite)."""
@@ -43,10 +48,9 @@ class Statement(NamedTuple):
     name: str
     parameters: tuple[str, ...]
     steps: tuple[Step, ...]
-
-    @property
-    def reads_only(self) -> bool:
-        return all(step.sql.startswith("select") for step in self.steps)
+    reads_only: bool = False
+    looks: tuple[Step, ...] = ()
+    """The first steps, if one of them may end a script that writes before anything is locked."""
 
 
 class Migration(NamedTuple):
@@ -96,7 +100,9 @@ def statements(dialect: Dialect, schema: str = SCHEMA) -> dict[str, Statement]:
 
 def _statement(dialect: Dialect, name: str, body: str) -> Statement:
     if dialect == "sqlite":
-        return Statement(name, (), tuple(Step(sql, stop) for sql, stop in split(body)))
+        steps = tuple(Step(sql, stop) for sql, stop in split(body))
+        looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
+        return Statement(name, (), steps, all(step.reads for step in steps), looks)
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}

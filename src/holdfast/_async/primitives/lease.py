@@ -68,6 +68,16 @@ class AsyncLease:
             _abandon(got)
             raise
 
+    async def ask(self) -> AsyncLeaseGrant | Held:
+        """Once, without a second try while it is just being changed: the grant, or who has it."""
+        got: list[AsyncLeaseGrant] = []
+        try:
+            held = await self._attempt(got)
+            return got[0] if held is None else held
+        except BaseException:
+            _abandon(got)
+            raise
+
     @asynccontextmanager
     async def or_skip(self) -> AsyncIterator[AsyncLeaseGrant | None]:
         """A block that runs with the grant, or with None when somebody has it."""
@@ -172,7 +182,8 @@ class AsyncLease:
         engine.check_usable()
         session_key = await self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
-        pulse = keeper.borrow(terms.ttl, session=session_key is not None) if terms.auto_renew else None
+        shares = terms.auto_renew and terms.on_renewed is None
+        pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
         try:
             row, asked_at = await self._ask(token, pulse, session_key)
             if row["status"] == "beat_lost" and pulse is not None:

@@ -40,7 +40,7 @@ async def transaction(database: Database, name: str, token: str, connection: Any
             yield
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
-            raise _fenced_out(name) from error
+            raise fenced_out(name) from error
         raise
 
 
@@ -56,7 +56,7 @@ async def _protect(database: Database, name: str, token: str, known: AsyncConnec
     else:
         if fence is not None:
             return fence
-        refusal = _fenced_out(name)
+        refusal = fenced_out(name)
     raise refusal  # here, where the error of SQLAlchemy is not its context
 
 
@@ -64,7 +64,7 @@ def _refusal(name: str, error: Exception) -> EngineError | FencedOut:
     """The cause is the driver's own error: SQLAlchemy's shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
-        _fenced_out(name)
+        fenced_out(name)
         if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error)
         else EngineError(f"cannot protect the transaction with lease {name!r}: {drivers.message(reason)}")
     )
@@ -77,7 +77,7 @@ def _check(at: str) -> None:
         raise ValueError(f"at must be 'start' or 'commit', not {at!r}")
 
 
-def _fenced_out(name: str) -> FencedOut:
+def fenced_out(name: str) -> FencedOut:
     return FencedOut(
         f"lease {name!r} has passed on: this transaction cannot commit. Roll back; the work belongs to the next holder."
     )

@@ -1,8 +1,8 @@
 # Generated from _async/engines/engine.py by scripts/unasync.py. Do not edit.
 """What both engines share: the session for calls, opened on first use and closed when idle, and how errors read.
 
-Every statement sent through here may be sent twice (an acquire carries its own token), so a connection that died
-unnoticed costs one reconnect and no error.
+A statement sent through here may be sent twice (an acquire carries its own token), so a connection that died unnoticed
+costs one reconnect and no error; one that must not be is marked by its caller.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def grants(schema: str) -> str:
     """All that a role needs to use the schema."""
     return f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
 
+
+_NOTHING: Mapping[str, Any] = {}
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Answers = list[list[Row] | Refused]
@@ -72,8 +74,17 @@ class Engine:
     def keeper(self) -> Keeper:
         return keeper_of(self.database)
 
-    def call(self, name: str, parameters: Mapping[str, Any], *, timeout: float = CALL_TIMEOUT) -> list[Row]:
-        """Run a named statement; once more on a new connection when the old one turns out to be dead."""
+    def call(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        *,
+        timeout: float = CALL_TIMEOUT,
+        again: Mapping[str, Any] | None = _NOTHING,
+    ) -> list[Row]:
+        """Run a named statement; once more on a new connection when the old one turns out to be dead.
+
+        ``again``: what is different the second time. None: there is none, because it could happen twice."""
         self._notice_fork()
         deadline = now() + timeout
         unanswered: Unanswered | None = None
@@ -83,9 +94,10 @@ class Engine:
                     session = self._open(deadline)
                     return self._use(session, name, parameters, deadline)
             except Unanswered as error:
-                if unanswered is not None or now() >= deadline:
+                if unanswered is not None or again is None or now() >= deadline:
                     raise
                 unanswered = error
+                parameters = {**parameters, **again}
             except (Unreachable, Refused, SchemaMismatch) as error:
                 if unanswered is not None:  # the first attempt may have happened, whatever became of the second
                     raise unanswered from error

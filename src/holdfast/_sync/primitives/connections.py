@@ -1,5 +1,6 @@
 # Generated from _async/primitives/connections.py by scripts/unasync.py. Do not edit.
-"""The user's own connection, whatever driver it belongs to: the little that protecting a transaction needs of it.
+"""The user's own connection, whatever driver it belongs to: the little that protecting a transaction, or writing in it,
+needs of it.
 
 Drivers are recognised by name, so that none is imported that the user has not imported already.
 """
@@ -13,10 +14,12 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
-from holdfast._wire import drivers
+from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Unanswered
 from holdfast.sql import statements
+
+AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
 
 
 class Connection(Protocol):
@@ -31,8 +34,12 @@ class Connection(Protocol):
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         """Run a protecting statement in the open transaction; None when it found nothing to protect."""
 
+    def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        """Run a statement that writes and answers with one row, in the open transaction."""
 
-def recognise(database: Database, connection: Any) -> Connection:
+
+def recognise(database: Database, connection: Any, what: str = "the lease is") -> Connection:
+    """``what`` is in the database, for the message when the connection is to another one."""
     adapters: dict[tuple[str, str], Any] = {
         ("psycopg", "Connection"): Psycopg,
         ("sqlite3", "Connection"): Sqlite3,
@@ -43,27 +50,33 @@ def recognise(database: Database, connection: Any) -> Connection:
     for ancestor in type(connection).__mro__:
         adapter = adapters.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
         if adapter is not None:
-            found: Connection = adapter(database, connection)
+            found: Connection = adapter(database, connection, what)
             return found
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     raise TypeError(
-        f"cannot protect a {type(connection).__module__}.{type(connection).__qualname__}: give a Connection of "
-        "psycopg, a Connection or Session of SQLAlchemy, or a sqlite3.Connection"
+        f"cannot use the transaction of a {kind}: give a Connection of psycopg, a Connection or "
+        "Session of SQLAlchemy, or a sqlite3.Connection"
     )
 
 
 def _sql(database: Database, name: str, style: str) -> str:
     """The statement with its parameters as the driver writes them."""
+    return _scripts(database, name, style)[0]
+
+
+def _scripts(database: Database, name: str, style: str) -> list[str]:
+    """The same of one that takes several steps, of which the first that answers has done it."""
     statement = statements(database.dialect, database.schema)[name]
-    sql = statement.steps[0].sql
-    for number, parameter in enumerate(statement.parameters, 1):
-        sql = sql.replace(f"${number}", f":{parameter}").replace(f":{parameter}", style.format(parameter))
-    return sql
+    found = [step.sql for step in statement.steps]
+    for number, parameter in reversed(list(enumerate(statement.parameters, 1))):  # or $1 would be found in $10
+        found = [sql.replace(f"${number}", style.format(parameter)) for sql in found]
+    return found
 
 
 class Psycopg:
-    def __init__(self, database: Database, connection: Any) -> None:
+    def __init__(self, database: Database, connection: Any, what: str) -> None:
         if database.dialect != "postgres":
-            raise ValueError(f"the lease is in {database}: a transaction of PostgreSQL cannot be protected by it")
+            raise ValueError(f"{what} in {database}: a transaction of PostgreSQL cannot be used with it")
         self._database, self._connection = database, connection
 
     def in_transaction(self) -> bool:
@@ -102,10 +115,18 @@ class Psycopg:
             found: int | None = cursor.fetchone()
             return found
 
+    def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        from psycopg import Cursor
+        from psycopg.rows import dict_row
+
+        with Cursor(self._connection, row_factory=dict_row) as cursor:
+            cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
+            return cursor.fetchone() or {}
+
 
 class SqlAlchemy:
-    def __init__(self, database: Database, connection: Any) -> None:
-        self._database = database
+    def __init__(self, database: Database, connection: Any, what: str) -> None:
+        self._database, self._what = database, what
         self._connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
 
     def in_transaction(self) -> bool:
@@ -121,13 +142,7 @@ class SqlAlchemy:
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
 
-        connection = self._connection
-        if hasattr(connection, "get_bind"):  # a session
-            connection = connection.connection()
-        if not (dialect := drivers.speaks(connection)).startswith(self._database.dialect):
-            raise ValueError(f"the lease is in {self._database}: a transaction of {dialect} cannot be protected by it")
-        if dialect == "sqlite":
-            _check_file(self._database, (connection.execute(text("pragma database_list"))).fetchall())
+        connection = self._checked()
         drivers.teach_sqlalchemy(connection)
         protecting = text(_sql(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
         secret = parameters | {"token": drivers.Secret(parameters["token"])}
@@ -137,22 +152,48 @@ class SqlAlchemy:
             raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
         return found
 
+    def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        from sqlalchemy import text
 
-def _check_file(database: Database, listing: Sequence[Sequence[Any]]) -> None:
+        connection = self._checked()
+        if drivers.would_autocommit(connection):
+            raise ValueError(AUTOCOMMIT)
+        for sql in _scripts(self._database, statement, ":{}"):
+            row = (connection.execute(text(sql), parameters)).mappings().first()
+            if row is not None:
+                return dict(row)
+        return {}
+
+    def _checked(self) -> Any:
+        """The connection, which is one to our database."""
+        from sqlalchemy import text
+
+        connection = self._connection
+        if hasattr(connection, "get_bind"):  # a session
+            connection = connection.connection()
+        if not (dialect := drivers.speaks(connection)).startswith(self._database.dialect):
+            raise ValueError(f"{self._what} in {self._database}: a transaction of {dialect} cannot be used with it")
+        if dialect == "sqlite":
+            listing = (connection.execute(text("pragma database_list"))).fetchall()
+            _check_file(self._database, listing, self._what)
+        return connection
+
+
+def _check_file(database: Database, listing: Sequence[Sequence[Any]], what: str) -> None:
     path = next((row[2] for row in listing if row[1] == "main"), None)
     if not path or not os.path.samefile(path, database.target):
         raise ValueError(
-            f"the connection is to {path or 'a database in memory'} and the lease is in {database}: "
-            "only a transaction in the same file can be protected"
+            f"the connection is to {path or 'a database in memory'} and {what} in {database}: "
+            "only a transaction in the same file will do"
         )
 
 
 class Sqlite3:
-    def __init__(self, database: Database, connection: sqlite3.Connection) -> None:
+    def __init__(self, database: Database, connection: sqlite3.Connection, what: str) -> None:
         if database.dialect != "sqlite":
-            raise ValueError(f"the lease is in {database}: a transaction of SQLite cannot be protected by it")
+            raise ValueError(f"{what} in {database}: a transaction of SQLite cannot be used with it")
         self._database, self._connection = database, connection
-        _check_file(database, self._ask("pragma database_list", {}))
+        _check_file(database, self._ask("pragma database_list", {}).fetchall(), what)
 
     def in_transaction(self) -> bool:
         return self._connection.in_transaction and _autocommit(self._connection) is not False  # else one always is
@@ -165,13 +206,20 @@ class Sqlite3:
         return SqliteTransaction(self._connection)
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        rows = self._ask(_sql(self._database, statement, ":{}"), parameters)
+        rows = self._ask(_sql(self._database, statement, ":{}"), parameters).fetchall()
         return rows[0][0] if rows else None
 
-    def _ask(self, sql: str, parameters: dict[str, str]) -> list[Any]:
+    def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        for sql in _scripts(self._database, statement, ":{}"):
+            answer = self._ask(sql, parameters)
+            if rows := answer.fetchall():
+                return dict(zip((column[0] for column in answer.description), rows[0], strict=True))
+        return {}
+
+    def _ask(self, sql: str, parameters: dict[str, Any]) -> sqlite3.Cursor:
         cursor = self._connection.cursor()
         cursor.row_factory = None  # whatever the user's makes
-        return cursor.execute(sql, parameters).fetchall()
+        return cursor.execute(sql, parameters)
 
 
 def _autocommit(connection: sqlite3.Connection) -> bool | None:

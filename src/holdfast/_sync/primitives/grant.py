@@ -15,7 +15,7 @@ from holdfast._wire.log import logger
 from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.renewal import Trust
+from holdfast.core.renewal import Trust, margin
 from holdfast.keeper import Holding, Pulse
 
 log = logger("holdfast.lease")
@@ -131,8 +131,19 @@ class LeaseGrant:
         """From now on the heartbeat renews it."""
         holding = Holding(self.name, self.token, self._engine.owner, self._lose)
         self._pulse = self._engine.keeper.keep(
-            beat, self._trust, self._terms.renew_every, holding, session_key=session_key
-        )
+            beat, self._trust, self._terms.renew_every, holding,
+            session_key=session_key, renewed=self._terms.on_renewed,
+        )  # fmt: skip
+
+    def let_expire(self) -> None:
+        """Renew it no more, without releasing it: for work that cannot be stopped."""
+        if self._pulse is not None:
+            self._engine.keeper.let_expire(self._pulse)
+
+    def age(self) -> float:
+        """Seconds since the database last confirmed it, at the most."""
+        trust = self._current
+        return max(0.0, now() + trust.ttl - margin(trust.ttl) - trust.until)
 
     @property
     def _current(self) -> Trust:

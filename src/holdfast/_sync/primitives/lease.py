@@ -69,6 +69,16 @@ class Lease:
             _abandon(got)
             raise
 
+    def ask(self) -> LeaseGrant | Held:
+        """Once, without a second try while it is just being changed: the grant, or who has it."""
+        got: list[LeaseGrant] = []
+        try:
+            held = self._attempt(got)
+            return got[0] if held is None else held
+        except BaseException:
+            _abandon(got)
+            raise
+
     @contextmanager
     def or_skip(self) -> Iterator[LeaseGrant | None]:
         """A block that runs with the grant, or with None when somebody has it."""
@@ -173,7 +183,8 @@ class Lease:
         engine.check_usable()
         session_key = self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
-        pulse = keeper.borrow(terms.ttl, session=session_key is not None) if terms.auto_renew else None
+        shares = terms.auto_renew and terms.on_renewed is None
+        pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
         try:
             row, asked_at = self._ask(token, pulse, session_key)
             if row["status"] == "beat_lost" and pulse is not None:

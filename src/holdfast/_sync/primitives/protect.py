@@ -41,7 +41,7 @@ def transaction(database: Database, name: str, token: str, connection: Any, at: 
             yield
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
-            raise _fenced_out(name) from error
+            raise fenced_out(name) from error
         raise
 
 
@@ -57,7 +57,7 @@ def _protect(database: Database, name: str, token: str, known: Connection, at: s
     else:
         if fence is not None:
             return fence
-        refusal = _fenced_out(name)
+        refusal = fenced_out(name)
     raise refusal  # here, where the error of SQLAlchemy is not its context
 
 
@@ -65,7 +65,7 @@ def _refusal(name: str, error: Exception) -> EngineError | FencedOut:
     """The cause is the driver's own error: SQLAlchemy's shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
-        _fenced_out(name)
+        fenced_out(name)
         if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error)
         else EngineError(f"cannot protect the transaction with lease {name!r}: {drivers.message(reason)}")
     )
@@ -78,7 +78,7 @@ def _check(at: str) -> None:
         raise ValueError(f"at must be 'start' or 'commit', not {at!r}")
 
 
-def _fenced_out(name: str) -> FencedOut:
+def fenced_out(name: str) -> FencedOut:
     return FencedOut(
         f"lease {name!r} has passed on: this transaction cannot commit. Roll back; the work belongs to the next holder."
     )

@@ -78,13 +78,11 @@ class PostgresLockWire:
                 if not self._poll.poll(timeout * 1000):
                     return None
                 pgconn.consume_input()
-                if not pgconn.is_busy():
+                if self._is_whole():
                     break
-            result = pgconn.get_result()
-            while pgconn.get_result() is not None:
-                pass
         except OperationalError as error:
             raise self._gone(error) from error
+        result, self._result = self._result, None
         if result is not None and result.status == _TUPLES:
             return result.get_value(0, 0) == b"t"
         self._answers(result)
@@ -131,12 +129,7 @@ class PostgresLockWire:
         pgconn = self._pgconn
         try:
             pgconn.consume_input()
-            while not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None:
-                    break
-                self._result = result
-            else:
+            if not self._is_whole():
                 return None
         except OperationalError as error:
             raise self._gone(error) from error
@@ -159,14 +152,11 @@ class PostgresLockWire:
         pgconn = self._pgconn
         try:
             pgconn.consume_input()
-            if pgconn.is_busy():
+            if not self._is_whole():
                 return None
-            result = pgconn.get_result()
-            while pgconn.get_result() is not None:
-                pass
         except OperationalError as error:
             raise self._gone(error) from error
-        self._verb = ""
+        result, self._result, self._verb = self._result, None, ""
         if result is not None and result.status == _TUPLES:
             return result.get_value(0, 0) == b"t"
         if result is None and pgconn.status == pq.ConnStatus.OK:  # it was taken, or never asked for
@@ -183,6 +173,7 @@ class PostgresLockWire:
 
     def drain(self) -> bool:
         """After an interruption: is there an answer still to come? It is nobody's."""
+        self._result = None
         try:
             if self._pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                 self._verb = "drain"
@@ -209,6 +200,17 @@ class PostgresLockWire:
             pgconn.send_query_params(self._session._statements[statement.decode()].steps[0].sql.encode(), parameters)
         if pgconn.flush():
             self._session._flush(now() + PROBE)
+
+    def _is_whole(self) -> bool:
+        """Take what has come, up to the end of the answer. Whoever takes more waits for it, and all threads with him:
+        libpq's ``get_result`` keeps the interpreter to itself, and after a FATAL the end is the socket's."""
+        pgconn = self._pgconn
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                return True
+            self._result = result
+        return False
 
     def _answers(self, result: pq.abc.PGresult | None) -> Answers:
         if result is None:

@@ -158,6 +158,34 @@ select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 -- name: protect_at_commit
 select holdfast.lease_protect_at_commit(:name, cast(:token as uuid)) as fence
 
+-- name: object_put
+-- Casts are written out, and of types that every driver knows: it also runs in the user's own transaction.
+select status, version, created_at, updated_at, name, labels, current, owner from holdfast.object_put(
+    cast(:type as text), cast(:id as text), cast(:body as text), cast(:raw as text), cast(:condition as text), cast(:expected as bigint),
+    cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),
+    cast(:lease as text), cast(cast(:lease_token as text) as uuid))
+
+-- name: object_delete
+select status, current from holdfast.object_delete(
+    cast(:type as text), cast(:id as text), cast(:expected as bigint), cast(cast(:token as text) as uuid), cast(:again as boolean),
+    cast(:lease as text), cast(cast(:lease_token as text) as uuid))
+
+-- name: object_get
+select name, body, raw, labels, version, created_at, updated_at from holdfast.object_get(:type, :id)
+
+-- name: object_get_by_name
+select id, body, raw, labels, version, created_at, updated_at from holdfast.object_get_by_name(:type, :name)
+
+-- name: object_list
+select id, name, body, raw, labels, version, created_at, updated_at from holdfast.object_list(:type, :labels::jsonb, :after, :most::int)
+
+-- name: object_cursor
+select holdfast.object_cursor() as cursor, extract(epoch from clock_timestamp())::double precision as now
+
+-- name: object_changes
+select snapshot, version, type, id, kind, expired from holdfast.object_changes(
+    :epoch::bigint, :since::pg_snapshot, :until::pg_snapshot, :after::bigint, :type, :most::int, :listening::boolean)
+
 -- name: begin
 begin
 

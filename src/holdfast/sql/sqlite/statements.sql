@@ -10,6 +10,7 @@ select version, name, applied_at from holdfast_schema_version order by version;
 -- name: hello
 -- stop
 select version from holdfast_schema_version where (select boot from holdfast_fence) = :boot order by version desc limit 1;
+update holdfast_object_version set last = ((last >> 32) + 1) << 32;
 update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
 select max(version) as version from holdfast_schema_version;
 
@@ -166,6 +167,65 @@ select 1 as done;
 update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;
 
+-- name: object_put
+-- Most writes are the first one. What is not asked for costs next to nothing: its condition is false before a row is read.
+-- stop
+update holdfast_object set body = :body, raw = :raw, labels = coalesce(:labels, labels), updated_at = {now},
+       version = (select last + 1 from holdfast_object_version)
+ where :condition = 'match' and not :rename and type = :type and id = :id and version = :expected
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
+returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
+-- stop
+insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
+select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), last + 1, {now}, {now} from holdfast_object_version
+ where (:condition <> 'match' or :rename and exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
+   and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
+    on conflict (type, id) do update set body = excluded.body, raw = excluded.raw, version = excluded.version, updated_at = excluded.updated_at,
+       name = case when :rename then excluded.name else name end, labels = coalesce(:labels, labels)
+ where :condition <> 'create'
+returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
+-- stop
+select 'fenced' as status where :lease is not null and not exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token);
+-- stop
+select case when :condition = 'create' then 'exists' else 'conflict' end as status, version as current, null as owner
+  from (select 1) left join holdfast_object on type = :type and id = :id
+ where :condition = 'create' and version is not null or :condition = 'match' and version is not :expected;
+select 'taken' as status, version as current, id as owner from holdfast_object where type = :type and name = :name and id <> :id;
+
+-- name: object_delete
+-- stop
+delete from holdfast_object where type = :type and id = :id and version = :expected
+   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
+returning 'done' as status, null as current;
+-- stop
+select 'fenced' as status where :lease is not null and not exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token);
+select 'conflict' as status, version as current from (select 1) left join holdfast_object on type = :type and id = :id;
+
+-- name: object_get
+select name, body, raw, labels, version, created_at, updated_at from holdfast_object where type = :type and id = :id;
+
+-- name: object_get_by_name
+select id, body, raw, labels, version, created_at, updated_at from holdfast_object where type = :type and name = :name;
+
+-- name: object_list
+select id, name, body, raw, labels, version, created_at, updated_at from holdfast_object
+ where type = :type and id > coalesce(:after, '')
+   and not exists (select 1 from json_each(:labels) w where not exists (select 1 from json_each(labels) h where h.key = w.key and h.value = w.value))
+ order by id limit :most;
+
+-- name: object_cursor
+select cast(last as text) as cursor, {now} as now from holdfast_object_version;
+
+-- name: object_changes
+-- One statement, so one look at the file: nothing is trimmed between the question whether it is all there and the reading.
+select v.last as snapshot, c.version, c.type, c.id, c.kind,
+       :since >> 32 <> v.last >> 32 or :since > v.last
+       or :since + 1 < (select min(version) from holdfast_object_change where version > (v.last >> 32) << 32) as expired
+  from holdfast_object_version v left join (
+       select * from holdfast_object_change where version > coalesce(:after, :since) and (:type is null or type = :type) order by version limit :most) c
+ order by c.version;
+
 -- name: examine_journal
 select journal_mode as mode from pragma_journal_mode;
 
@@ -173,7 +233,9 @@ select journal_mode as mode from pragma_journal_mode;
 select quick_check as problem from pragma_quick_check('holdfast_lease') where quick_check <> 'ok'
 union all select quick_check from pragma_quick_check('holdfast_beat') where quick_check <> 'ok'
 union all select quick_check from pragma_quick_check('holdfast_fence') where quick_check <> 'ok'
-union all select quick_check from pragma_quick_check('holdfast_history') where quick_check <> 'ok';
+union all select quick_check from pragma_quick_check('holdfast_history') where quick_check <> 'ok'
+union all select quick_check from pragma_quick_check('holdfast_object') where quick_check <> 'ok'
+union all select quick_check from pragma_quick_check('holdfast_object_change') where quick_check <> 'ok';
 
 -- name: examine_write_lock
 -- Not a select, so it takes the write lock; and writes nothing.

@@ -1,0 +1,134 @@
+"""What a sweep costs: records that are true already, records that all have to be written, and four replicas at once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from bench.measure import Result
+from bench.place import Place
+
+ANSWERS_IN = 0.005
+SHARDS = 16
+REPLICAS = 4
+
+
+class SlowDriver:
+    """Has a backend for every record, and takes 5 ms for an answer."""
+
+    def __init__(self, count: int, word: str) -> None:
+        ready = holdfast.BackendCondition("Ready", True, word)
+        self._backends = {id: holdfast.Backend(id, (ready,)) for id in map(_id, range(count))}
+
+    async def list(self) -> list[holdfast.Backend]:
+        await asyncio.sleep(ANSWERS_IN)
+        return list(self._backends.values())
+
+    async def get(self, id: str) -> holdfast.Backend | None:
+        await asyncio.sleep(ANSWERS_IN)
+        return self._backends.get(id)
+
+    async def watch(self) -> AsyncIterator[holdfast.DriverEvent | None]:
+        while True:
+            yield None
+            await asyncio.sleep(1)
+
+
+def _id(number: int) -> str:
+    return f"sb-{number:06}"
+
+
+def sweep(place: Place) -> list[Result]:
+    """A sweep with a driver that answers in 5 ms, on PostgreSQL; 1.0 is 10,000 records that are true already."""
+    few, many = (50, 200) if place.effort.quick else (10_000, 100_000)
+    url = place.postgres_url()
+    written, true = asyncio.run(_alone(url, few, "A"))
+    shared = _together(url, few, "B")
+    more_written, more_true = asyncio.run(_alone(url, many, "C"))
+    found = {
+        f"{few:,} records, all true": true,
+        f"{few:,} records, all to be written": written,
+        f"{few:,} records, all to be written, {REPLICAS} replicas with shards": shared,
+        f"{many:,} records, all true": more_true,
+        f"{many:,} records, all to be written": more_written,
+    }
+    return [Result("sweep", label, seconds, "s", seconds / true) for label, seconds in found.items()]
+
+
+async def _alone(url: str, count: int, word: str) -> tuple[float, float]:
+    async with holdfast.AsyncClient(url) as client:
+        await client.migrate()
+        await _make(client, count)
+        took: list[float] = []
+
+        async def work(term: Any) -> None:
+            for _ in range(2):
+                reconciler = client.reconciler("sandbox", SlowDriver(count, word))
+                await reconciler.sweep(term)
+                took.append(reconciler.status().sweep_seconds or 0.0)
+
+        await client.elector("reconciler").run(work)
+        return took[0], took[1]
+
+
+async def _make(client: holdfast.AsyncClient, count: int) -> None:
+    known = {each for page in [await _ids(client)] for each in page}
+    missing = [id for id in map(_id, range(count)) if id not in known]
+    for start in range(0, len(missing), 500):
+        created = (
+            client.objects.put_if("sandbox", id, {}, holdfast.MustCreate()) for id in missing[start : start + 500]
+        )
+        await asyncio.gather(*created)
+
+
+async def _ids(client: holdfast.AsyncClient) -> set[str]:
+    found: set[str] = set()
+    after: str | None = None
+    while page := await client.objects.list("sandbox", after=after, most=10_000):
+        found |= {each.id for each in page}
+        after = page[-1].id
+    return found
+
+
+def _together(url: str, count: int, word: str) -> float:
+    """From the word to go until the last of them has swept its own shards."""
+    command = [sys.executable, "-m", "bench.reconciler", url, str(count), word]
+    root = Path(__file__).parent.parent
+    running = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+        for _ in range(REPLICAS)
+    ]
+    try:
+        for each in running:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        for each in running:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        return max(float(each.stdout.readline()) for each in running if each.stdout is not None) - began
+    finally:
+        for each in running:
+            each.communicate()
+
+
+async def _share(url: str, count: int, word: str) -> None:
+    async with holdfast.AsyncClient(url) as client, client.shards("sweep", SHARDS) as shards:
+        while len(shards.held) != SHARDS // REPLICAS:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await client.reconciler("sandbox", SlowDriver(count, word)).sweep(shards)
+        print(time.monotonic(), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+
+if __name__ == "__main__":
+    asyncio.run(_share(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

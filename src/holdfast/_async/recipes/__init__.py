@@ -1,0 +1,1 @@
+"""What services are made of, over the primitives alone."""

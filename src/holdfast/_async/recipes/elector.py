@@ -1,0 +1,181 @@
+"""The elector: of all replicas that run it, one does the work, and another goes on when that one cannot.
+
+A thin loop around the table in ``core.election``: it asks for the lease until it is granted, and lets ``tenure`` run
+the work under it. What the lease is worth is the lease's affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.grant import AsyncLeaseGrant
+from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.recipes.tenure import AsyncCourse, AsyncTenure, Work
+from holdfast._wire.aio_running import AsyncInterrupts, check_work
+from holdfast._wire.aio_waiting import settled
+from holdfast._wire.clock import jitter, now
+from holdfast._wire.identity import new_token
+from holdfast._wire.kernel import Marks
+from holdfast._wire.log import logger
+from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
+from holdfast.core.errors import EngineError, Refused
+from holdfast.core.grant import Held, LeaseTerms
+
+log = logger("holdfast.elector")
+
+OnNewLeader = Callable[[str], object]
+_STANDBY_POLL = 0.01
+"""Seconds between two looks of a standby on one machine, where looking costs next to nothing."""
+
+
+class AsyncElector:
+    """``run(work)`` in every replica. ``stop()`` is for good, ``resign()`` lets another one lead; both return at once,
+    and may be called from anywhere."""
+
+    def __init__(self, engine: AsyncEngine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
+        self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
+        self._kernel = engine.database.dialect == "sqlite" and Marks.available
+        self.holder = f"{terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+        self._course = AsyncCourse()
+        self._running = self._answered = False
+        self._grant: AsyncLeaseGrant | None = None
+        self._leader: str | None = None
+        self._last_leader: str | None = None
+        self._since: datetime | None = None
+        self._transitions = 0
+        self._renewed_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self._terms.name
+
+    def __repr__(self) -> str:
+        return f"<Elector {self.name!r} {self.holder!r} {self._course.state.value}>"
+
+    async def run(self, work: Work, *, signals: bool = False) -> None:
+        """Stand by, lead, stand by again, until ``stop()``, or until the work returns or raises by itself.
+
+        ``work(term)`` runs while we lead. When the lease is lost, on ``resign()`` and on ``stop()`` it is cancelled
+        (without asyncio: ``term.stopping`` is set and ``term.check()`` raises), and the lease is released when it has
+        ended. ``signals=True``: SIGTERM and SIGINT call ``stop()``.
+        """
+        check_work(work)
+        if self._running:
+            raise RuntimeError(f"{self!r} is running already")
+        self._running = True
+        try:
+            with AsyncInterrupts(self.stop) if signals else nullcontext():
+                while not self._course.is_over() and (grant := await self._stand_by()) is not None:
+                    await self._lead(grant, work)
+        finally:
+            self._running = False
+
+    def stop(self) -> None:
+        """Stop the work if it runs here, release the lease, and let ``run`` return."""
+        self._course.stopped = True
+        self._course.bell.ring()
+
+    def resign(self) -> bool:
+        """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
+        leading = self._course.state is State.LEADING
+        self._course.resigned = leading
+        self._course.bell.ring()
+        return leading
+
+    def status(self) -> ElectorStatus:
+        """What we know, for health endpoints; asks nobody."""
+        grant = self._grant
+        age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
+        return ElectorStatus(
+            self.name, self.holder, self._course.state.value, self._leader, self._since, self._transitions, age,
+            grant.fence if grant else None,
+        )  # fmt: skip
+
+    async def _stand_by(self) -> AsyncLeaseGrant | None:
+        """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
+        if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
+            self._course.resigned = False
+            await self._course.pause(self._terms.retry_every)
+        keeper, lease = self._engine.keeper, AsyncLease(self._engine, self._lease_terms(), 0.0)
+        keeper.watch(self.name, self._course.bell.ring)
+        try:
+            while not self._course.is_over():
+                answer = await self._ask(lease)
+                if isinstance(answer, AsyncLeaseGrant):
+                    return answer
+                await self._course.bell.wait(self._until_next(answer))
+            return None
+        finally:
+            keeper.unwatch(self.name, self._course.bell.ring)
+
+    async def _ask(self, lease: AsyncLease) -> AsyncLeaseGrant | Held | None:
+        try:
+            answer = await lease.ask()
+        except EngineError as error:
+            if self._engine.closed or (isinstance(error, Refused) and not self._answered):
+                raise  # what was never possible will not be
+            log.warning("elector %r: no answer, asks again: %s", self.name, error, extra=self._fields())
+            return None
+        self._answered = True
+        if isinstance(answer, Held):
+            if answer.session_watch is not None:
+                self._engine.keeper.keep_vigil(self.name, answer.session_watch)
+            if answer.remaining is not None:
+                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - answer.remaining)
+            log.debug("elector %r: standing by, %s leads", self.name, answer.holder, extra=self._fields(answer.holder))
+            await self._see(answer.holder)
+        return answer
+
+    def _until_next(self, held: Held | None) -> float:
+        if held is not None and held.remaining is None:  # just being changed by somebody
+            return jitter(0.002, 0.02)
+        every = min(self._terms.retry_every, _STANDBY_POLL) if self._kernel else self._terms.retry_every
+        pause = every * jitter(0.75, 1.0)
+        return pause if held is None or held.remaining is None else min(pause, held.remaining + jitter(0.001, 0.01))
+
+    async def _lead(self, grant: AsyncLeaseGrant, work: Work) -> None:
+        self._grant = grant
+        try:
+            if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
+                log.info("elector %r: leading with fence %d", self.name, grant.fence, extra=self._fields(self.holder))
+                await self._see_ourselves(grant)
+            await AsyncTenure(self._terms, self._course, grant).serve(work)
+        finally:
+            self._grant, self._leader, self._since = None, None, None
+
+    async def _see_ourselves(self, grant: AsyncLeaseGrant) -> None:
+        try:
+            await self._see(self.holder)
+        except BaseException:  # interrupted in the user's own function: nobody would ever release it
+            grant.abandon()
+            raise
+
+    async def _see(self, leader: str | None) -> None:
+        if leader is None or leader == self._leader:
+            return
+        self._transitions += self._last_leader not in (None, leader)
+        self._leader = self._last_leader = leader
+        self._since = datetime.now(UTC)
+        if self._on_new_leader is not None:
+            try:
+                await settled(self._on_new_leader(leader))
+            except Exception:
+                log.exception("elector %r: on_new_leader failed", self.name)
+
+    def _lease_terms(self) -> LeaseTerms:
+        return self._terms.lease(
+            self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_renewed=self._renewed
+        )
+
+    def _renewed(self) -> None:
+        """In the keeper's thread."""
+        log.info("elector %r: renewed", self.name, extra=self._fields(self.holder))
+
+    def _fields(self, holder: str | None = None) -> dict[str, Any]:
+        """What a structured log can be searched by."""
+        return {"elector": self.name, "replica": self.holder, "holder": holder}

@@ -1,0 +1,154 @@
+"""Shards: many leases of one kind, spread evenly over the replicas that live.
+
+Each replica holds one lease that says it is there, looks at the list of them now and then, and releases what is more
+than its share or takes what is free. All hang on the one heartbeat of their process, so a thousand cost what one does.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self
+
+from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.grant import AsyncLeaseGrant
+from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.leases import AsyncLeases
+from holdfast._wire.aio_running import AsyncBell, AsyncFlag, AsyncJob
+from holdfast._wire.clock import jitter
+from holdfast._wire.identity import new_token
+from holdfast._wire.log import logger
+from holdfast.core.election import replica
+from holdfast.core.errors import EngineError
+from holdfast.core.grant import LeaseTerms
+from holdfast.core.sharding import Plan, ShardTerms, plan, shard_of
+
+log = logger("holdfast.shards")
+
+
+class AsyncShards:
+    """``async with client.shards("sweep", 64) as shards``: a fair share of them is ours inside the block."""
+
+    def __init__(self, engine: AsyncEngine, terms: ShardTerms) -> None:
+        self._engine, self._terms = engine, terms
+        self._nonce = new_token()[:16]
+        self.name = terms.name
+        self.holder = f"{terms.holder or replica(os.environ, self._nonce)}/{self._nonce[:8]}"
+        self.stopping = AsyncFlag()
+        """Set when the block ends, or by ``stop()``."""
+        self.members: frozenset[str] = frozenset()
+        """The replicas that were there at the last look, ourselves among them."""
+        self.gained = 0
+        """How many shards we have ever taken."""
+        self._bell = AsyncBell()
+        self._grants: dict[int, AsyncLeaseGrant] = {}
+        self._member: AsyncLeaseGrant | None = None
+        self._job: AsyncJob | None = None
+
+    def __repr__(self) -> str:
+        return f"<Shards {self._terms.name!r} {len(self.held)} of {self._terms.count}>"
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards that are ours now."""
+        return frozenset(number for number, grant in list(self._grants.items()) if not grant.lost)
+
+    def shard_of(self, key: str) -> int:
+        return shard_of(key, self._terms.count)
+
+    def grant_for(self, key: str) -> AsyncLeaseGrant | None:
+        """The grant of the shard that ``key`` falls into; None when it is another replica's."""
+        grant = self._grants.get(self.shard_of(key))
+        return None if grant is None or grant.lost else grant
+
+    def stop(self) -> None:
+        """Take no more: whoever works on the shards has to end. They are released when the block ends."""
+        self.stopping.set()
+        self._bell.ring()
+
+    async def __aenter__(self) -> Self:
+        await self._balance()
+        self._job = AsyncJob(self._run, self, self._bell.ring)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        while self._job is not None and not self._job.ended:
+            await self._bell.wait(1.0)
+        for number in sorted(self._grants):
+            await self._release(number)
+        if self._member is not None:
+            await self._give_back(self._member)
+
+    async def _run(self, _: object) -> None:
+        pause = 0.0
+        while not self.stopping.is_set():
+            await self._bell.wait(pause)
+            try:
+                pause = 0.0 if self.stopping.is_set() else await self._balance()
+            except Exception as error:
+                if self._engine.closed:
+                    return
+                log.warning("%r: no answer, looks again: %s", self, error)
+                pause = self._terms.ttl / 6
+
+    async def _balance(self) -> float:
+        """Look, release, take; how long until the next look."""
+        await self._be_there()
+        self._forget_lost()
+        leases = await AsyncLeases(self._engine).list()
+        members, owners = self._terms.listed([(each.name, each.holder) for each in leases])
+        self.members = frozenset(members)
+        todo = plan(self.holder, self._terms.count, members, owners)
+        for number in todo.release:
+            await self._release(number)
+        for number in todo.take:
+            if self.stopping.is_set():
+                break
+            await self._take(number)
+        if todo.release or todo.take:
+            log.info("%r: %d replicas, released %d, took %d", self, len(members), len(todo.release), len(todo.take))
+        # Whoever does not renew is gone at the end of its TTL, and what it had is to be taken then.
+        return self._until_next(todo, min((each.remaining for each in leases if each.holder in members), default=1.0))
+
+    def _until_next(self, todo: Plan, expiry: float) -> float:
+        every = self._terms.ttl / 6 * jitter(0.75, 1.0)
+        return min(every / 10 if todo.wanting or todo.take else every, max(0.01, expiry + jitter(0.001, 0.02)))
+
+    async def _be_there(self) -> None:
+        if self._member is None or self._member.lost:
+            self._member = await self._ask(self._terms.member(self._nonce))
+
+    async def _take(self, number: int) -> None:
+        grant = await self._ask(self._terms.shard(number))
+        if grant is not None:
+            self._grants[number] = grant
+            self.gained += 1
+
+    async def _ask(self, name: str) -> AsyncLeaseGrant | None:
+        ttl = self._terms.ttl
+        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl")
+        return await AsyncLease(self._engine, lease, 0.0).try_acquire()
+
+    def _lost(self, grant: AsyncLeaseGrant) -> None:
+        """In the keeper's thread."""
+        self._bell.ring()
+
+    def _forget_lost(self) -> None:
+        for number, grant in list(self._grants.items()):
+            if grant.lost:
+                del self._grants[number]
+                log.info("%r: lost shard %d", self, number)
+
+    async def _release(self, number: int) -> None:
+        """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
+        await self._give_back(self._grants.pop(number))
+
+    async def _give_back(self, grant: AsyncLeaseGrant) -> None:
+        try:
+            await grant.release()
+        except EngineError as error:
+            grant.abandon()
+            log.info("%r: %s is released later: %s", self, grant.name, error)

@@ -1,0 +1,176 @@
+# Generated from _async/primitives/objects.py by scripts/unasync.py. Do not edit.
+"""Objects: records that are written only if they are still what the writer believes.
+
+Every write is one statement that compares and swaps, so the database decides between writers, whatever leases say. A
+write whose answer was lost is asked after, and is never done twice; where that cannot be had, it is told as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.connections import AUTOCOMMIT, recognise
+from holdfast._sync.primitives.grant import LeaseGrant
+from holdfast._sync.primitives.protect import fenced_out
+from holdfast._sync.primitives.watch import Watch
+from holdfast._wire import Row, drivers
+from holdfast._wire.clock import jitter
+from holdfast._wire.identity import new_token
+from holdfast._wire.waiting import settled, sleep
+from holdfast.core.changes import Position
+from holdfast.core.errors import Conflict, Refused
+from holdfast.core.grant import Unset, check_name
+from holdfast.core.objects import (
+    Condition,
+    MatchVersion,
+    ObjectRecord,
+    Payload,
+    check_condition,
+    check_labels,
+    check_most,
+    check_version,
+    encode,
+    refusal,
+)
+
+ATTEMPTS = 10
+"""How often ``update`` reads, changes and writes before it gives up."""
+_AGAIN = {"again": True}
+
+Records = list[ObjectRecord]
+Labels = Mapping[str, str]
+
+
+class Objects:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._hex = engine.database.dialect == "postgres"
+
+    def put_if(
+        self,
+        type: str,
+        id: str,
+        payload: Payload,
+        condition: Condition,
+        *,
+        name: str | Unset | None = Unset.UNSET,
+        labels: Labels | Unset = Unset.UNSET,
+        tx: Any = None,
+        under: LeaseGrant | None = None,
+    ) -> ObjectRecord:
+        """Write the object if ``condition`` holds, else Conflict or AlreadyExists and nothing is written.
+
+        ``payload`` is bytes, or anything that JSON can give back as it is. ``name`` is unique in its type; name and
+        labels stay what they are unless given. ``tx``: a connection whose transaction this is to be part of.
+        ``under``: a grant, without which nothing is written: FencedOut when the database knows that it has passed on.
+        """
+        wanted, expected = check_condition(condition)
+        body, raw = encode(payload)
+        parameters = {
+            "type": check_name(type, "type"),
+            "id": check_name(id, "id"),
+            "body": body,
+            "raw": raw.hex() if self._hex and raw is not None else raw,
+            "condition": wanted,
+            "expected": expected,
+            "rename": not isinstance(name, Unset),
+            "name": None if name is None or isinstance(name, Unset) else check_name(name),
+            "labels": None if isinstance(labels, Unset) else check_labels(labels),
+        }
+        # Once more could come after somebody else's write: only what compares can be asked for again.
+        row = self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
+        if row["status"] != "done":
+            raise refusal(type, id, row, expected)
+        return ObjectRecord.written(type, id, payload, row)
+
+    def delete_if(self, type: str, id: str, version: int, *, tx: Any = None, under: LeaseGrant | None = None) -> None:
+        """Delete the object if it is at ``version``; Conflict when it is not, or is not there."""
+        expected = check_version(version)
+        parameters = {"type": check_name(type, "type"), "id": check_name(id, "id"), "expected": expected}
+        row = self._write("object_delete", parameters, tx, under, _AGAIN)
+        if row["status"] != "done":
+            raise refusal(type, id, row, expected)
+
+    def get(self, type: str, id: str) -> ObjectRecord | None:
+        """The object, or None."""
+        parameters = {"type": check_name(type, "type"), "id": check_name(id, "id")}
+        rows = self._engine.call("object_get", parameters)
+        return ObjectRecord.of(type, rows[0], id=id) if rows else None
+
+    def get_by_name(self, type: str, name: str) -> ObjectRecord | None:
+        """The object of that name, or None."""
+        parameters = {"type": check_name(type, "type"), "name": check_name(name)}
+        rows = self._engine.call("object_get_by_name", parameters)
+        return ObjectRecord.of(type, rows[0], name=name) if rows else None
+
+    def list(self, type: str, *, labels: Labels | None = None, after: str | None = None, most: int = 100) -> Records:
+        """Objects of a type that have all these labels, in the order of their ids, ``most`` at a time.
+
+        The next page begins ``after`` the id of the last one. A page stays what it is whatever is created or deleted on
+        the pages before.
+        """
+        parameters = {
+            "type": check_name(type, "type"),
+            "labels": check_labels(labels or {}),
+            "after": None if after is None else check_name(after, "after"),
+            "most": check_most(most),
+        }
+        return [ObjectRecord.of(type, row) for row in self._engine.call("object_list", parameters)]
+
+    def update(self, type: str, id: str, change: Callable[[ObjectRecord], Payload]) -> ObjectRecord:
+        """Read, let ``change(record)`` say what the payload is to be, write; once more if somebody else was faster.
+
+        Conflict when there is no such object, or when it was somebody else ten times in a row.
+        """
+        for attempt in range(ATTEMPTS):
+            record = self.get(type, id)
+            if record is None:
+                raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
+            payload = settled(change(record))
+            try:
+                return self.put_if(type, id, payload, MatchVersion(record.version))
+            except Conflict:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+            sleep(jitter(0.0, min(0.002 * 2**attempt, 0.25)))
+        raise AssertionError("not reached")
+
+    def watch(self, type: str | None = None, *, since: str | None = None) -> Watch:
+        """Changes in the order in which they were committed: of one type or of all, from now on or after ``since``, the
+        cursor of a change or one from ``cursor()``. Nothing is missed and nothing told twice, across reconnects too.
+        """
+        position = None if since is None else Position.parse(since, self._engine.database.dialect)
+        return Watch(self._engine, None if type is None else check_name(type, "type"), position)
+
+    def cursor(self) -> str:
+        """Where we are: ``list`` after this, and ``watch`` since this, and nothing falls in between."""
+        [row] = self._engine.call("object_cursor", {})
+        cursor: str = row["cursor"]
+        return cursor
+
+    def _write(self, statement: str, parameters: Row, tx: Any, under: LeaseGrant | None, again: Row | None) -> Row:
+        if under is not None:
+            under.check()
+        name, token = (None, None) if under is None else (under.name, under.token)
+        parameters |= {"token": new_token(), "again": False, "lease": name, "lease_token": token}
+        if tx is None:
+            return self._write_alone(statement, parameters, under, again)
+        if under is not None:
+            raise ValueError("tx cannot be written under a grant as well: use grant.transaction(tx)")
+        connection = recognise(self._engine.database, tx, "the objects are")
+        if not connection.in_transaction() and not connection.begins_by_itself():
+            raise ValueError(AUTOCOMMIT)
+        return connection.write(statement, parameters)
+
+    def _write_alone(self, statement: str, parameters: Row, under: LeaseGrant | None, again: Row | None) -> Row:
+        try:
+            [row] = self._engine.call(statement, parameters, again=again)
+        except Refused as error:
+            if under is None or error.sqlstate != drivers.SQLSTATE:
+                raise
+            raise fenced_out(under.name) from error
+        if under is not None and row["status"] == "fenced":
+            raise fenced_out(under.name)
+        return row

@@ -1,0 +1,154 @@
+# Generated from _async/recipes/reconciler.py by scripts/unasync.py. Do not edit.
+"""The reconciler: keeps records true to what a driver says, by events as they come and by a sweep now and then.
+
+Both lead to the same few lines in ``mend``, and what is to be done is decided in ``core.reconciling``. This module
+hears, compares, counts, and leaves a failing driver alone for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from holdfast._sync.engines.engine import Engine
+from holdfast._sync.recipes.driver import Driver, Mandate
+from holdfast._sync.recipes.mend import Mender, SessionPresent
+from holdfast._wire.clock import jitter, now
+from holdfast._wire.crew import Aside, Crew, pause
+from holdfast._wire.log import logger
+from holdfast._wire.waiting import settled
+from holdfast.core.conditions import Backend, DriverEvent
+from holdfast.core.reconciling import Counts, ReconcilerTerms, pause_after
+
+log = logger("holdfast.reconciler")
+
+OnEvent = Callable[[DriverEvent], object]
+_PAGE = 1000
+_GLANCE = 1.0
+"""Seconds between two looks whether there are more records to care for."""
+
+
+class Reconciler:
+    """``elector.run(reconciler.run)``, or ``reconciler.run(shards)``, in every replica."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        terms: ReconcilerTerms,
+        driver: Driver,
+        session_present: SessionPresent | None,
+        on_event: OnEvent | None,
+    ) -> None:
+        self._terms, self._driver, self._on_event = terms, driver, on_event
+        self._mender = Mender(engine, terms, driver, session_present)
+        self._tally = self._mender.tally
+        self._swept_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Reconciler of {self._terms.type!r}>"
+
+    def run(self, mandate: Mandate) -> None:
+        """Watch and sweep until the term ends, or the shards are closed."""
+        with Crew(self._terms.concurrency) as crew, Aside(self._follow, mandate, crew):
+            failures = 0
+            while not mandate.stopping.is_set():
+                gained = mandate.gained
+                failures = 0 if self._swept(mandate) else failures + 1
+                every = self._terms.sweep_every
+                until = now() + (pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
+                while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
+                    pause(mandate.stopping, min(left, _GLANCE))
+
+    def exclusive(self, id: str) -> AbstractContextManager[None]:
+        """Inside the block neither watch nor sweep of this process touches the record, nor another such block. The
+        version decides all the same: this only spares the conflicts."""
+        return self._mender.serial.hold(id)
+
+    def status(self) -> Counts:
+        """What was done so far, for health endpoints and metrics; asks nobody."""
+        ago = None if self._swept_at is None else now() - self._swept_at
+        return self._tally.copy(swept_ago=ago)
+
+    def sweep(self, mandate: Mandate) -> None:
+        """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
+        with self._mender.serial.hold(""):
+            self._mender.failing, started, began = 0, now(), self._mender.ask_time()
+            backends = {each.id: each for each in self._mender.ask(self._driver.list)}
+            self._compare(mandate, backends, began)
+            if mandate.stopping.is_set():
+                return
+            self._swept_at = now()
+            self._tally.add(sweeps=1)
+            self._tally.set(sweep_seconds=self._swept_at - started)
+        log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
+
+    def _compare(self, mandate: Mandate, backends: dict[str, Backend], began: float) -> None:
+        with Crew(self._terms.concurrency) as crew:
+            after: str | None = None
+            while page := self._mender.objects.list(self._terms.type, after=after, most=_PAGE):
+                ours = [record for record in page if mandate.grant_for(record.id) is not None]
+                for record in ours:
+                    if mandate.stopping.is_set():
+                        return
+                    self._mender.check_driver()
+                    if self._mender.differs(record, backends.get(record.id)):
+                        crew.spawn(self._mender.mend, mandate, record.id, record, began)
+                self._tally.add(seen=len(ours))
+                after = page[-1].id
+            crew.finish()
+        self._mender.check_driver()
+
+    def _swept(self, mandate: Mandate) -> bool:
+        try:
+            self.sweep(mandate)
+        except Exception as error:
+            self._tally.add(sweeps_abandoned=1)
+            self._mender.complain("a sweep was abandoned", error)
+            return False
+        return True
+
+    def _follow(self, mandate: Mandate, crew: Crew) -> None:
+        """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
+        failures = 0
+        while not mandate.stopping.is_set():
+            events: Any = None
+            heard = False
+            try:
+                events = self._driver.watch()
+                for event in events:
+                    if not heard:
+                        heard, failures = True, 0
+                        self._tally.set(watching=True)
+                        crew.spawn(self._swept, mandate)
+                    if mandate.stopping.is_set() or not self._hear(event, mandate, crew):
+                        return
+            except Exception as error:
+                self._tally.add(driver_failures=1)
+                self._mender.complain("the watch on the driver ended", error)
+            finally:
+                self._tally.set(watching=False)
+                _close(events)
+            failures += 1
+            pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
+
+    def _hear(self, event: DriverEvent | None, mandate: Mandate, crew: Crew) -> bool:
+        """False when nobody is left to do anything about it."""
+        if event is None:
+            return True
+        self._tally.add(events=1)
+        if event.kind != "platform":
+            return crew.spawn(self._mender.mend, mandate, event.id, None, None)
+        if self._on_event is not None:
+            try:
+                settled(self._on_event(event))
+            except Exception as error:
+                self._mender.complain("on_event failed", error)
+        return True
+
+
+def _close(events: Any) -> None:
+    """Whatever an iterator keeps open, a generator or one that has the method."""
+    close = getattr(events, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,81 @@
+"""How the asyncio flavour runs a piece of work beside its supervisor: the same names as in ``running``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from holdfast._wire.aio_waiting import AsyncSignal
+from holdfast._wire.running import SIGNALS
+
+AsyncFlag = asyncio.Event
+
+
+def check_work(work: Callable[..., Any]) -> None:
+    if not inspect.iscoroutinefunction(work) and not inspect.iscoroutinefunction(getattr(work, "__call__", None)):  # noqa: B004
+        raise TypeError(f"work must be an async def that takes the term, not {work!r}")
+
+
+class AsyncBell:
+    """Rung from any thread, heard by one task."""
+
+    def __init__(self) -> None:
+        self._signal: AsyncSignal | None = None
+        self._early = False
+
+    def ring(self) -> None:
+        if self._signal is None:
+            self._early = True
+        else:
+            self._signal.set()
+
+    async def wait(self, timeout: float) -> None:
+        if self._signal is None:
+            self._signal = AsyncSignal()
+        if self._early:
+            self._early = False
+            return
+        await self._signal.wait(max(0.0, timeout))
+
+
+class AsyncJob:
+    """The work, in a task of its own, which is cancelled when it is to stop."""
+
+    def __init__(self, work: Callable[[Any], Coroutine[Any, Any, Any]], term: Any, ended: Callable[[], None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(work(term), name=f"holdfast-term-{term.name}")
+        self._task.add_done_callback(lambda _: ended())
+
+    @property
+    def ended(self) -> bool:
+        return self._task.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        return asyncio.CancelledError() if self._task.cancelled() else self._task.exception()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+
+class AsyncInterrupts:
+    """SIGTERM and SIGINT call ``callback`` inside the block, and are what they were after it."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback = callback
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("signals=True needs the main thread: call stop() from your own handler instead")
+        for each in SIGNALS:
+            self._before[each] = signal.getsignal(each)
+            asyncio.get_running_loop().add_signal_handler(each, self._callback)
+
+    def __exit__(self, *_: object) -> None:
+        for each, before in self._before.items():
+            asyncio.get_running_loop().remove_signal_handler(each)
+            signal.signal(each, before)

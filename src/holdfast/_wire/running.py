@@ -1,0 +1,74 @@
+"""How the blocking flavour runs work beside its supervisor. ``aio_running`` has the same names for asyncio."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+Flag = threading.Event
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def check_work(work: Callable[..., Any]) -> None:
+    if not callable(work):
+        raise TypeError(f"work must be a function that takes the term, not {work!r}")
+
+
+class Bell:
+    """Rung from any thread and from a signal's handler, which an Event could make wait for itself; heard by one."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        self._rings.put(None)
+
+    def wait(self, timeout: float) -> None:
+        with suppress(queue.Empty):
+            self._rings.get(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+            while True:
+                self._rings.get_nowait()
+
+
+class Job:
+    """The work, in a thread of its own: its supervisor hears signals meanwhile. It is asked to stop, never killed."""
+
+    def __init__(self, work: Callable[[Any], Any], term: Any, ended: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self.ended = False
+
+        def run() -> None:
+            try:
+                work(term)
+            except BaseException as error:
+                self.error = error
+            finally:
+                self.ended = True
+                ended()
+
+        threading.Thread(target=run, name=f"holdfast-term-{term.name}", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Its term says so: ``term.stopping``, ``term.check()``."""
+
+
+class Interrupts:
+    """SIGTERM and SIGINT call ``callback`` inside the block, and are what they were after it."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback = callback
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("signals=True needs the main thread: call stop() from your own handler instead")
+        for each in SIGNALS:
+            self._before[each] = signal.signal(each, lambda *_: self._callback())
+
+    def __exit__(self, *_: object) -> None:
+        for each, before in self._before.items():
+            signal.signal(each, before)

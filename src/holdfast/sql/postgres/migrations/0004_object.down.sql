@@ -1,0 +1,17 @@
+drop function holdfast.object_changes(bigint, pg_snapshot, pg_snapshot, bigint, text, int, boolean);
+drop function holdfast.object_cursor();
+drop function holdfast.object_list(text, jsonb, text, int);
+drop function holdfast.object_get_by_name(text, text);
+drop function holdfast.object_get(text, text);
+drop function holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid);
+drop function holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid);
+drop function holdfast.object_fence(text, uuid);
+drop function holdfast.object_epoch();
+drop function holdfast.object_log(bigint, text, text, text, uuid);
+drop function holdfast.object_trim(bigint);
+drop table holdfast.object_watched;
+drop table holdfast.object_trimmed;
+drop table holdfast.object_change;
+drop table holdfast.object;
+drop sequence holdfast.object_version;
+delete from holdfast.schema_version where version = 4;

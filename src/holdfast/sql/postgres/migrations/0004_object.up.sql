@@ -1,0 +1,322 @@
+-- Compare-and-swap records, and the log of their changes.
+--
+-- A version is drawn when the row is ours, from a sequence under the epoch of the fences: it rises with every write of
+-- any object, and is never used twice, neither after a delete nor after a failover that lost the last commits. So
+-- whoever matches a version matches one write, and nothing else.
+--
+-- The log is read between two snapshots: what the later one sees and the earlier one does not. Nothing is missed
+-- although transactions commit out of the order of their numbers, and nobody waits for a long one. Within, versions
+-- are the order: a write comes after every write that was committed before it was made.
+
+create sequence holdfast.object_version as bigint maxvalue 1099511627775 no cycle cache 1;
+
+create table holdfast.object (
+    type       text collate "C" not null,
+    id         text collate "C" not null,
+    name       text collate "C",
+    body       text,
+    raw        bytea,
+    labels     jsonb not null default '{}',
+    version    bigint not null,
+    created_at timestamptz not null,
+    updated_at timestamptz not null,
+    primary key (type, id),
+    check (num_nonnulls(body, raw) = 1)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+comment on column holdfast.object.body is 'the payload as the JSON text it came as, or NULL when it is bytes';
+
+create unique index object_name on holdfast.object (type, name) where name is not null;
+
+create table holdfast.object_change (
+    xid     xid8 not null,
+    version bigint not null,
+    type    text collate "C" not null,
+    id      text collate "C" not null,
+    kind    text not null check (kind in ('created', 'updated', 'deleted')),
+    token   uuid,
+    primary key (xid, version)
+) with (autovacuum_vacuum_insert_scale_factor = 0.5);
+comment on column holdfast.object_change.token is 'of the request: one whose answer was lost finds out what became of it';
+
+-- The newest transaction of which something was trimmed: whoever has not seen it may have missed it.
+create table holdfast.object_trimmed (
+    one   boolean primary key default true check (one),
+    epoch bigint not null,
+    xid   xid8 not null
+);
+insert into holdfast.object_trimmed (epoch, xid) values (0, '0');
+
+-- Writers notify only as long as somebody says here that it listens.
+create table holdfast.object_watched (
+    one   boolean primary key default true check (one),
+    until timestamptz not null
+) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+insert into holdfast.object_watched (until) values ('-infinity');
+
+-- The newest 100,000 changes stay. Only what every open transaction can see goes, and nobody waits for anybody; under a
+-- snapshot that is kept it is left to others, because it could fail there and take the caller's transaction with it.
+create function holdfast.object_trim(newest bigint) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    highest xid8;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        return;
+    end if;
+    perform from holdfast.object_trimmed for update skip locked;
+    if not found then
+        return;
+    end if;
+    with oldest as (
+        select c.xid, c.version from holdfast.object_change c order by c.xid, c.version limit 5000
+    ), gone as (
+        delete from holdfast.object_change c using oldest o
+         where c.xid = o.xid and c.version = o.version and o.version <= newest - 100000
+           and o.xid < pg_snapshot_xmin(pg_current_snapshot())
+        returning c.xid, c.version
+    )
+    select max(g.xid) into highest from gone g where g.version >> 40 = newest >> 40;
+    if highest is not null then
+        update holdfast.object_trimmed t set epoch = newest >> 40,
+               xid = case when t.epoch = newest >> 40 then greatest(t.xid, highest) else highest end;
+    end if;
+end $$;
+
+-- What every write ends with.
+create function holdfast.object_log(version bigint, type text, id text, kind text, token uuid) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    watched boolean;
+begin
+    insert into holdfast.object_change values (pg_current_xact_id(), version, type, id, kind, token)
+        returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
+    if version & 1023 = 0 then
+        perform holdfast.object_trim(version);
+    end if;
+    if watched then
+        perform pg_notify('holdfast.free', E'\x01objects');
+    end if;
+end $$;
+
+-- The high bits of the next version: as in next_fence, without a call where nothing has moved.
+create function holdfast.object_epoch() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+    e bigint;
+begin
+    select m.epoch_base + m.timeline into e from holdfast.meta m
+     where m.timeline = ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint and m.home = 'holdfast.meta'::regclass;
+    return coalesce(e, holdfast.check_epoch());
+end $$;
+
+-- HF001 unless the lease is held with that token; and it stays so until what is written here is committed. Less than
+-- lease_protect does: a savepoint that is rolled back takes the write with it, and the transaction does not idle.
+create function holdfast.object_fence(lease text, token uuid) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    perform from holdfast.lease l join holdfast.beat b on b.id = l.beat
+      where l.name = lease and l.token = object_fence.token and not b.dead and b.expires_at > clock_timestamp() for share of l;
+    if not found then
+        perform holdfast.fenced_out(lease);
+    end if;
+end $$;
+
+-- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
+-- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
+-- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
+-- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not.
+create function holdfast.object_put(
+    type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
+    token uuid, again boolean, lease text, lease_token uuid,
+    out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    o holdfast.object;
+    kind text;
+    bytes bytea := decode(object_put.raw, 'hex');
+    epoch bigint := holdfast.object_epoch() << 40;
+    number bigint;
+    born timestamptz;
+begin
+    if lease is not null then
+        perform holdfast.object_fence(lease, lease_token);
+    end if;
+    if condition = 'match' and not rename and not again then  -- one statement, because most writes are this
+        update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
+               version = epoch | nextval('holdfast.object_version'), updated_at = clock_timestamp()
+         where x.type = object_put.type and x.id = object_put.id and x.version = expected returning * into o;
+        if found then
+            kind := 'updated';
+        else
+            select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
+        end if;
+    else
+        for attempt in 1..100 loop
+            select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id for no key update;
+            if again then
+                select c.version into version from holdfast.object_change c where c.token = object_put.token;
+                if found then
+                    status := 'done';
+                    labels := coalesce(labels, '{}');
+                    if o.version = version then  -- else somebody else has written since, and it is told as it was asked for
+                        name := o.name;
+                        labels := o.labels;
+                    end if;
+                    created_at := extract(epoch from coalesce(o.created_at, clock_timestamp()));
+                    updated_at := extract(epoch from case when o.version = version then o.updated_at else clock_timestamp() end);
+                    return;
+                end if;
+            end if;
+            exit when condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected;
+            number := epoch | nextval('holdfast.object_version');
+            if o.version is not null then
+                begin
+                    update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
+                           name = case when rename then object_put.name else x.name end, version = number, updated_at = clock_timestamp()
+                     where x.type = object_put.type and x.id = object_put.id returning * into o;
+                    kind := 'updated';
+                exception when unique_violation then
+                    null;
+                end;
+            else
+                born := clock_timestamp();  -- the same in both
+                insert into holdfast.object as x values (object_put.type, object_put.id, object_put.name, object_put.body, bytes,
+                       coalesce(object_put.labels::jsonb, '{}'), number, born, born)
+                    on conflict do nothing returning * into o;
+                if found then
+                    kind := 'created';
+                    -- Whoever drew a number since may have made and deleted this very object: ours must be the higher one.
+                    if pg_sequence_last_value('holdfast.object_version'::regclass) <> (number & 1099511627775) then
+                        update holdfast.object x set version = epoch | nextval('holdfast.object_version')
+                         where x.type = object_put.type and x.id = object_put.id returning * into o;
+                    end if;
+                end if;
+            end if;
+            exit when kind is not null;
+            select 'taken', x.id, x.version into status, owner, current from holdfast.object x
+             where x.type = object_put.type and x.name = object_put.name and x.id <> object_put.id;
+            if found then
+                return;
+            end if;
+        end loop;
+    end if;
+    if kind is null then
+        status := case when condition = 'create' then 'exists' else 'conflict' end;
+        current := o.version;
+        return;
+    end if;
+    perform holdfast.object_log(o.version, o.type, o.id, kind, token);
+    status := 'done';
+    version := o.version;
+    name := o.name;
+    labels := o.labels;
+    created_at := extract(epoch from o.created_at);
+    updated_at := extract(epoch from o.updated_at);
+end $$;
+
+-- status: done (version: that of the deletion) | conflict (current: the version there is, if there is one).
+create function holdfast.object_delete(
+    type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, out status text, out version bigint, out current bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    epoch bigint := holdfast.object_epoch() << 40;
+begin
+    if lease is not null then
+        perform holdfast.object_fence(lease, lease_token);
+    end if;
+    select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id for update;
+    if again then
+        select 'done', c.version into status, version from holdfast.object_change c where c.token = object_delete.token;
+        if found then
+            return;
+        end if;
+    end if;
+    if current is distinct from expected then
+        status := 'conflict';
+        return;
+    end if;
+    delete from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id;
+    version := epoch | nextval('holdfast.object_version');
+    perform holdfast.object_log(version, object_delete.type, object_delete.id, 'deleted', token);
+    status := 'done';
+end $$;
+
+create function holdfast.object_get(type text, id text)
+returns table (name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
+language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select x.name, x.body, x.raw, x.labels, x.version,
+           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+      from holdfast.object x where x.type = object_get.type and x.id = object_get.id;
+end $$;
+
+create function holdfast.object_get_by_name(type text, name text)
+returns table (id text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
+language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select x.id, x.body, x.raw, x.labels, x.version,
+           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+      from holdfast.object x where x.type = object_get_by_name.type and x.name = object_get_by_name.name;
+end $$;
+
+-- In the order of the ids, from the one after "after": a page stays what it is whatever comes and goes before it.
+create function holdfast.object_list(type text, selector jsonb, after text, most int)
+returns table (id text, name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select x.id, x.name, x.body, x.raw, x.labels, x.version,
+           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+      from holdfast.object x
+     where x.type = object_list.type and x.id > coalesce(after, '') and x.labels @> coalesce(selector, '{}')
+     order by x.type, x.id limit most;
+end $$;
+
+-- Where to watch from, to learn of everything that is committed from now on.
+create function holdfast.object_cursor() returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return holdfast.object_epoch() || '/' || pg_current_snapshot()::text;
+end $$;
+
+-- What was committed between the snapshots "since" and "until" (now, if it is not given), after version "after" of that;
+-- fewer rows than "most", and one without a version at the end, when that was all. expired: it may not be, because
+-- some has been trimmed, or the cursor is of another epoch.
+create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, most int, listening boolean)
+returns table (snapshot pg_snapshot, version bigint, type text, id text, kind text, expired boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    upto pg_snapshot := coalesce(object_changes.until, pg_current_snapshot());
+    number int;
+begin
+    if listening then  -- said for all who watch, and again well before it is over
+        perform from holdfast.object_watched w where w.until > clock_timestamp() + interval '5 s';
+        if not found then
+            update holdfast.object_watched w set until = clock_timestamp() + interval '15 s'
+             where w.one in (select x.one from holdfast.object_watched x for no key update skip locked);
+        end if;
+    end if;
+    return query select upto, c.version, c.type, c.id, c.kind, false from holdfast.object_change c
+     where c.xid >= pg_snapshot_xmin(since) and c.xid < pg_snapshot_xmax(upto) and c.version >> 40 = epoch
+       and c.version > coalesce(after, 0) and (only_type is null or c.type = only_type)
+       and pg_visible_in_snapshot(c.xid, upto) and not pg_visible_in_snapshot(c.xid, since)
+     order by c.version limit most;
+    get diagnostics number = row_count;
+    -- Asked last: whatever is trimmed from now on has been read.
+    if epoch <> holdfast.object_epoch()
+       or exists (select from holdfast.object_trimmed t where t.epoch = object_changes.epoch and t.xid >= pg_snapshot_xmin(since)) then
+        return query select upto, null::bigint, null::text, null::text, null::text, true;
+    elsif number < most then
+        return query select upto, null::bigint, null::text, null::text, null::text, false;
+    end if;
+end $$;
+
+revoke all on all functions in schema holdfast from public;
+
+insert into holdfast.schema_version (version, name) values (4, 'object');

@@ -1,0 +1,46 @@
+-- Compare-and-swap records, and the log of their changes. There is one writer at a time, so the versions, which whoever
+-- writes draws, are in the order of the commits. Triggers draw and log: a write is one statement.
+
+create table holdfast_object_version (one integer primary key check (one = 1), last integer not null);
+insert into holdfast_object_version values (1, 0);
+
+create table holdfast_object (
+    type       text not null,
+    id         text not null,
+    name       text,
+    body       text,
+    raw        blob,
+    labels     text not null default '{}',
+    version    integer not null,
+    created_at real not null,
+    updated_at real not null,
+    primary key (type, id),
+    check ((body is null) <> (raw is null))
+);
+create unique index holdfast_object_name on holdfast_object (type, name) where name is not null;
+
+create table holdfast_object_change (
+    version integer primary key,
+    type    text not null,
+    id      text not null,
+    kind    text not null check (kind in ('created', 'updated', 'deleted'))
+);
+
+-- A line that begins with a semicolon: one that ends with it would end the whole statement for whoever reads this file.
+-- The newest 100,000 changes stay.
+create trigger holdfast_object_created after insert on holdfast_object begin
+    update holdfast_object_version set last = new.version
+    ; insert into holdfast_object_change values (new.version, new.type, new.id, 'created')
+    ; delete from holdfast_object_change where new.version & 1023 = 0 and version <= new.version - 100000
+    ; end;
+create trigger holdfast_object_updated after update on holdfast_object begin
+    update holdfast_object_version set last = new.version
+    ; insert into holdfast_object_change values (new.version, new.type, new.id, 'updated')
+    ; delete from holdfast_object_change where new.version & 1023 = 0 and version <= new.version - 100000
+    ; end;
+create trigger holdfast_object_deleted after delete on holdfast_object begin
+    update holdfast_object_version set last = last + 1
+    ; insert into holdfast_object_change select last, old.type, old.id, 'deleted' from holdfast_object_version
+    ; end;
+
+insert into holdfast_schema_version (version, name) values (4, 'object');

@@ -1,0 +1,46 @@
+"""What has to be so when all is over, as verdicts that say how much they looked at."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.testing.checker import linear
+from holdfast.testing.checker.beliefs import overlaps
+from holdfast.testing.checker.checks import Verdict
+from holdfast.testing.checker.models import LeaseModel, RegisterModel
+from holdfast.testing.history import operations, read
+
+
+class Truth(NamedTuple):
+    """What the driver said last, and what it lost on purpose, and when."""
+
+    ready: dict[str, bool | None]
+    lost: dict[str, float]
+    grace: float
+
+
+def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -> list[Verdict]:
+    """``there``: the records at the end; ``changes``: all that was ever written, as the database tells it."""
+    events = read(folder)
+    done = operations(events)
+    terms = [each for each in done if each.op == "acquire"]
+    # A note that was refused says nothing of the note: the reconciler may have written the rest of the record.
+    notes = [each for each in done if each.op == "read" or (each.op == "cas" and each.outcome != "fail")]
+    beliefs = [event for event in events if event.op == "believe"]
+    removed = [each.id for each in changes if each.kind == "deleted"]
+    return [
+        Verdict.of("terms have rising fences", len(terms), [str(each) for each in linear.check(terms, LeaseModel())]),
+        Verdict.of("no two lead at once", len(beliefs), [str(each) for each in overlaps(beliefs)]),
+        Verdict.of("notes are linearizable", len(notes), [str(each) for each in linear.check(notes, RegisterModel())]),
+        Verdict.of("no record is lost", len(truth.ready), [f"{id} is lost" for id in truth.ready.keys() - there]),
+        Verdict.of(
+            "none is pruned wrongly",
+            len(changes),
+            [f"{id} was removed, and its backend was there" for id in removed if id not in truth.lost],
+        ),
+        Verdict.of(
+            "what is gone is removed once",
+            len(changes),
+            [f"{id} was removed {removed.count(id)} times" for id in truth.lost if removed.count(id) != 1],
+        ),
+    ]

@@ -1,0 +1,374 @@
+"""The elector with real processes and real databases: killed, stopped, cut off, told to stop, told to resign."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing import Proxy
+from holdfast.testing.server import until
+from tests.children import Child, eventually, query
+
+Connect = Callable[..., Any]
+QUICK: dict[str, Any] = {"ttl": 1.5, "renew_every": 0.3, "retry_every": 0.2}
+SLOW: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0, "retry_every": 60.0}
+
+
+class Replica:
+    """An elector in a thread. Its work says when it begins and ends, and ends when it is told to."""
+
+    def __init__(self, url: str, name: str = "work", **options: Any) -> None:
+        self.client, self.log, self.terms = holdfast.Client(url), [], []  # type: ignore[var-annotated]
+        self.hold = threading.Event()
+        self.elector = self.client.elector(name, **options)
+        self.thread = threading.Thread(target=self.elector.run, args=(self.work,), daemon=True)
+        self.thread.start()
+
+    def work(self, term: Any) -> None:
+        self.terms.append(term)
+        self.log.append("begin")
+        term.stopping.wait()
+        while self.hold.is_set():
+            threading.Event().wait(0.01)
+        self.log.append("end")
+
+    @property
+    def leads(self) -> bool:
+        return self.log[-1:] == ["begin"]
+
+    def end(self) -> None:
+        self.hold.clear()
+        self.elector.stop()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        self.client.close()
+
+
+@contextmanager
+def replicas(url: str, count: int, **options: Any) -> Iterator[list[Replica]]:
+    """The first one leads. Clients with URLs of their own have keepers of their own, as other processes have."""
+    made: list[Replica] = []
+    try:
+        for number in range(count):
+            other = "" if url.startswith("sqlite") else f"?application_name=replica-{number}"
+            made.append(Replica(url + other, **options))
+            eventually(lambda: made[0].leads, "the first one leads")
+        yield made
+    finally:
+        for each in made:
+            each.end()
+
+
+def test_one_leads_and_resigning_hands_over_at_once(either: str) -> None:
+    """With timings so long that nothing but the release itself can have woken the other."""
+    with replicas(either, 2, **SLOW) as (one, other):
+        eventually(lambda: other.elector.status().leader == one.elector.holder, "the standby has seen who leads")
+        assert not other.leads
+        assert one.elector.resign() is True
+        eventually(lambda: other.leads, "the other one leads", timeout=10)
+        assert one.log == ["begin", "end"]
+        assert other.terms[0].fence > one.terms[0].fence
+        assert one.elector.resign() is False, "it does not lead any more"
+
+
+def test_the_lease_is_held_until_the_work_has_ended(either: str) -> None:
+    """However often it would have expired: it is renewed until then, and the successor begins after the end."""
+    with replicas(either, 2, **QUICK | {"grace": 0.6}) as (one, other):
+        one.hold.set()
+        one.elector.resign()
+        until(one.terms[0].stopping.is_set, what="told to stop")
+        assert not other.leads
+        one.hold.clear()
+        eventually(lambda: other.leads, "the other one leads")
+        assert one.log == ["begin", "end"]
+
+
+def test_work_that_does_not_stop_loses_its_lease_with_the_ttl_and_is_waited_for(postgres_url: str) -> None:
+    """What cannot be stopped is not released; it is renewed no more, so that the others get their turn."""
+    with replicas(postgres_url, 2, **QUICK) as (one, other):
+        one.hold.set()
+        with logged(logging.ERROR) as said:
+            one.elector.resign()
+            eventually(lambda: other.leads, "the other one leads")
+        assert "has not stopped" in said[0].getMessage()
+        assert one.log == ["begin"]
+        assert one.terms[0].lost, "it could have known"
+        assert query(postgres_url, "select outcome from holdfast.history") == [("expired",)]
+        other.elector.stop()
+        eventually(lambda: other.log[-1] == "end", "the other one stops")
+        assert one.log == ["begin"], "no second term beside the first"
+        one.hold.clear()
+        eventually(lambda: one.log == ["begin", "end", "begin"], "it stands by again")
+
+
+LEADER = """
+import sys, holdfast
+def work(term):
+    print("leading", term.fence, flush=True)
+    term.stopping.wait()
+    print("told to stop", flush=True)
+client = holdfast.Client(sys.argv[1])
+options = dict(ttl=float(sys.argv[2]), renew_every=float(sys.argv[2]) / 5, retry_every=0.1, failover=sys.argv[3])
+client.elector("work", **options).run(work, signals=True)
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("ttl", "failover"), [(1.0, "ttl"), (600.0, "session")])
+def test_a_killed_leader_is_succeeded(postgres_url: str, ttl: float, failover: str) -> None:
+    """After its TTL; or long before it, with its session."""
+    with Child(LEADER, postgres_url, ttl, failover) as leader:
+        assert leader.line().startswith("leading")
+        with replicas_beside(postgres_url, **SLOW, failover=failover) as standby:
+            eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
+            leader.kill()
+            eventually(lambda: standby.leads, "the standby leads", timeout=10)
+
+
+def test_on_one_file_a_killed_leader_is_succeeded_and_a_stopped_one_is_not(sqlite_url: str) -> None:
+    """The kernel knows which process lives: no heartbeat is needed, so none can be late."""
+    with Child(LEADER, sqlite_url, 0.5, "ttl") as leader:
+        assert leader.line().startswith("leading")
+        with replicas_beside(sqlite_url, **QUICK) as standby:
+            leader.signal(signal.SIGSTOP)
+            eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
+            threading.Event().wait(1.0)  # twice the TTL
+            assert not standby.log
+            leader.kill()
+            eventually(lambda: standby.leads, "the standby leads", timeout=10)
+
+
+@contextmanager
+def replicas_beside(url: str, **options: Any) -> Iterator[Replica]:
+    made = Replica(url, **options)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_a_stopped_leader_is_succeeded_and_stops_when_it_goes_on(postgres_url: str) -> None:
+    with Child(LEADER, postgres_url, 1.0, "ttl") as leader:
+        fence = int(leader.line().split()[1])
+        with replicas_beside(postgres_url, **QUICK) as standby:
+            leader.signal(signal.SIGSTOP)
+            eventually(lambda: standby.leads, "the standby leads")
+            assert standby.terms[0].fence > fence
+            leader.signal(signal.SIGCONT)
+            leader.expect("told to stop")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_work_and_releases_the_lease(either: str, number: signal.Signals) -> None:
+    with Child(LEADER, either, 600.0, "ttl") as leader:
+        assert leader.line().startswith("leading")
+        leader.signal(number)
+        leader.expect("told to stop", "over")
+        assert leader.wait() == 0
+    with holdfast.Client(either) as client:
+        assert client.leases.list() == []
+        assert [each.outcome for each in client.leases.history()] == ["released"]
+
+
+def test_a_leader_that_is_cut_off_stops_before_its_lease_is_another_ones(postgres_url: str) -> None:
+    """It begins to stop when as much is left as it may need to stop, not when all is over."""
+    with Proxy(postgres_url) as proxy, replicas_beside(proxy.url, ttl=2.0, renew_every=0.3, retry_every=0.2) as one:
+        eventually(lambda: one.leads, "it leads")
+        with replicas_beside(postgres_url, **QUICK) as other:
+            proxy.stall()
+            until(one.terms[0].stopping.is_set, what="told to stop")
+            assert one.terms[0].remaining() > 0, "while it could still be trusted"
+            assert not other.leads
+            eventually(lambda: other.leads, "the other one leads")
+            assert one.log == ["begin", "end"]
+            proxy.heal()
+            other.elector.resign()
+            eventually(lambda: one.log == ["begin", "end", "begin"], "it is one of them again")
+
+
+def test_a_deposed_leader_cannot_commit(postgres_url: str) -> None:
+    with replicas(postgres_url, 1, **SLOW) as [one], psycopg.connect(postgres_url, autocommit=True) as mine:
+        mine.execute("create table work (fence bigint)")
+        with one.terms[0].transaction(mine):
+            mine.execute("insert into work values (1)")
+        one.client.leases.force_release("work", actor="operator", reason="test")
+        with pytest.raises(holdfast.FencedOut), one.terms[0].transaction(mine):
+            mine.execute("insert into work values (2)")
+        assert query(postgres_url, "select fence from work") == [(1,)]
+
+
+def test_lost_while_a_write_is_in_flight_exactly_one_write_succeeds(postgres_url: str) -> None:
+    """Two leaders of one object, the old one paused between its read and its write: the version decides."""
+    with replicas(postgres_url, 2, **SLOW) as (one, other):
+        objects = one.client.objects
+        read = objects.put_if("box", "b-1", "new", holdfast.MustCreate())
+        one.elector.resign()
+        eventually(lambda: other.leads, "the other one leads")
+        other.client.objects.put_if("box", "b-1", "of the new leader", holdfast.MatchVersion(read.version))
+        with pytest.raises(holdfast.Conflict):
+            objects.put_if("box", "b-1", "of the old one", holdfast.MatchVersion(read.version))
+
+
+def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> None:
+    seen: list[str] = []
+    with (
+        replicas(either, 2, **SLOW, holder="same") as (one, other),
+        replicas_beside(either, **SLOW, on_new_leader=seen.append) as onlooker,
+    ):
+        eventually(lambda: seen, "the onlooker sees a leader")
+        mine, theirs = one.elector.status(), onlooker.elector.status()
+        assert mine.leading
+        assert (mine.state, mine.leader, mine.fence) == ("leading", one.elector.holder, one.terms[0].fence)
+        assert (theirs.leading, theirs.state, theirs.leader) == (False, "standby", one.elector.holder)
+        assert (theirs.transitions, theirs.fence) == (0, None)
+        assert mine.since is not None
+        assert 0 <= mine.renewed_ago < 60  # type: ignore[operator]
+        assert 0 <= theirs.renewed_ago < 60  # type: ignore[operator]
+        assert connect(either).leases.get("work").holder == one.elector.holder
+        assert one.elector.holder != other.elector.holder, "two instances of one identity are two holders"
+        assert one.elector.holder.startswith("same/")
+
+
+STUBBORN = """
+import sys, threading, holdfast
+def work(term):
+    print("leading", flush=True)
+    term.stopping.wait()
+    print("told to stop", flush=True)
+    threading.Event().wait()
+client = holdfast.Client(sys.argv[1])
+client.elector("work", ttl=2.0, renew_every=0.3, retry_every=0.2, grace=0.2, overrun="exit").run(work, signals=True)
+"""
+
+
+def test_with_overrun_exit_work_that_does_not_stop_ends_with_its_process(either: str) -> None:
+    """What cannot be stopped is not released: the successor comes when the TTL is over, or the kernel tells."""
+    with Child(STUBBORN, either) as leader:
+        leader.expect("leading")
+        leader.signal(signal.SIGTERM)
+        leader.expect("told to stop")
+        assert leader.wait() == 70
+        with replicas_beside(either, **QUICK) as standby:
+            eventually(lambda: standby.leads, "the standby leads")
+    with holdfast.Client(either) as client:
+        assert [each.outcome for each in client.leases.history()][-1] != "released"
+
+
+async def test_a_run_that_is_cancelled_before_its_work_begins_keeps_nothing(postgres_url: str) -> None:
+    """In on_new_leader, say, which is the user's and may take its time."""
+    told = asyncio.Event()
+
+    async def dwell(holder: str) -> None:
+        told.set()
+        await asyncio.Event().wait()
+
+    async def work(term: Any) -> None:
+        raise AssertionError("not reached")
+
+    async with holdfast.AsyncClient(postgres_url) as client:
+        running = asyncio.create_task(client.elector("work", **SLOW, on_new_leader=dwell).run(work))
+        await asyncio.wait_for(told.wait(), 30)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with holdfast.Client(postgres_url) as other:
+            await asyncio.to_thread(eventually, lambda: not other.leases.list(), "it is released")
+
+
+@contextmanager
+def logged(level: int) -> Iterator[list[Any]]:
+    said: list[Any] = []
+    handler, logger = logging.Handler(level), logging.getLogger("holdfast.elector")
+    handler.emit = said.append  # type: ignore[method-assign, assignment]
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def test_what_is_logged_at_which_level_and_with_which_fields(postgres_url: str) -> None:
+    with logged(logging.DEBUG) as said:
+        with replicas(postgres_url, 2, **QUICK) as (one, other):
+            eventually(lambda: any("renewed" in each.getMessage() for each in said), "a renewal")
+            eventually(lambda: any("standing by" in each.getMessage() for each in said), "an attempt")
+            one.client.leases.force_release("work", actor="operator", reason="test")
+            eventually(lambda: any("lost the lease" in each.getMessage() for each in said), "the loss is noticed")
+        text = [(each.levelname, each.getMessage()) for each in said]
+    for level, word in (
+        ("INFO", "leading"), ("INFO", "renewed"), ("INFO", "lost the lease"), ("INFO", "released"),
+        ("DEBUG", "standing by"),
+    ):  # fmt: skip
+        assert {shown for shown, message in text if word in message} == {level}, word
+    for each in said:
+        assert each.elector == "work"
+        assert each.replica in (one.elector.holder, other.elector.holder)
+    assert {each.holder for each in said if "leading" in each.getMessage()} <= {
+        one.elector.holder,
+        other.elector.holder,
+    }
+
+
+def test_the_work_that_ends_by_itself_ends_the_run_and_its_error_is_told(connect: Connect, either: str) -> None:
+    with holdfast.Client(either) as client:
+        client.elector("work").run(lambda term: None)
+        problem = LookupError("no such order")
+
+        def fail(term: Any) -> None:
+            raise problem
+
+        with pytest.raises(LookupError) as raised:
+            client.elector("work").run(fail)
+        assert raised.value is problem
+        assert client.leases.list() == []
+        stopped = client.elector("work")
+        stopped.stop()
+        stopped.run(fail)
+
+
+async def test_on_a_loop_the_work_is_cancelled_and_its_end_is_waited_for(either: str) -> None:
+    events: list[str] = []
+
+    async def work(term: Any) -> None:
+        events.append("begin")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert term.stopping.is_set()
+            await asyncio.sleep(0.05)
+            assert (await client.leases.get("work")).fence == term.fence  # type: ignore[union-attr]
+            events.append("end")
+
+    async with holdfast.AsyncClient(either) as client:
+        elector = client.elector("work", **SLOW)
+        running = asyncio.create_task(elector.run(work))
+        await asyncio.wait_for(_until(lambda: events), 30)
+        elector.stop()
+        await running
+        assert events == ["begin", "end"]
+        running = asyncio.create_task(client.elector("work", **SLOW).run(work))
+        await asyncio.wait_for(_until(lambda: len(events) == 3), 30)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert events == ["begin", "end"] * 2
+        assert await client.leases.list() == []
+        with pytest.raises(TypeError, match="work must be an async def"):
+            await client.elector("work").run(lambda term: None)  # type: ignore[arg-type, return-value]
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)

@@ -1,0 +1,201 @@
+"""Watching under fire: transactions that commit out of order, connections that are cut, a listener that is deaf."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import MatchVersion, MustCreate
+from holdfast.core.changes import Position
+from holdfast.testing import Proxy
+from holdfast.testing.object_contract import drain
+from tests.children import eventually, query
+from tests.raw import trials, waiters
+
+
+def test_a_slow_transaction_is_not_skipped_and_holds_up_nobody(postgres_url: str) -> None:
+    """The trap of every log with a serial number: what was numbered first is committed last."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as slow:
+        objects = client.objects
+        watch = objects.watch(since=objects.cursor())
+        objects.put_if("box", "slow", 1, MustCreate(), tx=slow)
+        objects.put_if("box", "fast", 1, MustCreate())
+        assert [each.id for each in drain(watch)] == ["fast"], "although an older transaction is open"
+        assert drain(watch) == []
+        slow.commit()
+        assert [each.id for each in drain(watch)] == ["slow"]
+        assert drain(watch) == []
+
+
+def test_an_object_is_told_in_the_order_of_its_writes_whatever_their_transactions_numbers(postgres_url: str) -> None:
+    """The transaction that began first writes last: the order of the transactions' numbers would tell it first."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as old:
+        objects, cursor = client.objects, client.objects.cursor()
+        old.execute("create table mine (a int)")  # has a number from here on
+        first = objects.put_if("box", "b-1", 1, MustCreate())
+        objects.put_if("box", "b-1", 2, MatchVersion(first.version), tx=old)
+        old.commit()
+        told = drain(objects.watch(since=cursor))
+        assert [each.kind for each in told] == ["created", "updated"]
+        assert [each.version for each in told] == sorted(each.version for each in told)
+
+
+def test_an_object_made_after_a_delete_has_the_higher_version_although_it_was_numbered_before(
+    postgres_url: str,
+) -> None:
+    """A creator that waits for somebody else's transaction drew its number before that one deleted the object again."""
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url) as mine,
+        psycopg.connect(postgres_url, autocommit=True) as onlooker,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        objects, cursor = client.objects, client.objects.cursor()
+        first = objects.put_if("box", "b-1", 1, MustCreate(), tx=mine)
+        waiting = pool.submit(objects.put_if, "box", "b-1", 2, MustCreate())
+        eventually(lambda: waiters(onlooker) == 1, "the other one waits for us")
+        objects.delete_if("box", "b-1", first.version, tx=mine)
+        mine.commit()
+        second = waiting.result(30)
+        told = drain(objects.watch(since=cursor))
+        assert [each.kind for each in told] == ["created", "deleted", "created"]
+        assert second.version == told[-1].version > told[1].version
+
+
+def test_what_was_rolled_back_is_not_told(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        watch = client.objects.watch(since=client.objects.cursor())
+        client.objects.put_if("box", "gone", 1, MustCreate(), tx=mine)
+        with mine.transaction(force_rollback=True):
+            client.objects.put_if("box", "undone", 1, MustCreate(), tx=mine)
+        client.objects.put_if("box", "kept", 1, MustCreate(), tx=mine)
+        assert drain(watch) == []
+        mine.commit()
+        assert [each.id for each in drain(watch)] == ["gone", "kept"]
+
+
+def write(url: str, number: int, writes: int, seed: int) -> None:
+    """Transactions of different lengths that overlap: some begin early, some are rolled back; and shared objects."""
+    chance = random.Random(seed)
+    with holdfast.Client(url) as client, psycopg.connect(url) as mine:
+        for turn in range(writes):
+            if chance.random() < 0.5:
+                mine.execute("select pg_current_xact_id()")
+            threading.Event().wait(chance.random() * 0.01)
+            client.objects.put_if("box", f"{number}-{turn}", turn, MustCreate(), tx=mine)
+            threading.Event().wait(chance.random() * 0.01)
+            if chance.random() < 0.2:
+                mine.rollback()
+            else:
+                mine.commit()
+            client.objects.update("box", f"shared-{chance.randrange(3)}", lambda record: record.payload + 1)
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async"])
+def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are_cut(
+    postgres_url: str, flavour: str
+) -> None:
+    """Each watcher goes on from a cursor, sometimes in a new watch; what it was told is what the log says was done."""
+    seed = random.randrange(10**6)
+    told: list[Any] = []
+    with Proxy(postgres_url) as proxy, holdfast.Client(postgres_url) as client:
+        for number in range(3):
+            client.objects.put_if("box", f"shared-{number}", 0, MustCreate())
+        start, over = client.objects.cursor(), threading.Event()
+        watcher = watch_blocking if flavour == "sync" else lambda *args: asyncio.run(watch_on_a_loop(*args))
+        with ThreadPoolExecutor(5) as pool:
+            watching = pool.submit(watcher, proxy.url, start, told, over)
+            writing = [pool.submit(write, postgres_url, number, trials(25), seed + number) for number in range(4)]
+            while not all(each.done() for each in writing):
+                threading.Event().wait(0.05)
+                proxy.cut()
+            for each in writing:
+                each.result()
+            done = query(postgres_url, "select version, type, id, kind from holdfast.object_change order by version")
+            begun = {each[0] for each in done[:3]}
+            wanted = [each for each in done if each[0] not in begun]
+            try:
+                eventually(lambda: len(told) >= len(wanted), "everything is told")
+            finally:
+                over.set()
+            watching.result(30)
+    assert sorted((each.version, each.type, each.id, each.kind) for each in told) == wanted, f"seed {seed}"
+    by_object = defaultdict(list)
+    for change in told:
+        by_object[change.id].append(change.version)
+    assert all(versions == sorted(versions) for versions in by_object.values()), f"out of order, seed {seed}"
+
+
+def watch_blocking(url: str, cursor: str, told: list[Any], over: threading.Event) -> None:
+    while not over.is_set():
+        with holdfast.Client(url) as client, client.objects.watch(since=cursor) as watch:
+            for _ in range(40):
+                with suppress(holdfast.EngineError):  # cut, and cut again: the watch goes on from where it was
+                    change = watch.next(timeout=0.2) if not over.is_set() else None
+                    if change is not None:
+                        told.append(change)
+            cursor = str(watch.cursor)
+
+
+async def watch_on_a_loop(url: str, cursor: str, told: list[Any], over: threading.Event) -> None:
+    while not over.is_set():
+        async with holdfast.AsyncClient(url) as client, client.objects.watch(since=cursor) as watch:
+            for _ in range(40):
+                with suppress(holdfast.EngineError):
+                    change = await watch.next(timeout=0.2) if not over.is_set() else None
+                    if change is not None:
+                        told.append(change)
+            cursor = str(watch.cursor)
+
+
+def test_nobody_is_notified_when_nobody_watches(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as ear, holdfast.Client(postgres_url) as client:
+        ear.execute('listen "holdfast.free"')
+        client.objects.put_if("box", "b-1", 1, MustCreate())
+        assert list(ear.notifies(timeout=0.2)) == []
+
+
+def test_whoever_waits_is_woken_by_the_writer_and_not_by_its_own_asking(postgres_url: str) -> None:
+    """All of them: there is something to read for everybody."""
+    with holdfast.Client(postgres_url) as client, holdfast.Client(f"{postgres_url}?application_name=w") as other:
+        watches = [client.objects.watch() for _ in range(2)]
+        for watch in watches:
+            watch._poll = 1e6
+            watch.begin()
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(watch.next, timeout=60) for watch in watches]
+            eventually(
+                lambda: query(postgres_url, "select 1 from holdfast.object_watched where until > now()"), "armed"
+            )
+            other.objects.put_if("box", "b-1", 1, MustCreate())
+            assert [each.result(30).id for each in waiting] == ["b-1", "b-1"]  # type: ignore[union-attr]
+        for watch in watches:
+            watch.close()
+
+
+def test_a_watch_outlives_a_database_that_is_away(postgres_url: str) -> None:
+    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client, holdfast.Client(postgres_url) as other:
+        watch = client.objects.watch()
+        watch.begin()
+        proxy.reset()
+        other.objects.put_if("box", "b-1", 1, MustCreate())
+        with pytest.raises(holdfast.EngineError):
+            watch.next(timeout=0.2)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(watch.next, timeout=60)
+            proxy.heal()
+            assert waiting.result(60).id == "b-1"  # type: ignore[union-attr]
+
+
+def test_a_cursor_says_the_same_when_it_is_read_back() -> None:
+    for text, dialect in (("17", "sqlite"), ("1/5:9:6,7", "postgres"), ("1/5:9:6,7/8:12:10/1099511627780", "postgres")):
+        assert str(Position.parse(text, dialect)) == text

@@ -1,0 +1,177 @@
+"""The object contract on every engine of this machine, in both flavours; and what only our own engines can show."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import MatchVersion, MustCreate, Unconditional
+from holdfast.testing import Proxy
+from holdfast.testing.object_contract import ObjectContract, drain
+from holdfast.testing.server import until
+from tests.children import query
+from tests.conftest import MAJORS, migrated, server
+from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
+
+Connect = Callable[..., Any]
+
+
+@lru_cache
+def shared(major: int) -> str:
+    """One database for all these tests, because making and dropping hundreds takes longer than the tests."""
+    return migrated(server(major).database())
+
+
+@pytest.fixture(params=["sqlite", *MAJORS])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'app.db'}"
+    with psycopg.connect(shared(request.param), autocommit=True) as database:
+        database.execute("truncate holdfast.object, holdfast.object_change")
+    return shared(request.param)
+
+
+class TestObjects(ObjectContract):
+    pass
+
+
+@pytest.mark.parametrize("kind", [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE])
+async def test_a_write_in_the_users_transaction_stays_or_goes_with_it(kind: str, sqlite_url: str) -> None:
+    where = shared(MAJORS[-1]) if kind in POSTGRES or kind in ALCHEMY else sqlite_url
+    async with subject(kind, where) as each:
+        objects, outside = each.client.objects, each.other.objects
+        for end in (each.rollback, each.commit):
+            await each.begin()
+            await each.write("mine")
+            put = await settled(objects.put_if("tx", each.name, {"a": 1}, MustCreate(), tx=each.connection))
+            with pytest.raises(holdfast.AlreadyExists):
+                await settled(objects.put_if("tx", each.name, 2, MustCreate(), tx=each.connection))
+            with pytest.raises(holdfast.Conflict):
+                await settled(objects.delete_if("tx", each.name, put.version + 1, tx=each.connection))
+            assert outside.get("tx", each.name) is None, "nobody sees it before the commit"
+            await end()
+        assert outside.get("tx", each.name) == put
+        assert each.rows() == ["mine"], "the refusals left the transaction usable"
+        await each.begin()
+        await each.write("gone")
+        raw = await settled(objects.put_if("tx", each.name, b"\x00", MatchVersion(put.version), tx=each.connection))
+        await settled(objects.delete_if("tx", each.name, raw.version, tx=each.connection))
+        await each.commit()
+        assert outside.get("tx", each.name) is None
+
+
+def test_a_connection_without_a_transaction_is_refused_before_anything_is_written(postgres_url: str) -> None:
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url, autocommit=True) as bare,
+        closing(sqlite3.connect(":memory:")) as elsewhere,
+    ):
+        with pytest.raises(ValueError, match="autocommit"):
+            client.objects.put_if("box", "b-1", 1, MustCreate(), tx=bare)
+        with pytest.raises(ValueError, match="the objects are in postgresql"):
+            client.objects.put_if("box", "b-1", 1, MustCreate(), tx=elsewhere)
+        with pytest.raises(TypeError, match=r"cannot use the transaction of a builtins\.str"):
+            client.objects.delete_if("box", "b-1", 1, tx="conn")
+        assert client.objects.list("box") == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: str) -> None:
+    """The connection dies before the request arrives, or before the answer does: what compares is asked after."""
+    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
+        objects, cursor = client.objects, client.objects.cursor()
+
+        def broken(write: Callable[[], Any]) -> Any:
+            for warm in (lambda: objects.put_if("x", "x", 1, MatchVersion(1)), lambda: objects.delete_if("x", "x", 1)):
+                with pytest.raises(holdfast.Conflict):
+                    warm()  # prepared by now: the next message is the statement itself
+            if moment == "before":
+                proxy.cut()
+                return write()
+            written = changes()
+            proxy.stall("to_client")
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(write)
+                until(lambda: changes() != written, what="the server has done it")
+                proxy.cut()
+                proxy.heal()
+                return answer.result(30)
+
+        def changes() -> Any:
+            return query(postgres_url, "select count(*) from holdfast.object_change")
+
+        record = broken(lambda: objects.put_if("box", "b-1", 1, MustCreate(), name="web"))
+        assert record == objects.get("box", "b-1")
+        second = broken(lambda: objects.put_if("box", "b-1", 2, MatchVersion(record.version)))
+        assert second == objects.get("box", "b-1")
+        broken(lambda: objects.delete_if("box", "b-1", second.version))
+        assert [each.kind for each in drain(objects.watch(since=cursor))] == ["created", "updated", "deleted"]
+
+
+def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgres_url: str) -> None:
+    """It could come a second time, and after somebody else's: nothing compares."""
+    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
+        client.objects.put_if("box", "b-1", 1, MustCreate())
+        proxy.cut()
+        with pytest.raises(holdfast.EngineError):
+            client.objects.put_if("box", "b-1", 2, Unconditional())
+        client.objects.put_if("box", "b-1", 3, Unconditional())
+        assert client.objects.get("box", "b-1").payload == 3  # type: ignore[union-attr]
+
+
+def test_a_role_needs_usage_and_execute_alone(postgres_url: str) -> None:
+    name = f"role_{postgres_url.rpartition('_')[2]}"
+    for sql in (
+        f"create role {name} login", f"grant usage on schema holdfast to {name}",
+        f"grant execute on all functions in schema holdfast to {name}",
+    ):  # fmt: skip
+        query(postgres_url, sql)
+    with holdfast.Client(postgres_url.replace("//postgres@", f"//{name}@")) as client:
+        cursor = client.objects.cursor()
+        record = client.objects.put_if("box", "b-1", 1, MustCreate(), name="web")
+        assert client.objects.list("box") == [client.objects.get_by_name("box", "web")] == [record]
+        client.objects.delete_if("box", "b-1", record.version)
+        assert len(drain(client.objects.watch(since=cursor))) == 2
+
+
+def test_versions_rise_over_a_new_boot_and_old_cursors_are_refused(sqlite_url: str) -> None:
+    """WAL mode may lose the last commits when the machine itself goes down: what was counted then may not be there."""
+    with holdfast.Client(sqlite_url) as client:
+        record, cursor = client.objects.put_if("box", "b-1", 1, MustCreate()), client.objects.cursor()
+    query(sqlite_url, "update holdfast_fence set boot = 'another'")
+    with holdfast.Client(sqlite_url) as client:
+        assert client.objects.get("box", "b-1") == record
+        with pytest.raises(holdfast.CursorExpired):
+            client.objects.watch(since=cursor).next(timeout=0)
+        assert client.objects.put_if("box", "b-1", 2, MatchVersion(record.version)).version > record.version + 1000
+
+
+def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
+    """The numbers are moved ahead instead of written a hundred thousand times."""
+    with holdfast.Client(either) as client:
+        objects = client.objects
+        cursor = objects.cursor()
+        objects.put_if("box", "b-0", 0, MustCreate())
+        assert [each.id for each in drain(objects.watch(since=cursor))] == ["b-0"]
+        if either.startswith("sqlite"):
+            query(either, "update holdfast_object_version set last = (last / 1024 + 101) * 1024 - 1")
+        else:
+            query(either, "select setval('holdfast.object_version', 102399)")
+        held = objects.cursor()
+        for number in range(1, 4):
+            objects.put_if("box", f"b-{number}", 0, MustCreate())
+        kept = query(either, f"select count(*) from holdfast{'_' if 'sqlite' in either else '.'}object_change")
+        assert kept == [(3,)]
+        with pytest.raises(holdfast.CursorExpired):
+            objects.watch(since=cursor).next(timeout=0)
+        if not either.startswith("sqlite"):  # there, numbers that were jumped over count as trimmed
+            assert [each.id for each in drain(objects.watch(since=held))] == ["b-1", "b-2", "b-3"]

@@ -1,0 +1,447 @@
+"""The reconciler on real databases, in both flavours, with a driver that every process sees."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import MatchVersion, MustCreate
+from holdfast.testing.yard import AsyncYard, Yard
+from tests.children import Child, eventually
+
+SLOW: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0, "retry_every": 60.0}
+NEVER = 80_000.0
+Hook = Callable[..., object]
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    return Yard(tmp_path)
+
+
+class Replica:
+    """An elector that runs a reconciler, in a thread, of either flavour."""
+
+    def __init__(self, url: str, yard: Yard, flavour: str, elector: dict[str, Any] | None = None, **options: Any):
+        self.ready = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        options = {"sweep_every": NEVER, "grace": NEVER} | options
+        target = self._async if flavour == "async" else self._sync
+        self.error: BaseException | None = None
+        arguments = (url, yard, elector or SLOW, options)
+        self.thread = threading.Thread(target=self._run, args=(target, arguments), daemon=True)
+        self.thread.start()
+        assert self.ready.wait(30)
+
+    def _run(self, target: Hook, arguments: tuple[Any, ...]) -> None:
+        try:
+            target(*arguments)
+        except BaseException as error:
+            self.error = error
+
+    def _sync(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
+        with holdfast.Client(url) as client:
+            self.reconciler: Any = client.reconciler("box", yard, **options)
+            self.elector: Any = client.elector("reconciler", **elector)
+            self.ready.set()
+            self.elector.run(self.reconciler.run)
+
+    def _async(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
+        async def main() -> None:
+            self.loop = asyncio.get_running_loop()
+            async with holdfast.AsyncClient(url) as client:
+                self.reconciler = client.reconciler("box", AsyncYard(yard), **options)
+                self.elector = client.elector("reconciler", **elector)
+                self.ready.set()
+                await self.elector.run(self.reconciler.run)
+
+        asyncio.run(main())
+
+    @contextmanager
+    def exclusive(self, id: str) -> Iterator[None]:
+        if self.loop is None:
+            with self.reconciler.exclusive(id):
+                yield
+            return
+        block = self.reconciler.exclusive(id)
+        asyncio.run_coroutine_threadsafe(block.__aenter__(), self.loop).result(30)
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(block.__aexit__(None, None, None), self.loop).result(30)
+
+    @property
+    def counts(self) -> Any:
+        return self.reconciler.status()
+
+    def end(self) -> None:
+        self.elector.stop()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        assert self.error is None, self.error
+
+
+@contextmanager
+def running(place: tuple[str, str], yard: Yard, **options: Any) -> Iterator[Replica]:
+    made = Replica(place[0], yard, place[1], **options)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(params=["sqlite, sync", "postgres, async"])
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each engine and each flavour once: one decides about the SQL, the other about the waiting."""
+    engine, flavour = request.param.split(", ")
+    return request.getfixturevalue(f"{engine}_url"), flavour
+
+
+class Records:
+    """The stored side, as a handler in another process sees it."""
+
+    def __init__(self, url: str) -> None:
+        self.objects = holdfast.Client(url).objects
+
+    def make(self, id: str, **payload: Any) -> Any:
+        return self.objects.put_if("box", id, payload, MustCreate())
+
+    def phase(self, id: str) -> str | None:
+        record = self.objects.get("box", id)
+        return None if record is None else record.payload.get("status", {}).get("phase")
+
+    def status(self, id: str) -> Any:
+        return self.objects.get("box", id).payload.get("status")  # type: ignore[union-attr]
+
+    def becomes(self, id: str, phase: str | None) -> None:
+        eventually(lambda: self.phase(id) == phase, f"{id} becomes {phase}")
+
+
+@pytest.fixture
+def records(place: tuple[str, str]) -> Records:
+    return Records(place[0])
+
+
+def test_events_take_a_record_through_its_phases(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    """By the watch alone: the sweep would come in a day. What is not its own it leaves as it is."""
+    records.make("b-1", spec={"argv": ["true"]})
+    yard.put("b-1", None)
+    with running(place, yard) as replica:
+        records.becomes("b-1", "Provisioning")
+        eventually(lambda: replica.counts.sweeps >= 2, "it has swept, and again when it began to listen")
+        yard.put("b-1", True, details={"pid": 7})
+        records.becomes("b-1", "Ready")
+        assert records.status("b-1") == {
+            "phase": "Ready", "details": {"pid": 7},
+            "conditions": [{"type": "Ready", "status": True, "reason": "Told", "message": "", "terminal": False}],
+        }  # fmt: skip
+        yard.put("b-1", False, terminal=True)
+        records.becomes("b-1", "Error")
+        yard.put("b-1", False, terminal=True, deleting=True)
+        records.becomes("b-1", "Deleting")
+        yard.remove("b-1")
+        records.becomes("b-1", "Deleted")
+        assert records.objects.get("box", "b-1").payload["spec"] == {"argv": ["true"]}  # type: ignore[union-attr]
+        counts = replica.counts
+        assert (counts.events, counts.errors, counts.conflicts, counts.watching) == (4, 0, 0, True)
+        assert counts.written >= 5
+
+
+def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    records.make("b-1")
+    yard.put("b-1")
+    with running(place, yard, sweep_every=0.05) as replica:
+        records.becomes("b-1", "Ready")
+        yard.put("b-1", False, terminal=True, tell=False)
+        records.becomes("b-1", "Error")
+        written, sweeps = replica.counts.written, replica.counts.sweeps
+        eventually(lambda: replica.counts.sweeps > sweeps + 1, "two more sweeps")
+        assert replica.counts.written == written, "what is true is not written again"
+        assert replica.counts.sweep_seconds > 0
+        assert replica.counts.swept_ago < 30
+
+
+def test_a_session_must_be_there_before_a_record_is_ready(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    there: set[str] = set()
+    records.make("b-1")
+    yard.put("b-1")
+    with running(place, yard, session_present=there.__contains__):
+        records.becomes("b-1", "Provisioning")
+        there.add("b-1")
+        yard.tell("status", "b-1")
+        records.becomes("b-1", "Ready")
+
+
+def test_an_orphan_goes_after_the_grace_and_one_whose_backend_comes_back_stays(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    for id in ("gone", "back"):
+        records.make(id)
+        yard.put(id)
+    with running(place, yard, sweep_every=0.05, grace=3.0) as replica:
+        records.becomes("gone", "Ready")
+        records.becomes("back", "Ready")
+        yard.remove("back", tell=False)
+        eventually(lambda: "missing_since" in records.status("back"), "it is seen to be missing")
+        yard.remove("gone")
+        eventually(lambda: "missing_since" in records.status("gone"), "it is seen to be missing")
+        assert records.phase("gone") == "Ready", "nothing else is said before the grace is over"
+        yard.put("back", tell=False)
+        records.becomes("gone", None)
+        assert replica.counts.removed == 1
+        eventually(lambda: "missing_since" not in records.status("back"), "it is there again")
+        assert records.phase("back") == "Ready"
+
+
+def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    """The list of the driver is older than what the handler knew when it wrote."""
+    old = records.make("b-1", by="handler")
+    yard.put("b-1")
+    yard.before_watch = _failing
+    once = iter([True])
+
+    def write_during_the_sweep() -> None:
+        if next(once, False):
+            records.objects.put_if("box", "b-1", {"by": "a later handler"}, MatchVersion(old.version))
+
+    yard.before_list = write_during_the_sweep
+    with running(place, yard, sweep_every=0.3) as replica:
+        eventually(lambda: replica.counts.sweeps == 1, "the first sweep")
+        assert replica.counts.left_alone == 1
+        assert records.objects.get("box", "b-1").payload == {"by": "a later handler"}  # type: ignore[union-attr]
+        records.becomes("b-1", "Ready")
+
+
+def _failing(*_: object) -> None:
+    raise ConnectionError("the driver is away")
+
+
+def test_each_record_is_asked_for_again_before_it_is_changed(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    """The list says: not ready, and: not there. By the time it is that record's turn, both are wrong."""
+    yard.before_watch = _failing
+    for id in ("changed", "unlisted"):
+        records.make(id)
+    yard.put("changed", None)
+
+    def change(id: str) -> None:
+        yard.put(id, True, tell=False)
+
+    yard.before_get = change
+    with running(place, yard):
+        records.becomes("changed", "Ready")
+        records.becomes("unlisted", "Ready")
+        versions = {id: records.objects.get("box", id).version for id in ("changed", "unlisted")}  # type: ignore[union-attr]
+    assert all("missing_since" not in records.status(id) for id in versions)
+
+
+def test_a_lost_race_is_read_again_and_decided_anew(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    """A handler asks for its deletion between our reading and our writing: that stays, and is built upon."""
+    made = records.make("b-1")
+    with running(place, yard) as replica:
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        once = iter([True])
+
+        def ask_for_deletion(id: str) -> None:
+            if next(once, False):
+                current = records.objects.get("box", "b-1")
+                payload = {"by": "handler", "status": {"phase": "Deleting"}}
+                records.objects.put_if("box", "b-1", payload, MatchVersion(current.version))  # type: ignore[union-attr]
+
+        yard.after_get = ask_for_deletion
+        yard.put("b-1")
+        eventually(lambda: "conditions" in (records.status("b-1") or {}), "it is written")
+        assert records.phase("b-1") == "Deleting"
+        assert records.objects.get("box", "b-1").payload["by"] == "handler"  # type: ignore[union-attr]
+        assert replica.counts.conflicts == 1
+    assert made.version
+
+
+def test_handlers_watch_and_sweep_of_one_process_take_turns(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    """While a handler is at a record nobody else begins with it, and others are not held up."""
+    for id in ("mine", "other"):
+        records.make(id)
+    with running(place, yard, sweep_every=0.05) as replica:
+        eventually(lambda: "missing_since" in (records.status("other") or {}), "it works")
+        with replica.exclusive("mine"):
+            asked = yard.calls.count("get mine")
+            for id in ("mine", "other"):
+                yard.put(id)
+            records.becomes("other", "Ready")
+            assert yard.calls.count("get mine") == asked
+            assert records.phase("mine") != "Ready"
+        records.becomes("mine", "Ready")
+
+
+def test_records_that_fail_do_not_stop_the_sweep(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    for number in range(20):
+        records.make(f"b-{number:02}")
+        yard.put(f"b-{number:02}")
+    records.objects.put_if("box", "a-raw", b"not a dict", MustCreate())
+
+    def fail(id: str) -> None:
+        if id == "b-07":
+            _failing()
+
+    yard.before_get = fail
+    with running(place, yard, concurrency=4) as replica:
+        for number in set(range(20)) - {7}:
+            records.becomes(f"b-{number:02}", "Ready")
+        assert records.phase("b-07") is None
+        eventually(lambda: replica.counts.sweeps >= 1, "the sweep is complete")
+        assert replica.counts.errors >= 2
+        assert replica.counts.driver_failures >= 1
+        assert "b-07" in replica.counts.last_error or "a-raw" in replica.counts.last_error
+        yard.before_get = _nothing
+        yard.tell("status", "b-07")
+        records.becomes("b-07", "Ready")
+
+
+def _nothing(*_: object) -> None: ...
+
+
+def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    records.make("b-1")
+    yard.put("b-1")
+    yard.before_list = yard.before_watch = _failing
+    with running(place, yard) as replica:
+        eventually(lambda: replica.counts.sweeps_abandoned >= 2, "it has tried, and tried again")
+        asked = len(yard.calls)
+        assert asked <= 12, "not in a busy loop"
+        assert records.status("b-1") is None, "a driver that does not answer is not one that has nothing"
+        assert "the driver is away" in replica.counts.last_error
+        yard.before_list = yard.before_watch = _nothing
+        records.becomes("b-1", "Ready")
+
+
+def test_a_driver_that_answers_nobody_ends_the_sweep_before_it_has_asked_for_all(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    for number in range(60):
+        records.make(f"b-{number:02}")
+        yard.put(f"b-{number:02}")
+    yard.before_get = yard.before_watch = _failing
+    with running(place, yard, concurrency=2) as replica:
+        eventually(lambda: replica.counts.sweeps_abandoned, "it gives up")
+        assert sum(call.startswith("get") for call in yard.calls) < 60
+        assert replica.counts.written == 0
+
+
+def test_no_more_records_are_under_way_than_allowed(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    for number in range(30):
+        records.make(f"b-{number:02}")
+        yard.put(f"b-{number:02}")
+    yard.before_watch, yard.took = _failing, 0.02
+    with running(place, yard, concurrency=3):
+        for number in range(30):
+            records.becomes(f"b-{number:02}", "Ready")
+    assert yard.most_inside == 3
+
+
+def test_platform_events_are_told_and_change_nothing(place: tuple[str, str], yard: Yard, records: Records) -> None:
+    records.make("b-1")
+    told: list[Any] = []
+    with running(place, yard, on_event=told.append) as replica:
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        version = records.objects.get("box", "b-1").version  # type: ignore[union-attr]
+        yard.tell("platform", "b-1", "OutOfMemory")
+        eventually(lambda: told, "it is told")
+        assert (told[0].kind, told[0].id, told[0].reason) == ("platform", "b-1", "OutOfMemory")
+        assert records.objects.get("box", "b-1").version == version  # type: ignore[union-attr]
+
+
+def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
+    place: tuple[str, str], yard: Yard, records: Records
+) -> None:
+    """The lease goes between its asking the driver and its writing: the database refuses the write."""
+    records.make("b-1")
+    yard.put("b-1")
+    operator = holdfast.Client(place[0])
+    deposed = threading.Event()
+
+    def depose(id: str) -> None:
+        if not deposed.is_set():
+            assert operator.leases.force_release("reconciler", actor="operator", reason="test")
+            operator.lease("reconciler", ttl=600).acquire()
+            deposed.set()
+
+    yard.after_get, yard.before_watch = depose, _failing
+    with running(place, yard, elector={"ttl": 600.0, "renew_every": 0.2, "retry_every": 60.0}) as replica:
+        eventually(deposed.is_set, "it is about to write")
+        eventually(lambda: not replica.elector.status().leading, "it stands by")
+        assert records.status("b-1") is None
+        assert (replica.counts.written, replica.counts.errors) == (0, 0)
+        calls = len(yard.calls)
+        yard.put("b-1", None)
+        threading.Event().wait(0.3)
+        assert len(yard.calls) == calls, "a standby does not even ask"
+    operator.close()
+
+
+REPLICA = """
+import asyncio, sys, holdfast
+from pathlib import Path
+from holdfast.testing.yard import AsyncYard, Yard
+
+async def main(url, folder, ttl):
+    async with holdfast.AsyncClient(url) as client:
+        reconciler = client.reconciler("box", AsyncYard(Yard(Path(folder))), sweep_every=0.1, grace=60.0)
+        async def work(term):
+            print("leading", flush=True)
+            await reconciler.run(term)
+        elector = client.elector("reconciler", ttl=ttl, renew_every=ttl / 5, retry_every=ttl / 5)
+        print("ready", flush=True)
+        await elector.run(work, signals=True)
+        print("over", flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_after_the_holder_is_gone_the_standby_sweeps_on(
+    postgres_url: str, yard: Yard, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Expiry, standby, sweep: nothing else tells it what has changed meanwhile."""
+    records = Records(postgres_url)
+    records.make("b-1")
+    yard.put("b-1")
+    with Child(REPLICA, postgres_url, tmp_path, 1.0) as first:
+        first.expect("ready", "leading")
+        records.becomes("b-1", "Ready")
+        with Child(REPLICA, postgres_url, tmp_path, 1.0) as second:
+            second.expect("ready")
+            first.signal(number)
+            yard.put("b-1", False, terminal=True, tell=False)
+            second.expect("leading")
+            records.becomes("b-1", "Error")
+
+
+def test_a_graceful_end_hands_the_sweep_over_at_once(either: str, yard: Yard, tmp_path: Path) -> None:
+    """With a TTL of ten minutes nothing but the release itself can be why."""
+    records = Records(either)
+    records.make("b-1")
+    with Child(REPLICA, either, tmp_path, 600.0) as first:
+        first.expect("ready", "leading")
+        with Child(REPLICA, either, tmp_path, 600.0) as second:
+            second.expect("ready")
+            first.signal(signal.SIGTERM)
+            first.expect("over")
+            second.expect("leading")
+            yard.put("b-1", tell=False)
+            records.becomes("b-1", "Ready")

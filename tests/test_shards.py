@@ -1,0 +1,161 @@
+"""Shards over replicas that come, go, and die."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import MustCreate
+from holdfast.testing.yard import AsyncYard, Yard
+from tests.children import Child, eventually
+
+Connect = Callable[..., Any]
+COUNT = 12
+
+
+def shares(members: list[Any]) -> list[int]:
+    """How many each has; none twice, at any moment."""
+    held = [each.held for each in members]
+    together = Counter(shard for each in held for shard in each)
+    assert not together or max(together.values()) == 1
+    return sorted(len(each) for each in held)
+
+
+@contextmanager
+def member(connect: Connect, url: str, number: int = 0) -> Iterator[Any]:
+    """A replica of its own: another URL has another keeper, as another process has."""
+    other = "" if url.startswith("sqlite") else f"?application_name=replica-{number}"
+    with connect(url + other).shards("sweep", COUNT, ttl=3.0) as shards:
+        yield shards
+
+
+def test_shares_are_fair_as_replicas_join_and_leave_and_little_moves(connect: Connect, either: str) -> None:
+    with ExitStack() as rest, member(connect, either) as first:
+        assert first.held == frozenset(range(COUNT)), "alone it has all, at once"
+        second = rest.enter_context(member(connect, either, 1))
+        eventually(lambda: shares([first, second]) == [6, 6], "two halves")
+        before = [first.held, second.held]
+        with member(connect, either, 2) as third:
+            eventually(lambda: shares([first, second, third]) == [4, 4, 4], "three thirds")
+            assert len(third.members) == 3
+            for had, has in zip(before, (first, second), strict=True):
+                assert has.held < had, "it only gave away"
+        eventually(lambda: shares([first, second]) == [6, 6], "two halves again")
+        assert {shard for each in (first, second) for shard in each.held} == set(range(COUNT))
+    with holdfast.Client(either) as client:
+        assert client.leases.list() == []
+
+
+def test_a_key_belongs_to_the_replica_that_has_its_shard(connect: Connect, either: str) -> None:
+    with member(connect, either) as first, member(connect, either, 1) as second:
+        eventually(lambda: shares([first, second]) == [6, 6], "two halves")
+        for number in range(50):
+            grants = [each.grant_for(f"b-{number}") for each in (first, second)]
+            [grant] = [each for each in grants if each is not None]
+            assert grant.name == f"sweep/shard/{first.shard_of(f'b-{number}')}"
+
+
+MEMBER = """
+import sys, holdfast
+with holdfast.Client(sys.argv[1]).shards("sweep", 12, ttl=1.0) as shards:
+    print("joined", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("engine", "number"), [("sqlite", signal.SIGKILL), ("postgres", signal.SIGSTOP)])
+def test_the_shards_of_a_dead_one_are_taken_when_its_ttl_is_over(
+    request: pytest.FixtureRequest, engine: str, number: signal.Signals
+) -> None:
+    url: str = request.getfixturevalue(f"{engine}_url")
+    with member(holdfast.Client, url) as alive, Child(MEMBER, url) as other:
+        other.expect("joined")
+        eventually(lambda: len(alive.held) == 6, "half of them")
+        other.signal(number)
+        eventually(lambda: len(alive.held) == COUNT, "all of them", timeout=20)
+        assert len(alive.members) == 1
+
+
+def test_a_lost_shard_is_noticed_and_taken_back(connect: Connect, either: str) -> None:
+    with member(connect, either) as only:
+        lost = only.grant_for("b-1")
+        assert connect(either).leases.force_release(lost.name, actor="operator", reason="test")
+        eventually(lambda: (again := only.grant_for("b-1")) is not None and again.fence > lost.fence, "it is back")
+
+
+async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: str, tmp_path: Path) -> None:
+    """And together they sweep all: by the database's own account, since each write names the lease it is made under."""
+    yard = Yard(tmp_path)
+    async with holdfast.AsyncClient(postgres_url) as client:
+        for number in range(40):
+            await client.objects.put_if("box", f"b-{number:02}", {}, MustCreate())
+            yard.put(f"b-{number:02}")
+        asked: dict[int, set[str]] = {0: set(), 1: set()}
+
+        async def replica(index: int, ready: asyncio.Barrier) -> None:
+            own = Yard(tmp_path)
+            own.before_get = asked[index].add
+            async with (
+                holdfast.AsyncClient(f"{postgres_url}?application_name=replica-{index}") as mine,
+                mine.shards("sweep", COUNT, ttl=3.0) as shards,
+            ):
+                async with asyncio.timeout(30):
+                    while len(shards.held) != COUNT // 2:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    await ready.wait()
+                held = shards.held
+                running = asyncio.create_task(mine.reconciler("box", AsyncYard(own)).run(shards))
+                async with asyncio.timeout(30):
+                    while {} in [each.payload for each in await client.objects.list("box")]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                shards.stop()
+                await running
+                assert shards.held == held
+                assert {shards.shard_of(id) for id in asked[index]} <= held
+
+        both = asyncio.Barrier(2)
+        await asyncio.gather(replica(0, both), replica(1, both))
+        assert asked[0] | asked[1] == {f"b-{number:02}" for number in range(40)}
+        assert not asked[0] & asked[1]
+        assert all(each.payload["status"]["phase"] == "Ready" for each in await client.objects.list("box"))
+
+
+def test_the_records_of_shards_that_were_gained_are_swept_at_once(sqlite_url: str, tmp_path: Path) -> None:
+    """The next sweep would come in a day, and no event tells of what their last owner has not seen."""
+    yard, client = Yard(tmp_path), holdfast.Client(sqlite_url)
+
+    def not_ready() -> int:
+        return sum(each.payload.get("status", {}).get("phase") != "Ready" for each in client.objects.list("box"))
+
+    with client, client.shards("sweep", COUNT, ttl=3.0) as shards, Child(MEMBER, sqlite_url) as other:
+        for number in range(30):
+            client.objects.put_if("box", f"b-{number:02}", {}, MustCreate())
+            yard.put(f"b-{number:02}", tell=False)
+        other.expect("joined")
+        eventually(lambda: len(shards.held) == 6, "half of them")
+        reconciler = client.reconciler("box", yard, sweep_every=80_000.0)
+        running = threading.Thread(target=reconciler.run, args=(shards,))
+        running.start()
+        eventually(lambda: reconciler.status().sweeps >= 2, "its own are swept")
+        assert not_ready() > 0
+        other.kill()
+        eventually(lambda: not_ready() == 0, "all are swept")
+        shards.stop()
+        running.join(30)
+        assert not running.is_alive()
+
+
+def test_stopping_tells_the_work_and_releases_nothing_before_the_block_ends(connect: Connect, sqlite_url: str) -> None:
+    with member(connect, sqlite_url) as only:
+        only.stop()
+        assert only.stopping.is_set()
+        assert len(only.held) == COUNT
