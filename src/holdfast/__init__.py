@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast._async.client import AsyncClient
+    from holdfast._async.process_driver import AsyncProcessDriver
     from holdfast._sync.client import Client
+    from holdfast._sync.process_driver import ProcessDriver
+    from holdfast.core.conditions import Backend, BackendCondition, DriverEvent
     from holdfast.core.errors import (
         AcquireTimeout,
+        DriverError,
         EngineError,
         FencedOut,
         HoldfastError,
@@ -28,7 +32,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "holdfast._async.client",
+    "AsyncProcessDriver": "holdfast._async.process_driver",
+    "Backend": "holdfast.core.conditions",
+    "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "DriverEvent": "holdfast.core.conditions",
+    "ProcessDriver": "holdfast._sync.process_driver",
     "file_lock": "holdfast.files",
     "inherited": "holdfast.inheritance",
     "row_lock": "holdfast.rows",
@@ -36,7 +45,12 @@ _HOME = {
 __all__ = [
     "AcquireTimeout",
     "AsyncClient",
+    "AsyncProcessDriver",
+    "Backend",
+    "BackendCondition",
     "Client",
+    "DriverError",
+    "DriverEvent",
     "EngineError",
     "FencedOut",
     "HoldfastError",
@@ -44,6 +58,7 @@ __all__ = [
     "LockReentered",
     "NotAcquired",
     "OwnershipUnknown",
+    "ProcessDriver",
     "SchemaMismatch",
     "SessionUnsafe",
     "file_lock",

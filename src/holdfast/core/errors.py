@@ -9,6 +9,7 @@
     ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
+    ├ DriverError            the driver of sandboxes refused, or could not be reached
     └ EngineError            the driver's error is its __cause__
 
 Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
@@ -59,6 +60,15 @@ class SchemaMismatch(HoldfastError):
 
 class SessionUnsafe(HoldfastError):
     """A connection pooler sits between us and the server, so nothing may live in a session."""
+
+
+class DriverError(HoldfastError):
+    """The driver of sandboxes refused with ``status``, an HTTP status; None when it gave no answer, and what was asked
+    for may or may not have happened."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineError(HoldfastError):
