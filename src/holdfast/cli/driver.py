@@ -125,8 +125,8 @@ def ls(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def create(
-    context: click.Context, /, id: str, argv: tuple[str, ...], env: tuple[str, ...], cwd: str | None, grace: float | None,
-    as_json: bool, **limits: int | None,
+    context: click.Context, /, id: str, argv: tuple[str, ...], env: tuple[str, ...], cwd: str | None,
+    grace: float | None, as_json: bool, **limits: int | None,
 ) -> None:  # fmt: skip
     """Run COMMAND as the sandbox ID.
 

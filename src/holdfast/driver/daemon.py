@@ -119,7 +119,7 @@ async def _serve(settings: Settings) -> int:
     await told.wait()
     listener.close()
     if settings.end_sandboxes:
-        await _end_all(runs)
+        await runs.end_all()
     await server.close(FINISH_WITHIN)
     await runs.close()
     if settings.port is None:
@@ -164,14 +164,6 @@ def _clear(path: Path) -> None:
         except OSError as error:
             raise Refused(f"cannot listen on {path}: {error.strerror}") from None
     raise Refused(f"somebody listens on {path} already")
-
-
-async def _end_all(runs: Runs) -> None:
-    boxes = [box for each in runs.list() if (box := runs.get(each["id"])) is not None]
-    for box in boxes:
-        runs.end(box)
-    while any(box.facts.exit is None and not box.gone.is_set() for box in boxes):
-        await runs.events.more()
 
 
 def address(settings: Settings, listening: socket.socket) -> str:

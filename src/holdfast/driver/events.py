@@ -60,13 +60,9 @@ class Events:
                 yield event
                 continue
             try:
-                await asyncio.wait_for(self.more(), beat)
+                await asyncio.wait_for(self._news.wait(), beat)
             except TimeoutError:
                 yield {"cursor": self._cursor(at), "kind": "bookmark"}
-
-    async def more(self) -> None:
-        """Until something happens."""
-        await self._news.wait()
 
     def _cursor(self, number: int) -> str:
         return f"{self._epoch}.{number}"

@@ -25,7 +25,7 @@ from holdfast.driver.spec import Facts, describe
 from holdfast.driver.store import Owned, Store
 
 SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
-TICK = 1.0
+TICK, SOON = 1.0, 0.02
 PATIENCE = 5.0
 """Seconds after the grace in which a supervisor must have ended its sandbox; then it is ended itself."""
 
@@ -62,6 +62,7 @@ class Runs:
         self._boxes: dict[str, Box] = {}
         self._removals: set[asyncio.Task[None]] = set()
         self._clock: asyncio.Task[None] | None = None
+        self._ending = False
         self.events = Events()
 
     async def open(self) -> None:
@@ -117,9 +118,13 @@ class Runs:
             store.write(box.folder / "deleting", {"grace": wanted})
         self.look(box)
 
-    def end(self, box: Box) -> None:
-        """End what runs, and keep the sandbox with its log and exit code."""
-        self._order(box, box.facts.spec["grace"])
+    async def end_all(self) -> None:
+        """End what runs, and keep the sandboxes with their logs and exit codes."""
+        self._ending = True
+        for box in list(self._boxes.values()):
+            self.look(box)
+        while any(box.life is not None or box.child is not None for box in self._boxes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(SOON)
 
     def look(self, box: Box) -> None:
         """See what is there, and bring it one step on."""
@@ -155,7 +160,8 @@ class Runs:
         if facts.deleting is None and facts.exit is not None:
             return
         if facts.deleting is None and facts.started is None:
-            self._start(box)
+            if not self._ending:
+                self._start(box)
             return
         with Owned(box.folder) as lock:
             if not lock.taken:
@@ -194,8 +200,9 @@ class Runs:
     def _hasten(self, box: Box) -> None:
         """It has a supervisor: has it been told, and does it do what it was told?"""
         deleting = box.facts.deleting
-        if deleting is not None and (box.ordered is None or deleting["grace"] < box.ordered):
-            self._order(box, deleting["grace"])
+        grace = deleting["grace"] if deleting else box.facts.spec["grace"] if self._ending else None
+        if grace is not None and (box.ordered is None or grace < box.ordered):
+            self._order(box, grace)
         if box.end_by is not None and time.monotonic() > box.end_by + PATIENCE and box.facts.started:
             strays.kill_supervisor(box.facts.started["supervisor"], lambda: store.supervised(box.folder))
 

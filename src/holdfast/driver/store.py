@@ -65,9 +65,11 @@ class Store:
 
 def remove(path: Path) -> None:
     """As much as can be; the next driver tries again. A sandbox may have made folders that refuse even their owner."""
-    for folder, _, _ in os.walk(path):
-        with suppress(OSError):
-            Path(folder).chmod(stat.S_IRWXU)
+    for parent, folders, _ in os.walk(path):
+        for each in (Path(parent, name) for name in folders):
+            with suppress(OSError):
+                if not each.is_symlink():
+                    each.chmod(stat.S_IRWXU)
     shutil.rmtree(path, ignore_errors=True)
 
 
