@@ -105,7 +105,7 @@ def test_the_same_create_is_one_sandbox_however_often_and_another_spec_is_refuse
     assert client.delete("b", grace=0, wait=20), "a shorter grace counts"
 
 
-def test_delete_ends_the_whole_group_with_TERM_and_then_KILL(client: ProcessDriver) -> None:
+def test_delete_ends_the_whole_group_with_term_and_then_kill(client: ProcessDriver) -> None:
     client.create("polite", ["sh", "-c", "trap 'echo bye; kill $!; exit 0' TERM; sleep 1000 & echo $!; wait"])
     client.create("rude", ["sh", "-c", f"({IGNORES_TERM}) & {IGNORES_TERM}"])
     client.create("stopped", ["sh", "-c", "echo $$; kill -STOP $$"])
@@ -122,7 +122,7 @@ def test_delete_ends_the_whole_group_with_TERM_and_then_KILL(client: ProcessDriv
     assert client.list() == []
     assert client.get("rude") is None
     assert client.delete("rude"), "gone is gone"
-    seen = []
+    seen: list[holdfast.DriverEvent] = []
     while [each.kind for each in seen].count("deleted") < 3:
         if (event := next(watch)) is not None:
             seen.append(event)
@@ -189,7 +189,7 @@ async def test_the_async_client_does_the_same(daemon: Daemon) -> None:
     assert await anext(watch) is None
     made = await driver.create("a", ["sh", "-c", "echo hello; exec sleep 1000"], limits={"open_files": 99})
     assert made.details["limits"] == {"open_files": 99}
-    seen = []
+    seen: list[holdfast.DriverEvent] = []
     async with asyncio.timeout(30):
         while not seen or seen[-1].reason != "Started":
             if (event := await anext(watch)) is not None:
@@ -231,5 +231,5 @@ def test_a_client_called_wrongly_says_so(
     arguments: tuple[str | None], options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOLDFAST_DRIVER", raising=False)
-    with pytest.raises(ValueError, match="address|timeout|token"):
+    with pytest.raises(ValueError, match=r"address|timeout|token"):
         ProcessDriver(*arguments, **options)  # type: ignore[arg-type]

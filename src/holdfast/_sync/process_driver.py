@@ -187,6 +187,7 @@ class Watch:
         if self._line is None:
             query = f"?{urlencode({'since': self.cursor})}" if self.cursor else ""
             self._line, self._reply = self._driver._open("GET", f"/v1/watch{query}")
+            self._rest = self._reply.take()
         while True:
             text, end, rest = self._rest.partition(b"\n")
             if end:
