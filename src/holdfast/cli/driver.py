@@ -98,7 +98,12 @@ def _reached(context: click.Context) -> Iterator[ProcessDriver]:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def ls(context: click.Context, as_json: bool) -> None:
-    """Show the sandboxes, those that have ended among them."""
+    """Show the sandboxes, those that have ended among them.
+
+    \b
+    Example:
+      holdfast driver ls --json | jq '.[] | select(.exit_code) | .id'
+    """
     from holdfast.cli import output
 
     with _reached(context) as client:
@@ -138,6 +143,8 @@ def create(
     """
     from holdfast.cli import output
 
+    if bad := [each for each in env if "=" not in each]:
+        raise click.UsageError(f"--env {bad[0]}: must be NAME=VALUE")
     variables = dict(each.partition("=")[::2] for each in env)
     bounds = {name: value for name, value in limits.items() if value is not None}
     with _reached(context) as client:
@@ -151,7 +158,12 @@ def create(
 @click.option("-f", "--follow", is_flag=True, help="Go on until the sandbox ends, or Ctrl-C.")
 @click.pass_context
 def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None:
-    """Show what a sandbox wrote, to stdout and stderr, byte for byte."""
+    """Show what a sandbox wrote, to stdout and stderr, byte for byte.
+
+    \b
+    Example:
+      holdfast driver log web --tail 20 --follow
+    """
     with _reached(context) as client:
         try:
             for data in client.log(id, tail=tail, follow=follow):
@@ -171,6 +183,10 @@ def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: 
 
     No sandbox of that name is no mistake. Exit code 1 when one is not gone by the end of --wait; it is still being
     ended then.
+
+    \b
+    Example:
+      holdfast driver rm web --grace 2
     """
     from holdfast.cli import output
 

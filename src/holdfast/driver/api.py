@@ -52,7 +52,10 @@ class Api:
         if answer is None or request.method not in ("GET", "PUT", "DELETE"):
             methods = [each for each in ("GET", "PUT", "DELETE") if hasattr(self, f"_{each.lower()}_{name}")]
             raise Problem(405, f"{request.method} is not possible here", {"Allow": ", ".join(methods)})
-        done: Answer = await (answer(request) if id is None else answer(request, id))
+        try:
+            done: Answer = await (answer(request) if id is None else answer(request, id))
+        except OSError as error:  # nothing was acknowledged, so that the same may be asked again
+            raise Problem(503, f"the disk refused: {error.strerror}", {"Retry-After": "1"}) from None
         return done
 
     def _admit(self, request: Request) -> None:

@@ -96,16 +96,19 @@ class Runs:
 
     def create(self, id: str, spec: Mapping[str, Any]) -> tuple[Box, bool]:
         """And whether it is new. The same again is no mistake; Taken when it is not the same."""
+        folder = self._store.folder(id)
+        if id not in self._boxes and folder.exists():  # made when the disk failed us, and nobody was told
+            self._boxes[id] = Box(folder, store.facts(folder))
         if (box := self._boxes.get(id)) is not None:
             if box.facts.deleting is not None:
                 raise Taken(f"sandbox {id!r} is being deleted")
             if {name: box.facts.spec[name] for name in spec} != spec:
                 raise Taken(f"there is a sandbox {id!r} with another spec")
+            self.look(box)
             return box, False
         if len(self._boxes) >= self._most:
             raise Full(f"there are {self._most} sandboxes, and no more are allowed")
         self._store.make(id, spec)
-        folder = self._store.folder(id)
         box = self._boxes[id] = Box(folder, store.facts(folder))
         self.look(box)
         return box, True
@@ -145,7 +148,7 @@ class Runs:
         else:
             self._unwatch(box)
         trouble = box.facts.trouble
-        box.facts = store.facts(box.folder)
+        box.facts = store.facts(box.folder, box.facts.spec)
         box.facts.trouble = trouble if box.facts.started is None else ""
         if alive:
             self._hasten(box)
@@ -224,7 +227,7 @@ class Runs:
     def _lost(self, box: Box) -> None:
         end = {"exit_code": None, "signal": None, "problem": None, "ended": False, "lost": True}
         store.write(box.folder / "exit.json", {**end, "finished_at": time.time()})
-        box.facts = store.facts(box.folder)
+        box.facts = store.facts(box.folder, box.facts.spec)
 
     def _remove(self, box: Box) -> None:
         left = self._store.take_away(box.id)
@@ -276,8 +279,12 @@ class Runs:
         while True:
             await asyncio.sleep(TICK)
             for box in list(self._boxes.values()):
-                if box.facts.exit is None or box.facts.deleting is not None:
-                    try:
+                if box.facts.exit is not None and box.facts.deleting is None:
+                    continue
+                try:
+                    if not (box.facts.running and box.facts.deleting is None and store.supervised(box.folder)):
                         self.look(box)
-                    except OSError as error:
-                        self._say({"kind": "platform", "id": box.id, "reason": "Trouble", "message": str(error)})
+                except FileNotFoundError:
+                    self.look(box)
+                except OSError as error:
+                    self._say({"kind": "platform", "id": box.id, "reason": "Trouble", "message": str(error)})

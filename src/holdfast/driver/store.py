@@ -73,10 +73,10 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def facts(folder: Path) -> Facts:
-    """FileNotFoundError when there is no such sandbox."""
+def facts(folder: Path, spec: Mapping[str, Any] | None = None) -> Facts:
+    """``spec`` if it is known already: it never changes. FileNotFoundError when there is no such sandbox."""
     return Facts(
-        spec=json.loads((folder / "spec.json").read_text(encoding="utf-8")),
+        spec=spec or json.loads((folder / "spec.json").read_text(encoding="utf-8")),
         deleting=_read(folder / "deleting"),
         started=_read(folder / "started.json"),
         running=(folder / "running").exists(),

@@ -105,7 +105,10 @@ class Log:
         except OSError:
             self._file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         while len(self._pieces) > 2:
-            os.unlink(f"log.{self._pieces.pop(0)}")
+            try:
+                os.unlink(f"log.{self._pieces.pop(0)}")
+            except OSError:  # somebody has been here before
+                pass
 
 
 class Supervisor:
