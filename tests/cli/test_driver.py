@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import holdfast
-
 from tests.cli.command import Running, ask, call, columns_of, valid
 from tests.driver.daemon import clean, reaches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,22 @@ if os.fork() == 0:
 os.wait()
 %s
 """
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all that do not kill it."""
+    with Daemon(tmp_path_factory.mktemp("sandboxes") / "d") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[ProcessDriver]:
+    """What a test leaves there is gone before the next one."""
+    client = daemon.client()
+    yield client
+    for each in client.list():
+        assert client.delete(each.id, grace=0, wait=20)
 
 
 def test_it_gets_its_arguments_environment_and_folder_and_nothing_of_the_drivers_secrets(
@@ -183,7 +199,8 @@ def test_a_folder_that_somebody_removed_is_a_sandbox_that_is_gone(client: Proces
     eventually(lambda: not runs(pid) and not runs(supervisor), "its processes end")
 
 
-async def test_the_async_client_does_the_same(daemon: Daemon) -> None:
+async def test_the_async_client_does_the_same(start: Callable[..., Daemon]) -> None:
+    daemon = start()
     driver = holdfast.AsyncProcessDriver(daemon.address)
     watch = driver.watch()
     assert await anext(watch) is None
