@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from holdfast import ProcessDriver
-from tests.driver.daemon import Daemon
+from tests.driver.daemon import Daemon, clean
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Short enough for the socket in it, and not made yet."""
     return tmp_path / "d"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Also when a test fails."""
+    yield
+    for each in tmp_path.glob("**/sandboxes"):
+        clean(each.parent)
 
 
 @pytest.fixture

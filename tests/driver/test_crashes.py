@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import holdfast
 from holdfast import ProcessDriver
 from holdfast.driver import runs as driver_runs
 from holdfast.driver import store
-from holdfast.driver.runs import Runs
+from holdfast.driver.runs import SUPERVISOR, Runs
 from holdfast.driver.spec import parse
 from tests.children import PATIENCE, Child, eventually, pass_time, until
 from tests.cli.command import call
@@ -217,6 +218,28 @@ def test_a_supervisor_killed_at_any_step_runs_the_program_at_most_once_and_leave
         assert client.delete(f"s{each}", wait=20)
     assert seen >= {("Exited", 1), ("SupervisorLost", 0), ("SupervisorLost", 1)}
     driver.kill()
+
+
+def test_of_many_supervisors_on_one_sandbox_one_runs_it_and_none_does_again(tmp_path: Path) -> None:
+    """As when a driver is killed after it started one, and the next one, which knows nothing of it, starts another."""
+    boxes, count = store.Store(tmp_path), tmp_path / "count"
+    for name in ("a", "unwanted", "lost"):
+        boxes.make(name, parse({"argv": ["sh", "-c", f"echo {name} >> {count}"]}))
+    store.write(boxes.folder("unwanted") / "deleting", {"grace": 1.0})
+    store.write(boxes.folder("lost") / "started.json", {"pid": 1, "supervisor": 1, "started_at": 1.0})
+
+    def supervise(name: str, run: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-I", "-S", SUPERVISOR, str(boxes.folder(name)), run])
+
+    right = {name: store.facts(boxes.folder(name)).spec["run"] for name in boxes.names()}
+    assert supervise("a", right["unwanted"]).wait(PATIENCE) == 0, "it was meant for another one of that name"
+    assert not count.exists()
+    assert [each.wait(PATIENCE) for each in [supervise("a", right["a"]) for _ in range(4)]] == [0] * 4
+    assert supervise("a", right["a"]).wait(PATIENCE) == 0
+    for name in ("unwanted", "lost"):
+        assert supervise(name, right[name]).wait(PATIENCE) == 0
+    assert count.read_text() == "a\n"
+    assert (store.facts(boxes.folder("a")).exit or {})["exit_code"] == 0
 
 
 def test_sandboxes_live_on_without_a_driver_and_the_next_one_has_them_again(daemon: Daemon) -> None:
