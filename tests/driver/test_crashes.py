@@ -324,6 +324,19 @@ async def test_a_supervisor_that_is_stopped_cannot_hold_up_a_delete(
     await all_runs.close()
 
 
+async def test_a_look_at_a_sandbox_that_is_being_started_does_not_miss_that_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_runs, "TICK", 1000.0)
+    all_runs = Runs(tmp_path, 10, lambda _: None)
+    await all_runs.open()
+    box, _ = all_runs.create("a", parse({"argv": ["sh", "-c", "exit 6"]}))
+    all_runs.look(box)
+    await until(lambda: box.facts.exit, "it has run and ended, and the driver was told")
+    assert box.told["details"]["exit_code"] == 6
+    await all_runs.close()
+
+
 def test_told_to_end_the_driver_leaves_sandboxes_running_unless_it_was_asked_to_end_them(
     start: Callable[..., Daemon],
 ) -> None:

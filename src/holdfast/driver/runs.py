@@ -145,7 +145,7 @@ class Runs:
         alive = store.supervised(box.folder)  # before the files: a supervisor that is gone has written all it will
         if alive:
             self._watch(box)
-        else:
+        elif box.child is None:
             self._unwatch(box)
         trouble = box.facts.trouble
         box.facts = store.facts(box.folder, box.facts.spec)
