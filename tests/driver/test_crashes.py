@@ -36,10 +36,10 @@ from holdfast.driver.daemon import Settings
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.fork", "subprocess.Popen"}
 
 def changes(event, args):
-    # between two of these nothing is done but reading
+    # between two of these nothing is done but reading; a folder is opened to be brought to the disk
     if event == "open" and os.fsdecode(args[0]).endswith("lock"):
         return False
-    return event in WRITES or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR))
+    return event in WRITES or (event == "open" and (args[0] == "." or args[2] & (os.O_WRONLY | os.O_RDWR)))
 
 def crash_at(step, matters):
     me, seen = os.getpid(), 0
@@ -66,14 +66,18 @@ for line in sys.stdin:
     if what == "echo":
         print(what, flush=True)
         continue
+    said, say = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.read(said, 1)
         try:
             os._exit({"drive": drive, "supervise": supervise}[what](int(step), folder))
         except BaseException as error:
             print("failed", repr(error), flush=True)
             os._exit(99)
     print(pid, flush=True)
+    os.write(say, b".")
+    os.close(said), os.close(say)
     if what == "supervise":
         print("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
