@@ -143,7 +143,7 @@ def test_a_driver_killed_at_any_step_of_create_and_delete_runs_nothing_twice_and
                 driver.wait()
                 driver = Forked(crashing, folder, 0)
                 ask()
-            eventually(count.exists, "it runs")
+            eventually(lambda count=count: count.exists() and count.read_text(), "it runs")  # type: ignore[misc]
         pids = [int(line) for line in count.read_text().split()]
         assert len(pids) == 1, f"run once, step {step}"
         assert not runs(pids[0]), f"ended, step {step}"

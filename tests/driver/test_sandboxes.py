@@ -108,7 +108,7 @@ def test_the_same_create_is_one_sandbox_however_often_and_another_spec_is_refuse
         made = list(pool.map(lambda _: client.create("a", argv), range(32)))
     assert len({each.details["run"] for each in made}) == 1
     reaches(client, "a", "Started")
-    eventually(count.exists, "it runs")
+    eventually(lambda: count.exists() and count.read_text(), "it runs")
     assert count.read_text() == "x\n"
     with pytest.raises(holdfast.DriverError, match="another spec") as refused:
         client.create("a", argv, grace=1.0)
