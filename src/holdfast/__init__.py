@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast._async.client import AsyncClient
+    from holdfast._async.process_driver import AsyncProcessDriver
     from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._sync.client import Client
+    from holdfast._sync.process_driver import ProcessDriver
     from holdfast._sync.recipes.driver import Driver
     from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
     from holdfast.core.errors import (
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
         AlreadyExists,
         Conflict,
         CursorExpired,
+        DriverError,
         EngineError,
         FencedOut,
         HoldfastError,
@@ -36,12 +39,14 @@ __version__ = "0.1.0"
 _HOME = {
     "AsyncClient": "holdfast._async.client",
     "AsyncDriver": "holdfast._async.recipes.driver",
+    "AsyncProcessDriver": "holdfast._async.process_driver",
     "Backend": "holdfast.core.conditions",
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
     "Phase": "holdfast.core.conditions",
+    "ProcessDriver": "holdfast._sync.process_driver",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
     "MustCreate": "holdfast.core.objects",
@@ -54,12 +59,14 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "AsyncDriver",
+    "AsyncProcessDriver",
     "Backend",
     "BackendCondition",
     "Client",
     "Conflict",
     "CursorExpired",
     "Driver",
+    "DriverError",
     "DriverEvent",
     "EngineError",
     "FencedOut",
@@ -71,6 +78,7 @@ __all__ = [
     "NotAcquired",
     "OwnershipUnknown",
     "Phase",
+    "ProcessDriver",
     "SchemaMismatch",
     "SessionUnsafe",
     "Unconditional",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "check": "holdfast.cli.check:check",
     "doctor": "holdfast.cli.doctor:doctor",
+    "driver": "holdfast.cli.driver:driver",
     "history": "holdfast.cli.leases:history",
     "locks": "holdfast.cli.locks:locks",
     "ls": "holdfast.cli.leases:ls",

@@ -12,6 +12,7 @@
     ├ CursorExpired          the changes since then are not kept any more: list, and watch from now on
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
+    ├ DriverError            the driver of sandboxes refused, or could not be reached
     └ EngineError            the driver's error is its __cause__
 
 Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
@@ -82,6 +83,15 @@ class SchemaMismatch(HoldfastError):
 
 class SessionUnsafe(HoldfastError):
     """A connection pooler sits between us and the server, so nothing may live in a session."""
+
+
+class DriverError(HoldfastError):
+    """The driver of sandboxes refused with ``status``, an HTTP status; None when it gave no answer, and what was asked
+    for may or may not have happened."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineError(HoldfastError):

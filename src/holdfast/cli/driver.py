@@ -1,0 +1,231 @@
+"""holdfast driver: the daemon that runs sandboxes as local processes, and a look at what it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import holdfast
+
+if TYPE_CHECKING:
+    from holdfast import Backend, ProcessDriver
+
+FOLDER, SOCKET = "holdfast-driver", "driver.sock"
+TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
+
+
+@click.group(invoke_without_command=True)
+@click.option("--folder", metavar="PATH", envvar="HOLDFAST_DRIVER_FOLDER", default=FOLDER, show_default=True,
+              help="Where it keeps what it knows of its sandboxes, and their logs. One driver a folder.")  # fmt: skip
+@click.option(
+    "--socket", metavar="PATH", help="Listen on this unix socket, mode 0600. Default: driver.sock in --folder."
+)
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on a TCP port instead; 0 picks one.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Where --port is. Other than loopback only with a token.")  # fmt: skip
+@click.option("--token-file", type=click.File(), metavar="FILE",
+              help="What clients must know is in its first line. Else HOLDFAST_DRIVER_TOKEN.")  # fmt: skip
+@click.option("--most", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+              help="Sandboxes at a time, those that have ended included.")  # fmt: skip
+@click.option("--end-sandboxes", is_flag=True, help="End what runs when the driver is told to end.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: a JSON object a line.")
+@click.pass_context
+def driver(context: click.Context, /, **wanted: Any) -> None:
+    """Run sandboxes as local processes, for whoever asks over HTTP on a socket.
+
+    Needs no database. A line on stdout says where it listens, once it does; what happens is told on stderr. It runs in
+    the foreground until TERM, INT or HUP (exit code 0; told twice, 1 at once). The sandboxes go on without it, and the
+    next driver on the same folder has them again, also after kill -9: a small supervisor beside each one writes its log
+    and its exit code, and nothing is run twice.
+
+    \b
+    Examples:
+      holdfast driver
+      holdfast driver --folder /var/lib/holdfast --socket /run/holdfast/driver.sock
+      holdfast driver --port 7117 --token-file driver.token
+      holdfast driver create web -- python -m http.server
+      holdfast driver ls
+      holdfast driver log web --follow
+      holdfast driver rm web
+    """
+    if context.invoked_subcommand is not None:
+        if wanted["port"] is not None:
+            raise click.UsageError("--port is for the driver itself: say where it is by HOLDFAST_DRIVER=http://…")
+        context.obj["driver"] = wanted
+        return
+    from pathlib import Path
+
+    from holdfast.driver.daemon import Refused, Settings, run
+
+    if wanted["port"] is not None and wanted["socket"] is not None:
+        raise click.UsageError("--socket and --port exclude each other")
+    file = wanted.pop("token_file")
+    wanted["token"] = file.readline().strip() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
+    wanted["folder"], wanted["socket"] = Path(wanted["folder"]), wanted["socket"] and Path(wanted["socket"])
+    try:
+        settings = Settings(**wanted)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        sys.exit(run(settings))
+    except (Refused, OSError) as error:
+        click.echo(f"holdfast: {error}", err=True)
+        sys.exit(1)
+
+
+@contextmanager
+def _reached(context: click.Context) -> Iterator[ProcessDriver]:
+    """The driver of --socket, --folder or HOLDFAST_DRIVER; a mistake is one line on stderr."""
+    wanted = context.obj["driver"]
+    here = os.path.abspath(wanted["socket"] or os.path.join(wanted["folder"], SOCKET))
+    asked = wanted["socket"] or context.parent.get_parameter_source("folder").name != "DEFAULT"  # type: ignore[union-attr]
+    try:
+        yield holdfast.ProcessDriver(None if not asked and "HOLDFAST_DRIVER" in os.environ else f"unix:{here}")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    except holdfast.DriverError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        sys.exit(1)
+
+
+@driver.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def ls(context: click.Context, as_json: bool) -> None:
+    """Show the sandboxes, those that have ended among them.
+
+    \b
+    Example:
+      holdfast driver ls --json | jq '.[] | select(.exit_code) | .id'
+    """
+    from holdfast.cli import output
+
+    with _reached(context) as client:
+        found = sorted(client.list(), key=lambda each: each.id)
+    if as_json:
+        click.echo(output.for_programs([_for_programs(each) for each in found]))
+    elif found:
+        console = output.console()
+        output.show(console, output.listing(console, TITLES, map(_row, found)))
+    else:
+        click.echo("no sandbox is there", err=True)
+
+
+@driver.command()
+@click.argument("id")
+@click.argument("argv", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of its environment; as often as needed.")
+@click.option("--cwd", metavar="PATH", help="Its working folder. Default: one of its own, which goes with it.")
+@click.option("--grace", type=float, metavar="S", help="Seconds between TERM and KILL when it is removed. Default: 10.")
+@click.option("--memory-bytes", type=int, metavar="N", help="Address space of each of its processes.")
+@click.option("--cpu-seconds", type=int, metavar="N", help="CPU time of each of its processes.")
+@click.option("--open-files", type=int, metavar="N", help="Open files of each of its processes.")
+@click.option("--processes", type=int, metavar="N", help="Processes of its user; no limit for root.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def create(
+    context: click.Context, /, id: str, argv: tuple[str, ...], env: tuple[str, ...], cwd: str | None,
+    grace: float | None, as_json: bool, **limits: int | None,
+) -> None:  # fmt: skip
+    """Run COMMAND as the sandbox ID.
+
+    The same again is no mistake; exit code 1 when there is one with that ID that was made otherwise.
+
+    \b
+    Example:
+      holdfast driver create web --env PORT=8080 --open-files 256 -- ./serve
+    """
+    from holdfast.cli import output
+
+    if bad := [each for each in env if "=" not in each]:
+        raise click.UsageError(f"--env {bad[0]}: must be NAME=VALUE")
+    variables = dict(each.partition("=")[::2] for each in env)
+    bounds = {name: value for name, value in limits.items() if value is not None}
+    with _reached(context) as client:
+        made = client.create(id, argv, env=variables, cwd=cwd, grace=grace, limits=bounds)
+    click.echo(output.for_programs(_for_programs(made)) if as_json else f"created {output.clean(made.id)}")
+
+
+@driver.command()
+@click.argument("id")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="The last N lines. Default: all that is kept.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the sandbox ends, or Ctrl-C.")
+@click.pass_context
+def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None:
+    """Show what a sandbox wrote, to stdout and stderr, byte for byte.
+
+    \b
+    Example:
+      holdfast driver log web --tail 20 --follow
+    """
+    with _reached(context) as client:
+        try:
+            for data in client.log(id, tail=tail, follow=follow):
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+        except KeyboardInterrupt:
+            pass
+
+
+@driver.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--grace", type=float, metavar="S", help="Seconds between TERM and KILL. Default: the sandbox's own.")
+@click.option("--wait", type=float, default=60.0, show_default=True, metavar="S", help="How long to wait for the end.")
+@click.pass_context
+def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: float) -> None:
+    """End all processes of a sandbox, and remove it with its log.
+
+    No sandbox of that name is no mistake. Exit code 1 when one is not gone by the end of --wait; it is still being
+    ended then.
+
+    \b
+    Example:
+      holdfast driver rm web --grace 2
+    """
+    from holdfast.cli import output
+
+    late = []
+    with _reached(context) as client:
+        for id in ids:  # all are told before any is waited for
+            client.delete(id, grace=grace)
+        for id in ids:
+            if client.delete(id, grace=grace, wait=wait):
+                click.echo(f"removed {output.clean(id)}")
+            else:
+                late.append(id)
+                click.echo(f"holdfast: {output.clean(id)} is still being ended", err=True)
+    if late:
+        context.exit(1)
+
+
+def _for_programs(each: Backend) -> dict[str, Any]:
+    ready = each.conditions[0]
+    details = {
+        name: datetime.fromtimestamp(value, UTC) if name.endswith("_at") and value is not None else value
+        for name, value in each.details.items()
+    }
+    return {
+        "id": each.id,
+        "ready": ready.status,
+        "reason": ready.reason,
+        "message": ready.message,
+        "deleting": each.deleting,
+        **details,
+    }
+
+
+def _row(each: Backend) -> tuple[object, ...]:
+    from holdfast.cli import output
+
+    details = each.details
+    code = details["exit_code"] if details["signal"] is None else f"signal {details['signal']}"
+    age = output.span(datetime.now(UTC).timestamp() - details["created_at"])
+    pid = None if each.conditions[0].terminal else details["pid"]
+    state = "Deleting" if each.deleting else each.conditions[0].reason
+    return each.id, state, code, pid, age, " ".join(details["argv"])

@@ -1,0 +1,211 @@
+"""One driver a folder: it locks the folder, adopts what runs there, listens, and leaves it running when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import ipaddress
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from holdfast.driver.api import Api
+from holdfast.driver.http import HEAD_BYTES, Request, Server
+from holdfast.driver.runs import Runs
+
+FINISH_WITHIN = 5.0
+LONGEST_SOCKET = 107
+SHORTEST_TOKEN = 16
+
+
+class Refused(Exception):
+    """It cannot start here, and why."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """ValueError for what contradicts itself: all of it is checked before anything is done."""
+
+    folder: Path
+    socket: Path | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    token: str | None = None
+    most: int = 1000
+    end_sandboxes: bool = False
+    as_json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
+            raise ValueError(f"the token must be at least {SHORTEST_TOKEN} ASCII characters long")
+        if self.port is not None and not self.loopback and self.token is None:
+            raise ValueError(
+                f"{self.host} is not a loopback address: whoever reaches it could run programs. Set a token"
+            )
+        if self.port is None and len(os.fsencode(self.path)) > LONGEST_SOCKET:
+            raise ValueError(f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket")
+
+    @property
+    def path(self) -> Path:
+        return (self.socket or self.folder / "driver.sock").absolute()
+
+    @property
+    def loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def run(settings: Settings) -> int:
+    """Until it is told to end; the exit code."""
+    if sys.platform != "linux":
+        raise Refused("the process driver needs Linux")
+    settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (settings.folder / "driver.lock").open("a+", encoding="utf-8") as lock:
+        _lock(settings.folder, lock)
+        os.umask(0o077)
+        return asyncio.run(_serve(settings))
+
+
+def _lock(folder: Path, lock: TextIO) -> None:
+    """A driver that was killed a moment ago may just be on its way out."""
+    for _ in range(50):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.02)
+    else:
+        lock.seek(0)
+        raise Refused(f"another driver has {folder}: pid {lock.read().strip() or 'unknown'}")
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
+async def _serve(settings: Settings) -> int:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if told.is_set():  # told twice: at once
+            os._exit(1)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, end)
+    listening = _listen(settings)
+    say = _sayer(settings.as_json)
+    runs = Runs(settings.folder.absolute(), settings.most, say)
+    await runs.open()
+    hosts = frozenset({settings.host, "localhost", "127.0.0.1", "[::1]"}) if settings.loopback else None
+    api = Api(runs, token=settings.token, hosts=hosts if settings.port is not None else None)
+    server = Server(api.handle, lambda request, error: say(_failure(request, error)))
+    if settings.port is None:
+        listener: asyncio.Server = await asyncio.start_unix_server(server.serve, sock=listening, limit=HEAD_BYTES)
+    else:
+        listener = await asyncio.start_server(server.serve, sock=listening, limit=HEAD_BYTES)
+    _ready(settings, listening, runs)
+    await told.wait()
+    listener.close()
+    if settings.end_sandboxes:
+        await runs.end_all()
+    await server.close(FINISH_WITHIN)
+    await runs.close()
+    if settings.port is None:
+        settings.path.unlink(missing_ok=True)
+    return 0
+
+
+def _listen(settings: Settings) -> socket.socket:
+    if settings.port is not None:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place: Any = (settings.host, settings.port)
+    else:
+        _clear(settings.path)
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        place = str(settings.path)
+    try:
+        found.bind(place)  # a socket's file gets what the umask leaves: 0600
+        if settings.port is None:
+            settings.path.chmod(0o600)
+        found.listen(256)
+    except OSError as error:
+        raise Refused(f"cannot listen on {place}: {error.strerror}") from None
+    found.setblocking(False)
+    return found
+
+
+def _clear(path: Path) -> None:
+    """The socket of a driver that was killed; one that answers is somebody's."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise Refused(f"{path} is there, and is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError as error:
+            raise Refused(f"cannot listen on {path}: {error.strerror}") from None
+    raise Refused(f"somebody listens on {path} already")
+
+
+def address(settings: Settings, listening: socket.socket) -> str:
+    if settings.port is None:
+        return f"unix:{settings.path}"
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _ready(settings: Settings, listening: socket.socket, runs: Runs) -> None:
+    where, found = address(settings, listening), runs.list()
+    running = sum(each["conditions"][0]["status"] is True for each in found)
+    if settings.as_json:
+        ready = {"address": where, "pid": os.getpid(), "folder": str(settings.folder.absolute())}
+        line = json.dumps({"kind": "ready", **ready, "sandboxes": len(found), "running": running})
+    else:
+        line = f"holdfast driver: listening on {where}; {len(found)} sandboxes, {running} running"
+    print(line, flush=True)
+    if settings.port is not None and settings.token is None:
+        print("holdfast: no token: every user of this machine can run programs as you", file=sys.stderr, flush=True)
+
+
+def _sayer(as_json: bool) -> Any:
+    """A line on stderr for everything that happens: what a sandbox was given to run is not repeated."""
+
+    def say(event: Mapping[str, Any]) -> None:
+        event = {name: value for name, value in event.items() if name not in ("cursor", "sandbox") and value != ""}
+        if as_json:
+            line = json.dumps({"at": round(time.time(), 3), **event})
+        else:
+            words = [str(event.get(name, "")) for name in ("id", "kind", "reason", "message")]
+            line = "holdfast: " + " ".join(ascii(word)[1:-1] for word in words if word)
+        with suppress(OSError):  # whoever listened is gone
+            print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
+def _failure(request: Request, error: Exception) -> dict[str, Any]:
+    import traceback
+
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(at.filename).name}:{at.lineno}"
+    message = f"{request.method} {request.path}: {type(error).__name__}: {error} ({where})"
+    return {"kind": "failure", "id": request.id, "message": message}

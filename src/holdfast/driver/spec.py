@@ -1,0 +1,175 @@
+"""What a sandbox is to be, and what is said of one. Pure: values to values."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+LONGEST = 131_071
+"""Bytes of one argument: the kernel takes no more."""
+MOST = 1024
+"""Arguments, or variables."""
+LIMITS = ("memory_bytes", "cpu_seconds", "open_files", "processes")
+GRACE, LONGEST_GRACE = 10.0, 3600.0
+LOG_BYTES, LEAST_LOG, MOST_LOG = 10 * 2**20, 4096, 2**30
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = "HOLDFAST_SANDBOX"
+
+
+class BadSpec(ValueError):
+    """All the mistakes in it, each with the place where it is."""
+
+    def __init__(self, mistakes: list[str]) -> None:
+        super().__init__("; ".join(mistakes))
+        self.mistakes = mistakes
+
+
+def parse(body: object) -> dict[str, Any]:
+    """The spec with its defaults; BadSpec with everything that is wrong."""
+    if not isinstance(body, dict):
+        raise BadSpec(["the body must be an object"])
+    mistakes = [f"{name}: no such field" for name in sorted(body.keys() - _FIELDS.keys())]
+    spec: dict[str, Any] = {}
+    for name, (check, default) in _FIELDS.items():
+        value = body.get(name, default)
+        mistakes += [f"{name}{problem}" for problem in check(value)]
+        spec[name] = value
+    if mistakes:
+        raise BadSpec(mistakes)
+    return spec
+
+
+def _grace(value: object) -> list[str]:
+    return _number(value, 0, LONGEST_GRACE)
+
+
+def _argv(value: object) -> list[str]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST:
+        return [f": must be a list of 1 to {MOST} strings"]
+    problems = [f"[{at}]: {problem}" for at, each in enumerate(value) if (problem := _text(each))]
+    return problems or ([] if value[0] else ["[0]: must not be empty"])
+
+
+def _env(value: object) -> list[str]:
+    if not isinstance(value, dict) or len(value) > MOST:
+        return [f": must be an object with at most {MOST} variables"]
+    problems = []
+    for name, content in value.items():
+        if not _VARIABLE.fullmatch(name) or len(name) > 200:
+            problems.append(f": {name[:50]!r} is no name for a variable")
+        elif name.startswith(_OURS):
+            problems.append(f".{name}: names with {_OURS} are the driver's")
+        elif problem := _text(content):
+            problems.append(f".{name}: {problem}")
+    return problems
+
+
+def _cwd(value: object) -> list[str]:
+    if value is None:
+        return []
+    if problem := _text(value):
+        return [f": {problem}"]
+    return [] if str(value).startswith("/") and len(str(value)) < 4096 else [": must be an absolute path"]
+
+
+def _limits(value: object) -> list[str]:
+    if not isinstance(value, dict):
+        return [": must be an object"]
+    unknown = [f".{name}: no such limit; known are {', '.join(LIMITS)}" for name in sorted(value.keys() - {*LIMITS})]
+    bad = [name for name in LIMITS if name in value and (type(value[name]) is not int or not 1 <= value[name] < 2**62)]
+    return unknown + [f".{name}: must be a whole number from 1 on" for name in bad]
+
+
+def _log_bytes(value: object) -> list[str]:
+    return [] if type(value) is int and LEAST_LOG <= value <= MOST_LOG else [f": must be {LEAST_LOG} to {MOST_LOG}"]
+
+
+def _number(value: object, least: float, most: float) -> list[str]:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    return [] if good else [f": must be a number from {least:g} to {most:g}"]
+
+
+def _text(value: object) -> str | None:
+    if not isinstance(value, str):
+        return "must be a string"
+    if "\0" in value:
+        return "must not contain a NUL"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "must be valid Unicode"
+    return None if size <= LONGEST else f"must not be longer than {LONGEST} bytes"
+
+
+_FIELDS: dict[str, tuple[Any, Any]] = {
+    "argv": (_argv, None),
+    "env": (_env, {}),
+    "cwd": (_cwd, None),
+    "limits": (_limits, {}),
+    "grace": (_grace, GRACE),
+    "log_bytes": (_log_bytes, LOG_BYTES),
+}
+
+
+@dataclass
+class Facts:
+    """What the folder of a sandbox says."""
+
+    spec: Mapping[str, Any]
+    deleting: Mapping[str, Any] | None = None
+    started: Mapping[str, Any] | None = None
+    running: bool = False
+    exit: Mapping[str, Any] | None = None
+    trouble: str = ""
+    """Why it has not been started yet."""
+
+
+def describe(facts: Facts) -> dict[str, Any]:
+    """What clients are told: the same to all, with the names of its variables and never their values."""
+    spec, started, end = facts.spec, facts.started or {}, facts.exit or {}
+    return {
+        "id": spec["id"],
+        "conditions": [_ready(facts)],
+        "deleting": facts.deleting is not None,
+        "details": {
+            "run": spec["run"],
+            "argv": spec["argv"],
+            "env": sorted(spec["env"]),
+            "cwd": spec["cwd"],
+            "limits": spec["limits"],
+            "pid": started.get("pid"),
+            "created_at": spec["created_at"],
+            "started_at": started.get("started_at"),
+            "finished_at": end.get("finished_at"),
+            "exit_code": end.get("exit_code"),
+            "signal": end.get("signal"),
+        },
+    }
+
+
+def _ready(facts: Facts) -> dict[str, Any]:
+    status: bool | None = False
+    if facts.exit is not None:
+        reason, message = _ended(facts.exit)
+    elif facts.running:
+        status, reason, message = True, "Started", ""
+    else:
+        status, reason, message = None, "Delayed" if facts.trouble else "Starting", facts.trouble
+    terminal = facts.exit is not None
+    return {"type": "Ready", "status": status, "reason": reason, "message": message, "terminal": terminal}
+
+
+def _ended(end: Mapping[str, Any]) -> tuple[str, str]:
+    if end.get("lost"):
+        return "SupervisorLost", "its supervisor was killed, so it was ended, and how is not known"
+    if end["problem"]:
+        return "SpawnFailed", end["problem"]
+    if end["signal"] is None:
+        return "Exited", f"exit code {end['exit_code']}"
+    if end["signal"] == signal.SIGXCPU:
+        return "CpuLimit", "it used all its cpu_seconds"
+    return "Killed", f"ended by signal {end['signal']}" + (", as was asked for" if end["ended"] else "")

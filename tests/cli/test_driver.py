@@ -1,0 +1,67 @@
+"""holdfast driver from the command line, as people use it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.cli.command import Running, ask, call, columns_of, valid
+from tests.driver.daemon import clean, reaches
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    with Running("driver", cwd=tmp_path) as running:
+        running.until_it_says("\n")
+        where = tmp_path / "holdfast-driver" / "driver.sock"
+        assert running.text == f"holdfast driver: listening on unix:{where}; 0 sandboxes, 0 running\n"
+        yield tmp_path
+        code, said = running.end(signal.SIGTERM)
+        assert code == 0
+        assert "web status Started" in said
+    clean(tmp_path / "holdfast-driver")
+
+
+def test_a_sandbox_is_created_listed_read_and_removed(here: Path) -> None:
+    assert call("driver", "ls", cwd=here).stderr == "no sandbox is there\n"
+    script = "echo $COLOUR; echo two; exec sleep 1000"
+    create = ("driver", "create", "web", "--env", "COLOUR=red=1", "--open-files", "99", "--", "sh", "-c", script)
+    assert ask(*create, cwd=here) == "created web\n"
+    assert ask(*create, cwd=here) == "created web\n", "the same again"
+    assert call("driver", "create", "web", "--", "true", cwd=here).returncode == 1
+    ask("driver", "create", "gone", "--", "sh", "-c", "exit 3", cwd=here)
+
+    where = f"unix:{here}/holdfast-driver/driver.sock"
+    reaches(holdfast.ProcessDriver(where), "gone", "Exited")
+    rows = {row["sandbox"]: (row["state"], row["exit"]) for row in columns_of(ask("driver", "ls", cwd=here))}
+    assert rows == {"web": ("Started", "-"), "gone": ("Exited", "3")}
+    gone, web = valid("driver-ls", ask("driver", "ls", "--json", cwd=here))
+    assert (gone["exit_code"], gone["ready"]) == (3, False)
+    assert (web["env"], web["limits"], web["ready"]) == (["COLOUR"], {"open_files": 99}, True)
+    assert ask("driver", "log", "web", cwd=here) == "red=1\ntwo\n"
+    assert ask("driver", "log", "web", "--tail", "1", cwd=here) == "two\n"
+    assert ask("driver", "rm", "web", "gone", "never", HOLDFAST_DRIVER=where).splitlines() == [
+        "removed web", "removed gone", "removed never"
+    ]  # fmt: skip
+    assert ask("driver", "--folder", "holdfast-driver", "ls", "--json", cwd=here) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("ls",), 1, "cannot be reached"),
+        (("create", "a"), 2, "COMMAND"),
+        (("create", "a", "--env", "X", "--", "true"), 2, "NAME=VALUE"),
+        (("rm",), 2, "ID"),
+        (("fly",), 2, "No such command"),
+    ],
+)
+def test_a_mistake_is_a_line_on_stderr(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+    done = call("driver", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert not (tmp_path / "holdfast-driver").exists()
