@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         LockReentered,
         NotAcquired,
         OwnershipUnknown,
+        PolicyDenied,
         SchemaMismatch,
         SessionUnsafe,
     )
@@ -44,6 +45,7 @@ __all__ = [
     "LockReentered",
     "NotAcquired",
     "OwnershipUnknown",
+    "PolicyDenied",
     "SchemaMismatch",
     "SessionUnsafe",
     "file_lock",

@@ -11,7 +11,8 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_sessions
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_free_name, check_sessions
+from holdfast.core.guard import check_guard
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.leases import AsyncLeases
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
+    from holdfast._async.recipes.guard import AsyncGuard
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -100,10 +102,25 @@ class AsyncClient:
         callable. ``failover="session"``: a standby takes over as soon as our database session is gone.
         """
         terms = LeaseTerms.check(
-            name, ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
+            check_free_name(name), ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
             renew_every=renew_every, on_lost=on_lost, failover=failover,
         )  # fmt: skip
         return AsyncLease(self._engine, terms, timeout)
+
+    def guard(
+        self, key: str, *, ttl: float = 15.0, heartbeat: float = 5.0, strict: bool = False, wipe_on_start: bool = False
+    ) -> AsyncGuard:
+        """One running instance, which fails closed: ``async with client.guard(key):`` around all that the process does.
+
+        SystemExit before the block unless the lease ``key`` is ours: 75 when somebody else has it, 69 when that cannot
+        be proven. In it, when the lease is stolen or cannot be confirmed in time (``strict``: at the first heartbeat
+        that fails), the process ends with 70, and before the TTL does whatever its hooks do. ``wipe_on_start`` takes
+        all other leases away first.
+        """
+        from holdfast._async.recipes.guard import AsyncGuard
+
+        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
+        return AsyncGuard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
 
     def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> AsyncLock:
         """A lock to be had: lives with a session of our own, whatever the application commits, and dies with it.

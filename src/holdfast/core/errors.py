@@ -7,6 +7,7 @@
     ├ LeaseLost              we held it; it is certainly gone
     ├ OwnershipUnknown       the database did not answer before our trust ended
     ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
+    ├ PolicyDenied           a rule says no: a closed gate, no guard, no actor or reason
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
     └ EngineError            the driver's error is its __cause__
@@ -51,6 +52,10 @@ class OwnershipUnknown(HoldfastError):
 
 class FencedOut(HoldfastError):
     """The lease has passed on, and the database refuses this transaction. Roll back."""
+
+
+class PolicyDenied(HoldfastError):
+    """A rule says no, whoever asks: the gate is closed, the guard is not held, the command may not do that."""
 
 
 class SchemaMismatch(HoldfastError):

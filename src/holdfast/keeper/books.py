@@ -93,14 +93,14 @@ class Books:
         """It is ours and must go, but the database does not answer: ask until it does."""
         self._add_chore("lease_release", {"name": name, "token": token}, patience=math.inf)
 
-    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool) -> None:
+    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool, what: str = "lease") -> None:
         """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server.
 
         With the beat that was made for it, if one was: nobody renews that, so after a TTL it has expired in any case.
         On a beat that lives, we ask for longer than the server would let the statement run.
         """
-        statement, patience = ("lease_abandon", min(65.0, ttl)) if with_beat else ("lease_release", 65.0)
-        self._add_chore(statement, {"name": name, "token": token}, patience=patience, until=True)
+        statement, patience = ("abandon", min(65.0, ttl)) if with_beat else ("release", 65.0)
+        self._add_chore(f"{what}_{statement}", {"name": name, "token": token}, patience=patience, until=True)
 
     def say_later(self, statement: str, parameters: dict[str, Any]) -> None:
         """What a client could not say as it went. If we cannot either: nobody renews its beats, so they expire."""

@@ -26,6 +26,8 @@ class Holding(NamedTuple):
     token: str
     owner: Owner
     tell: Callable[[HoldfastError], None]
+    heard: Callable[[HoldfastError | None], None] | None = None
+    """Called there after each heartbeat that leaves it ours, with what went wrong."""
 
 
 class Pulse:
@@ -35,7 +37,7 @@ class Pulse:
         self.beat, self.trust, self.every, self.due, self.session_key = beat, trust, every, due, session_key
         self.generation = 0
         self.failures = 0
-        self.problem: Exception | None = None
+        self.problem: HoldfastError | None = None
         self.borrowed = 0
         self.holdings: dict[str, Holding] = {}
         self.owners: Counter[Owner] = Counter()

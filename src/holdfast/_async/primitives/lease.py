@@ -7,7 +7,7 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import wraps
@@ -19,7 +19,7 @@ from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, check_function, here, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
-from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
@@ -33,6 +33,9 @@ _BUSY_PATIENCE = 0.05
 
 class AsyncLease:
     """A lease to be had: ``async with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+
+    _what, _statement = "lease", "lease_acquire"
+    _more: Mapping[str, Any] = {}
 
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not AsyncScope.cancels:
@@ -57,7 +60,7 @@ class AsyncLease:
         except BaseException:
             _abandon(got)
             raise
-        raise held.refusal(limit or None, datetime.now(UTC))
+        raise self._refusal(held, limit or None)
 
     async def try_acquire(self) -> AsyncLeaseGrant | None:
         """The grant, or None when somebody has it."""
@@ -113,6 +116,9 @@ class AsyncLease:
                 return await function(*args, **kwargs)
 
         return under_lease
+
+    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
+        return held.refusal(waited, datetime.now(UTC))
 
     def _leave(self) -> AsyncLeaseGrant:
         """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
@@ -184,11 +190,11 @@ class AsyncLease:
             if engine.closing:
                 raise EngineError(f"the client of {engine.database} was closed meanwhile")
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
-            grant = AsyncLeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
+            grant = self._granted(row, token, trust)
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
             else:
-                engine.unkept[token] = terms.name
+                engine.unkept[token] = grant.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             got.append(grant)
@@ -198,7 +204,7 @@ class AsyncLease:
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None)
+            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None, what=self._what)
             raise
         finally:
             if pulse is not None:
@@ -212,14 +218,21 @@ class AsyncLease:
             "ttl": terms.ttl,
             "token": token,
             "beat": pulse.beat if pulse else None,
-            "reenter": terms.holder is not None,
+            "reenter": terms.reenter,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": json.dumps(self._engine.process),
+            "process": json.dumps(self._process),
         }
-        [row] = await self._engine.call("lease_acquire", parameters)
+        [row] = await self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncLeaseGrant:
+        return AsyncLeaseGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
+
+    @property
+    def _process(self) -> dict[str, Any]:
+        return self._engine.process
 
     @property
     def _holder(self) -> str:

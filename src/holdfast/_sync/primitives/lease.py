@@ -8,7 +8,7 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
@@ -20,7 +20,7 @@ from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
 from holdfast._wire.waiting import Scope, Signal, check_function, here, sleep
-from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
@@ -34,6 +34,9 @@ _BUSY_PATIENCE = 0.05
 
 class Lease:
     """A lease to be had: ``with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+
+    _what, _statement = "lease", "lease_acquire"
+    _more: Mapping[str, Any] = {}
 
     def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not Scope.cancels:
@@ -58,7 +61,7 @@ class Lease:
         except BaseException:
             _abandon(got)
             raise
-        raise held.refusal(limit or None, datetime.now(UTC))
+        raise self._refusal(held, limit or None)
 
     def try_acquire(self) -> LeaseGrant | None:
         """The grant, or None when somebody has it."""
@@ -114,6 +117,9 @@ class Lease:
                 return function(*args, **kwargs)
 
         return under_lease
+
+    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
+        return held.refusal(waited, datetime.now(UTC))
 
     def _leave(self) -> LeaseGrant:
         """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
@@ -185,11 +191,11 @@ class Lease:
             if engine.closing:
                 raise EngineError(f"the client of {engine.database} was closed meanwhile")
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
-            grant = LeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
+            grant = self._granted(row, token, trust)
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
             else:
-                engine.unkept[token] = terms.name
+                engine.unkept[token] = grant.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             got.append(grant)
@@ -199,7 +205,7 @@ class Lease:
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None)
+            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None, what=self._what)
             raise
         finally:
             if pulse is not None:
@@ -213,14 +219,21 @@ class Lease:
             "ttl": terms.ttl,
             "token": token,
             "beat": pulse.beat if pulse else None,
-            "reenter": terms.holder is not None,
+            "reenter": terms.reenter,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": json.dumps(self._engine.process),
+            "process": json.dumps(self._process),
         }
-        [row] = self._engine.call("lease_acquire", parameters)
+        [row] = self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> LeaseGrant:
+        return LeaseGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
+
+    @property
+    def _process(self) -> dict[str, Any]:
+        return self._engine.process
 
     @property
     def _holder(self) -> str:

@@ -1,0 +1,1 @@
+"""Recipes over the primitives: what people build from leases, built once."""

@@ -1,0 +1,9 @@
+-- What the recipes over the lease need: the audit learns of fences, and the slots of a pool are leases '<pool>:<number>'.
+alter table holdfast_audit add column fence integer;
+
+create view holdfast_slot as
+select name, substr(name, 1, length(rtrim(name, '0123456789')) - 1) as pool, cast(substr(name, length(rtrim(name, '0123456789')) + 1) as integer) as slot,
+       holder, fence, remaining, token
+  from holdfast_live where name glob '@slot:*:[1-9]*';
+
+insert into holdfast_schema_version (version, name) values (5, 'recipes');
