@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
     from holdfast._async.recipes.guard import AsyncGuard
+    from holdfast._async.recipes.slots import AsyncSlots
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -121,6 +122,15 @@ class AsyncClient:
 
         terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
         return AsyncGuard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
+
+    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> AsyncSlots:
+        """A counting semaphore: ``await client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
+
+        A slot is a lease, free again ``ttl`` seconds after its holder dies. The capacity may be another one each time.
+        """
+        from holdfast._async.recipes.slots import AsyncSlots
+
+        return AsyncSlots(self._engine, pool, capacity, ttl)
 
     def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> AsyncLock:
         """A lock to be had: lives with a session of our own, whatever the application commits, and dies with it.

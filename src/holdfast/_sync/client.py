@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.lock import Lock, LockSpace
     from holdfast._sync.primitives.locks import LockMonitor
     from holdfast._sync.recipes.guard import Guard
+    from holdfast._sync.recipes.slots import Slots
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
 
@@ -122,6 +123,15 @@ class Client:
 
         terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
         return Guard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
+
+    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> Slots:
+        """A counting semaphore: ``client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
+
+        A slot is a lease, free again ``ttl`` seconds after its holder dies. The capacity may be another one each time.
+        """
+        from holdfast._sync.recipes.slots import Slots
+
+        return Slots(self._engine, pool, capacity, ttl)
 
     def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> Lock:
         """A lock to be had: lives with a session of our own, whatever the application commits, and dies with it.

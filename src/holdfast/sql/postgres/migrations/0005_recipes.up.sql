@@ -55,9 +55,9 @@ begin
             end if;
         end loop;
     end if;
-    for r in select pool || ':' || n as slot from generate_series(1, capacity) n
+    for r in select pool || ':' || n as slot, n from generate_series(1, capacity) n
               where name is null and not exists (select from holdfast.slot_list(pool) s where s.slot = n)
-              union all select name where name is not null loop
+              union all select name, 0 where name is not null order by 2 loop
         select * into a from holdfast.lease_acquire(r.slot, slot_claim.holder, ttl_seconds, want, with_beat, false, 0, solo, null, process);
         if a.fence is not null or a.status = 'beat_lost' then
             name := r.slot; status := a.status; token := a.token; beat := a.beat; fence := a.fence; held_by := a.held_by; remaining := a.remaining;
