@@ -1,4 +1,4 @@
-"""A guarded process that loses its lease is gone before the TTL ends, whatever its hooks do, and a paused one for good."""
+"""A guarded process that loses its lease is gone before the TTL ends, whatever its hooks do; a paused one for good."""
 
 from __future__ import annotations
 

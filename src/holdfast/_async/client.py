@@ -11,15 +11,18 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
+from holdfast.core.gate import gate_terms
 from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_free_name, check_sessions
 from holdfast.core.guard import check_guard
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
     from holdfast._async.engines.migrate import AsyncMigrations
+    from holdfast._async.primitives.audit import AsyncAudit
     from holdfast._async.primitives.leases import AsyncLeases
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
+    from holdfast._async.recipes.gate import AsyncGates, AsyncGateWindow
     from holdfast._async.recipes.guard import AsyncGuard
     from holdfast._async.recipes.slots import AsyncSlots
     from holdfast.core.health import Examination
@@ -73,6 +76,20 @@ class AsyncClient:
         return AsyncLockMonitor(self._engine)
 
     @property
+    def audit(self) -> AsyncAudit:
+        """What operators did, who and why, and how it ended."""
+        from holdfast._async.primitives.audit import AsyncAudit
+
+        return AsyncAudit(self._engine)
+
+    @property
+    def gates(self) -> AsyncGates:
+        """Which gates are open; ``require`` one, open or close one for a time."""
+        from holdfast._async.recipes.gate import AsyncGates
+
+        return AsyncGates(self._engine)
+
+    @property
     def migrations(self) -> AsyncMigrations:
         """The tables: what there is, what is missing."""
         from holdfast._async.engines.migrate import AsyncMigrations
@@ -122,6 +139,19 @@ class AsyncClient:
 
         terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
         return AsyncGuard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
+
+    def gate(
+        self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0
+    ) -> AsyncGateWindow:
+        """A window: ``async with client.gate("dot_config", actor="jane", reason="…") as grant:`` opens the gate, and it
+        closes with the block or, should this process die, ``ttl`` seconds after its last heartbeat.
+
+        While it is open nobody else opens it (NotAcquired; ``timeout``: seconds to wait), and ``gates.require`` lets
+        through. Recorded in the audit, whatever comes of it.
+        """
+        from holdfast._async.recipes.gate import AsyncGateWindow
+
+        return AsyncGateWindow(self._engine, name, gate_terms(name, actor=actor, ttl=ttl), timeout, reason)
 
     def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> AsyncSlots:
         """A counting semaphore: ``await client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.

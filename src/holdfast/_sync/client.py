@@ -12,15 +12,18 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
+from holdfast.core.gate import gate_terms
 from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_free_name, check_sessions
 from holdfast.core.guard import check_guard
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
     from holdfast._sync.engines.migrate import Migrations
+    from holdfast._sync.primitives.audit import Audit
     from holdfast._sync.primitives.leases import Leases
     from holdfast._sync.primitives.lock import Lock, LockSpace
     from holdfast._sync.primitives.locks import LockMonitor
+    from holdfast._sync.recipes.gate import Gates, GateWindow
     from holdfast._sync.recipes.guard import Guard
     from holdfast._sync.recipes.slots import Slots
     from holdfast.core.health import Examination
@@ -74,6 +77,20 @@ class Client:
         return LockMonitor(self._engine)
 
     @property
+    def audit(self) -> Audit:
+        """What operators did, who and why, and how it ended."""
+        from holdfast._sync.primitives.audit import Audit
+
+        return Audit(self._engine)
+
+    @property
+    def gates(self) -> Gates:
+        """Which gates are open; ``require`` one, open or close one for a time."""
+        from holdfast._sync.recipes.gate import Gates
+
+        return Gates(self._engine)
+
+    @property
     def migrations(self) -> Migrations:
         """The tables: what there is, what is missing."""
         from holdfast._sync.engines.migrate import Migrations
@@ -123,6 +140,17 @@ class Client:
 
         terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
         return Guard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
+
+    def gate(self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0) -> GateWindow:
+        """A window: ``with client.gate("dot_config", actor="jane", reason="…") as grant:`` opens the gate, and it
+        closes with the block or, should this process die, ``ttl`` seconds after its last heartbeat.
+
+        While it is open nobody else opens it (NotAcquired; ``timeout``: seconds to wait), and ``gates.require`` lets
+        through. Recorded in the audit, whatever comes of it.
+        """
+        from holdfast._sync.recipes.gate import GateWindow
+
+        return GateWindow(self._engine, name, gate_terms(name, actor=actor, ttl=ttl), timeout, reason)
 
     def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> Slots:
         """A counting semaphore: ``client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
