@@ -124,8 +124,8 @@ def _made(declared: Command) -> click.Command:
         if each.optional or each.option:
             option = [f"--{each.option or name}", name]
             text = f"{each.help[0].upper()}{each.help[1:]}."
-            required = not each.optional
-            parameters.append(click.Option(option, type=each.kind, default=each.default, required=required, help=text))
+            needed: dict[str, Any] = {"default": each.default} if each.optional else {"required": True}
+            parameters.append(click.Option(option, type=each.kind, help=text, **needed))
         else:
             parameters.append(click.Argument([name], type=each.kind))
     parameters += [
