@@ -49,6 +49,10 @@ bench: $(STAMP) ## Run the benchmarks
 chaos: $(STAMP) ## Break leases in every way known, and check that no promise is broken (ARGS="--minutes 30 --seed 7")
 	@$(BIN)/python -m holdfast.testing.bugs && exec $(BIN)/python -m holdfast.testing.chaos $(ARGS)
 
+.PHONY: prove
+prove: $(STAMP) ## Run the proofs of guard, slots, gates and commands at full length (minutes)
+	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/guard tests/slots tests/operator -rA $(ARGS)
+
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)
 	@exec $(BIN)/python spec/check.py --large $(ARGS)

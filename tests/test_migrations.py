@@ -275,9 +275,11 @@ def test_another_schema_name_is_used_everywhere(connect: Connect, bare: str) -> 
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_migrations_are_numbered_without_a_gap_and_the_same_in_both_dialects(dialect: Dialect) -> None:
+def test_migrations_are_numbered_in_order_and_the_same_in_both_dialects(dialect: Dialect) -> None:
     numbered = [(migration.version, migration.name) for migration in migrations(dialect)]
-    assert [version for version, _ in numbered] == list(range(1, len(numbered) + 1))
+    versions = [version for version, _ in numbered]
+    assert versions == sorted(set(versions))
+    assert versions[0] == 1
     assert numbered == [(migration.version, migration.name) for migration in migrations("postgres")]
 
 
