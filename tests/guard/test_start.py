@@ -66,7 +66,7 @@ for _ in range(rounds):
 @pytest.mark.timeout(900)
 def test_of_two_instances_started_together_exactly_one_runs(either: str, tmp_path: Path) -> None:
     """The other ends with the code that says so, while the first still runs, and has done nothing."""
-    number = trials(10)
+    number = trials(20)
     with holdfast.Client(either) as client:
         client.leases.list()  # the file is there
     with Child(TWINS, either, number, tmp_path / "work") as twins:

@@ -56,7 +56,7 @@ def test_a_command_leaves_who_why_what_how_it_ended_and_under_which_fence(client
 def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, client: holdfast.Client) -> None:
     client.lease("nightly-import", holder="worker-1").acquire()
     client.slots("tuner", 4).claim(owner="session-1")
-    for name, values in {
+    looked: dict[str, dict[str, Any]] = {
         "lease.release": {"name": "nightly-import"},
         "lease.wipe": {"guard": "key"},
         "slot.release": {"pool": "tuner", "slot": "1"},
@@ -64,7 +64,8 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
         "schema.migrate": {},
         "lock.break": {"pid": 1},
         "gate.close": {"name": "dot_config"},
-    }.items():
+    }
+    for name, values in looked.items():
         outcome = operator.run(client, name, values, dry_run=True, **JANE)
         assert (outcome.dry_run, outcome.fence, outcome.entry) == (True, None, None)
         assert outcome.changes or name in ("schema.migrate", "lock.break")

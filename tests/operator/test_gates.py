@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +24,12 @@ with holdfast.Client(sys.argv[1]) as client:
     except holdfast.NotAcquired as refusal:
         print(refusal, flush=True)
 """
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
 
 
 def is_open(client: Any) -> bool:
@@ -93,9 +99,8 @@ def test_a_window_that_was_taken_away_says_so_at_its_end(connect: Connect, eithe
     assert story(client)[-1] == ("jane", "gate.window", "lost while it was open")
 
 
-def test_two_operators_race_and_one_is_killed_in_its_window(connect: Connect, either: str) -> None:
+def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Client, either: str) -> None:
     """The other is refused, the gate is closed by expiry and by nothing else, then the other succeeds."""
-    client = connect(either)
     client.leases.list()
     with Child(WINDOW, either, "jane", 2.0) as jane, Child(WINDOW, either, "joe", 2.0) as joe:
         said = {"jane": jane.line(), "joe": joe.line()}
@@ -120,8 +125,7 @@ def test_two_operators_race_and_one_is_killed_in_its_window(connect: Connect, ei
     assert client.leases.history(f"@gate:{GATE}")[1].outcome == "expired"
 
 
-def test_from_the_command_line_a_gate_is_held_for_a_stated_time(connect: Connect, either: str) -> None:
-    client = connect(either)
+def test_from_the_command_line_a_gate_is_held_for_a_stated_time(client: holdfast.Client, either: str) -> None:
     by_jane = ("--actor", "jane", "--reason", "new addresses")
     missing = call(*at(either, "do", "gate.open", GATE, *by_jane))
     assert (missing.returncode, "Missing option '--for'" in missing.stderr) == (2, True)

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.testing.contract import waiting
 from tests.children import Child, eventually, query, rows
+from tests.test_contract import never_polls
 
 Connect = Callable[..., Any]
 HOLD = """
@@ -24,6 +25,12 @@ with holdfast.Client(sys.argv[1]) as client:
     print(grant.slot, flush=True)
     sys.stdin.readline()
 """
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
 
 
 @pytest.fixture
@@ -79,8 +86,7 @@ def test_a_release_in_another_process_wakes_a_waiter_that_does_not_poll(connect:
     with Child(HOLD, postgres_url, "theirs", 300) as child:
         number = int(child.line())
         client = connect(f"{postgres_url}?application_name=elsewhere")
-        inner = getattr(client, "_inner", client)
-        inner._engine.poll = 1e6
+        never_polls(client)
         with waiting(lambda: client.slots("tuner", 4).claim(timeout=300)) as won:
             listening = "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted"
             eventually(lambda: query(postgres_url, listening) == [(1,)], "the waiter listens")
@@ -118,8 +124,8 @@ def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Conne
         assert client.slots(name, 1).slot().try_acquire() is None
 
 
-def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(connect: Connect, either: str) -> None:
-    slots = connect(either).slots("tuner", 1, ttl=1.0)
+def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(client: holdfast.Client, either: str) -> None:
+    slots = client.slots("tuner", 1, ttl=1.0)
     with Child(HOLD, either, "theirs", 1.0) as child:
         assert child.line() == "1"
         began = time.monotonic()
@@ -128,13 +134,13 @@ def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(connect: Con
         assert time.monotonic() - began > 0.3
 
 
-def test_a_claim_whose_answer_is_lost_keeps_no_slot(connect: Connect, either: str) -> None:
+def test_a_claim_whose_answer_is_lost_keeps_no_slot(client: holdfast.Client, either: str) -> None:
     """Which slot it was nobody knows: it is found by its token."""
     lost = "import os; os.environ['HOLDFAST_FAILPOINTS'] = 'after:slot_claim=error'\n"
     lost += "import sys, holdfast\nclient = holdfast.Client(sys.argv[1])\n"
     lost += "try:\n    client.slots('tuner', 4).claim()\nexcept holdfast.EngineError:\n    print('in doubt')\n"
     lost += "sys.stdin.readline()"
-    slots = connect(either).slots("tuner", 4)
+    slots = client.slots("tuner", 4)
     slots.in_use()
     with Child(lost, either) as child:
         child.expect("in doubt")
@@ -184,8 +190,10 @@ def test_the_gauge_counts_what_sessions_and_leases_agree_on_and_each_forgery_by_
         slots.reconcile([{"slot": 1}])
 
 
-def test_after_a_kill_the_gauge_is_right_at_once_and_in_use_with_the_expiry(connect: Connect, either: str) -> None:
-    slots = connect(either).slots("tuner", 4)
+def test_after_a_kill_the_gauge_is_right_at_once_and_in_use_with_the_expiry(
+    client: holdfast.Client, either: str
+) -> None:
+    slots = client.slots("tuner", 4)
     with Child(HOLD, either, "one", 30) as one, Child(HOLD, either, "two", 1.5) as two:
         sessions = [{"id": name, "slot": int(child.line())} for name, child in (("one", one), ("two", two))]
         assert (slots.reconcile(sessions), slots.in_use()) == (2, 2)

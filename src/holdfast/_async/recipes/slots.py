@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.lease import AsyncHandle
 from holdfast._wire.log import logger
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
@@ -29,7 +29,7 @@ class AsyncSlotGrant(AsyncLeaseGrant):
         return self.holder
 
 
-class AsyncSlotClaim(AsyncLease):
+class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
     """A slot to be had, whichever is free; used like a lease."""
 
     _what, _statement = "slot", "slot_claim"
@@ -62,9 +62,7 @@ class AsyncSlots:
     async def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotGrant:
         """Any free slot, as a grant with ``slot``; NotAcquired when there is none, AcquireTimeout after ``timeout``
         seconds (None: wait for ever)."""
-        grant = await self.slot(owner=owner, timeout=timeout).acquire()
-        assert isinstance(grant, AsyncSlotGrant)
-        return grant
+        return await self.slot(owner=owner, timeout=timeout).acquire()
 
     async def release(self, grant: AsyncSlotGrant) -> bool:
         """Give it back; True if it was still ours."""

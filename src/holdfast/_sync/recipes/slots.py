@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
-from holdfast._sync.primitives.lease import Lease
+from holdfast._sync.primitives.lease import Handle
 from holdfast._wire.log import logger
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
@@ -30,7 +30,7 @@ class SlotGrant(LeaseGrant):
         return self.holder
 
 
-class SlotClaim(Lease):
+class SlotClaim(Handle[SlotGrant]):
     """A slot to be had, whichever is free; used like a lease."""
 
     _what, _statement = "slot", "slot_claim"
@@ -63,9 +63,7 @@ class Slots:
     def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> SlotGrant:
         """Any free slot, as a grant with ``slot``; NotAcquired when there is none, AcquireTimeout after ``timeout``
         seconds (None: wait for ever)."""
-        grant = self.slot(owner=owner, timeout=timeout).acquire()
-        assert isinstance(grant, SlotGrant)
-        return grant
+        return self.slot(owner=owner, timeout=timeout).acquire()
 
     def release(self, grant: SlotGrant) -> bool:
         """Give it back; True if it was still ours."""

@@ -1,4 +1,4 @@
--- What the recipes over the lease need: the audit learns of fences, and the slots of a pool are leases '<pool>:<number>'.
+-- What the recipes need: the audit learns of fences, and slots, which are '<pool>:<number>' by name, are found by pool.
 alter table holdfast_audit add column fence integer;
 
 create view holdfast_slot as
