@@ -173,7 +173,6 @@ def test_the_first_migration_is_recorded_in_what_it_made() -> None:
         assert entry.detail["bootstrap"] is True
         again = operator.run(client, "schema.migrate", **JANE)
         assert (again.changes, "bootstrap" in client.audit.list(most=2)[1].detail) == ([], False)
-    assert call("--url", server().database(), "do", "schema.migrate", *BY_JANE).returncode == 0
 
 
 def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client: holdfast.Client, either: str) -> None:
@@ -220,23 +219,23 @@ def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url
         assert wiped == [1]
 
 
-def test_the_wipe_command_needs_a_guard_that_nobody_holds(client: holdfast.Client, either: str) -> None:
+def test_the_wipe_command_needs_a_guard_that_nobody_holds(client: holdfast.Client) -> None:
     client.lease("a").acquire()
     with client.guard("key"):
         with pytest.raises(operator.CommandRefused, match="what it guards runs"):
             operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
         assert [each.name for each in client.leases.list()] == ["a", "key"]
-    ask(*at(either, "do", "lease.wipe", "key", *BY_JANE))
+    operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
     assert client.leases.list() == []
     assert [each.outcome.partition(":")[0] for each in entries(client, "lease.wipe")] == ["done", "refused"]
 
 
-def test_a_slot_is_taken_from_its_owner(client: holdfast.Client, either: str) -> None:
+def test_a_slot_is_taken_from_its_owner(client: holdfast.Client) -> None:
     grant = client.slots("tuner", 4).claim(owner="session-1")
-    ask(*at(either, "do", "slot.release", "tuner", str(grant.slot), *BY_JANE))
+    operator.run(client, "slot.release", {"pool": "tuner", "slot": grant.slot}, **JANE)
     assert client.slots("tuner", 4).in_use() == 0
-    missing = call(*at(either, "do", "slot.release", "tuner", "3", *BY_JANE))
-    assert (missing.returncode, "nobody holds" in missing.stderr) == (1, True)
+    with pytest.raises(operator.CommandRefused, match="nobody holds"):
+        operator.run(client, "slot.release", {"pool": "tuner", "slot": 3}, **JANE)
 
 
 def test_no_registered_command_bypasses_the_rules() -> None:
