@@ -18,7 +18,6 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.CRITI
 work = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def hang():
-    print("hook", flush=True)
     while True:
         time.sleep(1)
 
@@ -35,6 +34,8 @@ def begin():
 
 if "hang" in flags:
     atexit.register(hang)
+if "tidy" in flags:
+    atexit.register(print, "tidy", flush=True)
 client = holdfast.Client(url)
 """
 GUARDED = (

@@ -80,10 +80,10 @@ def test_a_handle_waits_skips_and_gives_up_as_everywhere(slots: Any) -> None:
 
 
 def test_a_release_in_another_process_wakes_a_waiter_that_does_not_poll(connect: Connect, postgres_url: str) -> None:
-    slots = connect(postgres_url).slots("tuner", capacity=4)
+    slots = connect(postgres_url).slots("tuner", capacity=4, ttl=600)  # nor does it wake for an expiry
     for _ in range(3):
         slots.claim(owner="others")
-    with Child(HOLD, postgres_url, "theirs", 300) as child:
+    with Child(HOLD, postgres_url, "theirs", 600) as child:
         number = int(child.line())
         client = connect(f"{postgres_url}?application_name=elsewhere")
         never_polls(client)
