@@ -59,6 +59,10 @@ torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
 	@exec $(BIN)/python -m holdfast.testing.succession $(ARGS)
 
+.PHONY: prove
+prove: $(STAMP) ## Run the proofs of guard, slots, gates and commands at full length (minutes)
+	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/guard tests/slots tests/operator -rA $(ARGS)
+
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)
 	@exec $(BIN)/python spec/check.py --large $(ARGS)

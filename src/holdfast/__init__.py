@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LockReentered,
         NotAcquired,
         OwnershipUnknown,
+        PolicyDenied,
         SchemaMismatch,
         SessionUnsafe,
     )
@@ -78,6 +79,7 @@ __all__ = [
     "NotAcquired",
     "OwnershipUnknown",
     "Phase",
+    "PolicyDenied",
     "ProcessDriver",
     "SchemaMismatch",
     "SessionUnsafe",

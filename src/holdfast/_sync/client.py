@@ -12,20 +12,26 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_name, check_sessions
+from holdfast.core.gate import gate_terms
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_free_name, check_name, check_sessions
+from holdfast.core.guard import check_guard
 from holdfast.sql import Migration
 
 if TYPE_CHECKING:
     from holdfast._sync.engines.migrate import Migrations
+    from holdfast._sync.primitives.audit import Audit
     from holdfast._sync.primitives.leases import Leases
     from holdfast._sync.primitives.lock import Lock, LockSpace
     from holdfast._sync.primitives.locks import LockMonitor
     from holdfast._sync.primitives.objects import Objects
     from holdfast._sync.recipes.driver import Driver
     from holdfast._sync.recipes.elector import Elector, OnNewLeader
+    from holdfast._sync.recipes.gate import Gates, GateWindow
+    from holdfast._sync.recipes.guard import Guard
     from holdfast._sync.recipes.mend import SessionPresent
     from holdfast._sync.recipes.reconciler import OnEvent, Reconciler
     from holdfast._sync.recipes.shards import Shards
+    from holdfast._sync.recipes.slots import Slots
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.tickets import Name
@@ -88,6 +94,20 @@ class Client:
         return self._objects
 
     @property
+    def audit(self) -> Audit:
+        """What operators did, who and why, and how it ended."""
+        from holdfast._sync.primitives.audit import Audit
+
+        return Audit(self._engine)
+
+    @property
+    def gates(self) -> Gates:
+        """Which gates are open; ``require`` one, open or close one for a time."""
+        from holdfast._sync.recipes.gate import Gates
+
+        return Gates(self._engine)
+
+    @property
     def migrations(self) -> Migrations:
         """The tables: what there is, what is missing."""
         from holdfast._sync.engines.migrate import Migrations
@@ -118,10 +138,45 @@ class Client:
         callable. ``failover="session"``: a standby takes over as soon as our database session is gone.
         """
         terms = LeaseTerms.check(
-            name, ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
+            check_free_name(name), ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
             renew_every=renew_every, on_lost=on_lost, failover=failover,
         )  # fmt: skip
         return Lease(self._engine, terms, timeout)
+
+    def guard(
+        self, key: str, *, ttl: float = 15.0, heartbeat: float = 5.0, strict: bool = False, wipe_on_start: bool = False
+    ) -> Guard:
+        """One running instance, which fails closed: ``with client.guard(key):`` around all that the process does.
+
+        SystemExit before the block unless the lease ``key`` is ours: 75 when somebody else has it, 69 when that cannot
+        be proven. In it, when the lease is stolen or cannot be confirmed in time (``strict``: at the first heartbeat
+        that fails), the process ends with 70, and before the TTL does whatever its hooks do. ``wipe_on_start`` takes
+        all other leases away first.
+        """
+        from holdfast._sync.recipes.guard import Guard
+
+        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
+        return Guard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
+
+    def gate(self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0) -> GateWindow:
+        """A window: ``with client.gate("dot_config", actor="jane", reason="…") as grant:`` opens the gate, and it
+        closes with the block or, should this process die, ``ttl`` seconds after its last heartbeat.
+
+        While it is open nobody else opens it (NotAcquired; ``timeout``: seconds to wait), and ``gates.require`` lets
+        through. Recorded in the audit, whatever comes of it.
+        """
+        from holdfast._sync.recipes.gate import GateWindow
+
+        return GateWindow(self._engine, name, gate_terms(name, actor=actor, ttl=ttl), timeout, reason)
+
+    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> Slots:
+        """A counting semaphore: ``client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
+
+        A slot is a lease, free again ``ttl`` seconds after its holder dies. The capacity may be another one each time.
+        """
+        from holdfast._sync.recipes.slots import Slots
+
+        return Slots(self._engine, pool, capacity, ttl)
 
     def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> Lock:
         """A lock to be had: lives with a session of our own, whatever the application commits, and dies with it.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "check": "holdfast.cli.check:check",
+    "commands": "holdfast.cli.do:commands",
+    "do": "holdfast.cli.do:do",
     "doctor": "holdfast.cli.doctor:doctor",
     "driver": "holdfast.cli.driver:driver",
     "history": "holdfast.cli.leases:history",

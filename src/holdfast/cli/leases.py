@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,8 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     """Take the lease NAME away from its holder.
 
     Its holder cannot commit a protected transaction from this moment on, and learns of it with its next heartbeat;
-    until then it may still be at work. Who took it away and why is kept in `holdfast history`.
+    until then it may still be at work. Who took it away and why is kept in `holdfast history`. This is the governed
+    command `holdfast do lease.release`: one at a time, and on the record.
 
     Exit code 1 when nobody holds it.
 
@@ -122,14 +122,12 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     if not reason:
         raise click.UsageError("--force needs --reason: it is kept in the history of the lease")
     from holdfast.cli import output
+    from holdfast.cli.do import governed
 
     actor = actor or myself()
     with connected(context) as client:
-        done = client.leases.force_release(name, actor=actor, reason=reason)
-        past = client.leases.history(name, most=20) if done else []
-    if not done:
-        click.echo(f"holdfast: nobody holds lease {name!r}", err=True)
-        sys.exit(1)
+        governed(client, "lease.release", {"name": name}, actor=actor, reason=reason)
+        past = client.leases.history(name, most=20)
     ours = ("forced", actor, reason)
     record = next((each for each in past if (each.outcome, each.actor, each.reason) == ours), None)
     told = "its record is in the history"

@@ -73,17 +73,19 @@ def break_(context: click.Context, pid: int, reason: str, actor: str | None) -> 
     connection break; a holder that uses holdfast learns at once that its locks are lost, and may still be at work.
 
     Who asked, why, what the session held and how it ended is written to the table `audit`, before anything is done.
-    Exit code 1 when the session is not ended.
+    This is the governed command `holdfast do lock.break`: one at a time. Exit code 1 when the session is not ended.
 
     \b
     Example:
       holdfast locks break 4242 --reason "its host is gone"
     """
     from holdfast.cli import output
+    from holdfast.cli.do import governed
 
     actor = actor or myself()
     with connected(context) as client:
-        had = client.locks.end_session(pid, actor=actor, reason=reason)
+        had = [each for each in client.locks.list() if each.pid == pid]
+        governed(client, "lock.break", {"pid": pid}, actor=actor, reason=reason)
     parts = []
     for word, granted in (("held", True), ("waited for", False)):
         if names := [output.clean(each.label) for each in had if each.granted is granted]:

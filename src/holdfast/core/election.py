@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from holdfast.core.grant import MAX_TTL, Failover, LeaseTerms, check_name, check_seconds
+from holdfast.core.grant import MAX_TTL, Failover, LeaseTerms, OnBeat, check_name, check_seconds
 from holdfast.core.renewal import margin
 
 Overrun = Literal["wait", "exit"]
@@ -108,13 +108,18 @@ class ElectorTerms(NamedTuple):
         return cls(lease.name, lease.ttl, renew_every, retry_every, grace, holder, failover, overrun)
 
     def lease(
-        self, holder: str, *, kernel: bool, on_lost: Callable[[Any], object], on_renewed: Callable[[], object]
+        self,
+        holder: str,
+        *,
+        kernel: bool,
+        on_lost: Callable[[Any], object],
+        on_beat: OnBeat,
     ) -> LeaseTerms:
         """What to ask the database for. ``kernel``: on one machine the kernel knows at once who lives, so there the TTL
         is the longest there is and nothing depends on a heartbeat: it only hears of a lease that was taken away."""
         ttl = MAX_TTL if kernel else self.ttl
         failover: Failover = "session" if kernel else self.failover
-        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, on_renewed)
+        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, True, on_beat)
 
 
 def replica(environment: Mapping[str, str], unique: str) -> str:

@@ -10,6 +10,7 @@
     ├ Conflict               the object is not at the version that was expected
     ├ AlreadyExists          there is such an object already, or one of that name
     ├ CursorExpired          the changes since then are not kept any more: list, and watch from now on
+    ├ PolicyDenied           a rule says no: a closed gate, no guard, no actor or reason
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
     ├ DriverError            the driver of sandboxes refused, or could not be reached
@@ -75,6 +76,10 @@ class AlreadyExists(HoldfastError):
 
 class CursorExpired(HoldfastError):
     """Changes since that point may be missing from the log: list what there is, and watch from ``objects.cursor()``."""
+
+
+class PolicyDenied(HoldfastError):
+    """A rule says no, whoever asks: the gate is closed, the guard is not held, the command may not do that."""
 
 
 class SchemaMismatch(HoldfastError):

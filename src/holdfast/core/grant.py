@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from holdfast.core.errors import AcquireTimeout, NotAcquired
+from holdfast.core.errors import AcquireTimeout, HoldfastError, NotAcquired
 
 MIN_TTL, MAX_TTL = 0.05, 86400.0
 
@@ -21,6 +21,21 @@ class Unset(Enum):
 
 Failover = Literal["ttl", "session"]
 OnLost = Literal["flag", "cancel", "exit"] | Callable[[Any], object]
+OnBeat = Callable[[HoldfastError | None, bool], object]
+
+
+OWN = "@"
+"""What the names of holdfast's own leases begin with: slots, gates, the runtime lease."""
+
+
+def check_free_name(value: object) -> str:
+    """A lease by this name is the user's to take, past no recipe."""
+    name = check_name(value)
+    if name.startswith(OWN):
+        raise ValueError(
+            f"name must not begin with {OWN!r}: those are slots, gates and others of holdfast's own, {name!r}"
+        )
+    return name
 
 
 def check_name(value: object, what: str = "name", most: int = 200) -> str:
@@ -74,8 +89,10 @@ class LeaseTerms(NamedTuple):
     renew_every: float
     on_lost: OnLost
     failover: Failover
-    on_renewed: Callable[[], object] | None = None
-    """For an elector: a heartbeat of its own, in the keeper's thread told of every renewal."""
+    reenter: bool
+    on_beat: OnBeat | None = None
+    """Called in the keeper's thread after each heartbeat, with what went wrong and whether the lease is lost with it.
+    Whoever wants to be told has a heartbeat of its own."""
 
     @classmethod
     def check(
@@ -112,6 +129,7 @@ class LeaseTerms(NamedTuple):
             ttl / 3 if renew_every is None else renew_every,
             on_lost,
             failover,
+            reenter=holder is not None,
         )
 
 

@@ -53,6 +53,35 @@ class HistoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """Something that an operator did, or tried to do."""
+
+    id: int
+    at: datetime
+    actor: str
+    role: str | None
+    """Whom the server knows the actor as; None on SQLite."""
+    action: str
+    subject: str
+    reason: str
+    fence: int | None
+    """Of the lease under which it was done."""
+    detail: Any
+    outcome: str | None
+    ended_at: datetime | None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> AuditRecord:
+        detail, ended = row["detail"], row["ended_at"]
+        return cls(**{
+            **row,
+            "at": _when(row["at"]),
+            "detail": json.loads(detail) if isinstance(detail, str) else detail,
+            "ended_at": None if ended is None else _when(ended),
+        })  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class LockRecord:
     """An advisory lock that a session holds or waits for, whoever took it, as ``client.locks`` shows it.
 

@@ -36,7 +36,7 @@ class Books:
         with self._lock:
             for pulse in self._pulses:
                 if (
-                    pulse.renewed is None
+                    pulse.shared
                     and pulse.trust.ttl == ttl
                     and (pulse.session_key is not None) == session
                     and pulse.trust.left(now()) > 0
@@ -58,16 +58,15 @@ class Books:
         holding: Holding,
         *,
         session_key: int | None = None,
-        renewed: Callable[[], object] | None = None,
     ) -> Pulse:
-        """Renew ``beat`` from now on, for ``holding``; for it alone when it wants to be told of every renewal."""
+        """Renew ``beat`` from now on, for ``holding``; for it alone when it wants to be told of every heartbeat."""
         with self._lock:
             pulse = next((each for each in self._pulses if each.beat == beat), None)
             if pulse is None:
                 pulse = Pulse(beat, trust, every, now() + first_beat(trust.ttl, every), session_key)
                 self._pulses.append(pulse)
                 self._purge_at = max(self._purge_at, pulse.due)  # with the first heartbeat, not on its own
-            pulse.renewed = renewed
+            pulse.shared = holding.heard is None
             if every < pulse.every:
                 pulse.every, pulse.due = every, min(pulse.due, now() + every)
             pulse.add(holding)
@@ -110,14 +109,14 @@ class Books:
         """It is ours and must go, but the database does not answer: ask until it does."""
         self._add_chore("lease_release", {"name": name, "token": token}, patience=math.inf)
 
-    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool) -> None:
+    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool, what: str = "lease") -> None:
         """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server.
 
         With the beat that was made for it, if one was: nobody renews that, so after a TTL it has expired in any case.
         On a beat that lives, we ask for longer than the server would let the statement run.
         """
-        statement, patience = ("lease_abandon", min(65.0, ttl)) if with_beat else ("lease_release", 65.0)
-        self._add_chore(statement, {"name": name, "token": token}, patience=patience, until=True)
+        statement, patience = ("abandon", min(65.0, ttl)) if with_beat else ("release", 65.0)
+        self._add_chore(f"{what}_{statement}", {"name": name, "token": token}, patience=patience, until=True)
 
     def say_later(self, statement: str, parameters: dict[str, Any]) -> None:
         """What a client could not say as it went. If we cannot either: nobody renews its beats, so they expire."""

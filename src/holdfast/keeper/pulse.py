@@ -26,6 +26,8 @@ class Holding(NamedTuple):
     token: str
     owner: Owner
     tell: Callable[[HoldfastError], None]
+    heard: Callable[[HoldfastError | None], None] | None = None
+    """Called there after each heartbeat that leaves it ours, with what went wrong."""
 
 
 class Pulse:
@@ -35,13 +37,13 @@ class Pulse:
         self.beat, self.trust, self.every, self.due, self.session_key = beat, trust, every, due, session_key
         self.generation = 0
         self.failures = 0
-        self.problem: Exception | None = None
+        self.problem: HoldfastError | None = None
         self.borrowed = 0
         self.holdings: dict[str, Holding] = {}
         self.owners: Counter[Owner] = Counter()
         self.empty_since: float | None = None
-        self.renewed: Callable[[], object] | None = None
-        """Whose own it is: told of each renewal, and shared with no other lease."""
+        self.shared = True
+        """With further leases, or that of one alone which is told of each heartbeat."""
 
     def add(self, holding: Holding) -> None:
         self.holdings[holding.token] = holding

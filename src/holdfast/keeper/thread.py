@@ -244,13 +244,13 @@ class Keeper(Books):
             if pulse.failures:
                 log.info("the heartbeat of %s is back after %d failures", self.database, pulse.failures)
             pulse.due, pulse.failures, pulse.problem = asked_at + pulse.every, 0, None
-            if pulse.renewed is not None:
-                pulse.renewed()
+            self._let_hear(pulse)
             if generation != pulse.generation:
                 self._reconcile(pulse, generation)
         elif step is Step.RETRY:
             pulse.failures += 1
             pulse.due = now() + backoff(pulse.failures, pulse.trust.left(now()))
+            self._let_hear(pulse)
         elif step is Step.TELL_LOST:
             self._lose(pulse, LeaseLost("it expired before a heartbeat reached the database"))
         else:
@@ -318,6 +318,12 @@ class Keeper(Books):
             holding.tell(error)
         except Exception:
             log.exception("on_lost of lease %r failed", holding.name)
+
+    def _let_hear(self, pulse: Pulse) -> None:
+        with self._lock:
+            heard = [holding.heard for holding in pulse.holdings.values() if holding.heard is not None]
+        for each in heard:
+            each(pulse.problem)
 
     def _do_chores(self) -> None:
         with self._lock:

@@ -94,8 +94,15 @@ def _read(dialect: Dialect, *path: str) -> str:
 @lru_cache
 def statements(dialect: Dialect, schema: str = SCHEMA) -> dict[str, Statement]:
     text = _in_schema(_read(dialect, "statements.sql"), dialect, schema)
-    blocks = [block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:]]
-    return {name: _statement(dialect, name, body) for name, _, body in blocks}
+    bodies = {name: body for name, _, body in (block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:])}
+    return {name: _statement(dialect, name, _whole(body, bodies)) for name, body in bodies.items()}
+
+
+def _whole(body: str, bodies: dict[str, str]) -> str:
+    """With the other statement in the place of the line ``-- as: name``."""
+    before, found, rest = body.partition("-- as: ")
+    name, _, after = rest.partition("\n")
+    return f"{before}{bodies[name]}{after}" if found else body
 
 
 def _statement(dialect: Dialect, name: str, body: str) -> Statement:

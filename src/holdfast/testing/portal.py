@@ -25,7 +25,7 @@ class Portal:
         """Call it on the loop, wait for what it promises, and make that look blocking, too."""
 
         async def run() -> Any:
-            result = function(*args, **kwargs)
+            result = function(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
             return await result if inspect.iscoroutine(result) else result
 
         return self.wrap(asyncio.run_coroutine_threadsafe(run(), self.loop).result())
@@ -92,6 +92,11 @@ class Blocking:
                 return False
             raise
         return error is not None
+
+
+def _plain(value: Any) -> Any:
+    """What an object stands for: on the loop it is used as it is."""
+    return value._inner if isinstance(value, Blocking) else value
 
 
 def _settle(leave: asyncio.Future[BaseException | None], error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ costs one reconnect and no error; one that must not be is marked by its caller.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -57,6 +58,8 @@ class AsyncEngine:
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
+        self.violations: Counter[tuple[str, str]] = Counter()
+        """Of pools, by kind."""
         self._identity = this_process()
         self._session: AsyncSession | None = None
         self._turn, self._gate = AsyncTurn(), AsyncGate()

@@ -7,32 +7,36 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, check_function, here, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
-from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
 
 P = ParamSpec("P")
 T = TypeVar("T")
+G = TypeVar("G", bound=AsyncLeaseGrant)
 
 _BUSY_PATIENCE = 0.05
 """Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
 
 
-class AsyncLease:
-    """A lease to be had: ``async with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+class AsyncHandle(Generic[G]):
+    """A lease to be had, by whichever name: how it is asked for, waited for, entered and left."""
+
+    _what, _statement = "lease", "lease_acquire"
+    _more: Mapping[str, Any] = {}
 
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not AsyncScope.cancels:
@@ -40,16 +44,16 @@ class AsyncLease:
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
-        self._entered: list[tuple[int, AsyncLeaseGrant]] = []
+        self._entered: list[tuple[int, G]] = []
 
     @property
     def name(self) -> str:
         return self._terms.name
 
-    async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> AsyncLeaseGrant:
+    async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> G:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        got: list[AsyncLeaseGrant] = []
+        got: list[G] = []
         try:
             held = await self._wait(limit, got)
             if held is None:
@@ -57,20 +61,20 @@ class AsyncLease:
         except BaseException:
             _abandon(got)
             raise
-        raise held.refusal(limit or None, datetime.now(UTC))
+        raise self._refusal(held, limit or None)
 
-    async def try_acquire(self) -> AsyncLeaseGrant | None:
+    async def try_acquire(self) -> G | None:
         """The grant, or None when somebody has it."""
-        got: list[AsyncLeaseGrant] = []
+        got: list[G] = []
         try:
             return got[0] if await self._wait(0.0, got) is None else None
         except BaseException:
             _abandon(got)
             raise
 
-    async def ask(self) -> AsyncLeaseGrant | Held:
+    async def ask(self) -> G | Held:
         """Once, without a second try while it is just being changed: the grant, or who has it."""
-        got: list[AsyncLeaseGrant] = []
+        got: list[G] = []
         try:
             held = await self._attempt(got)
             return got[0] if held is None else held
@@ -79,7 +83,7 @@ class AsyncLease:
             raise
 
     @asynccontextmanager
-    async def or_skip(self) -> AsyncIterator[AsyncLeaseGrant | None]:
+    async def or_skip(self) -> AsyncIterator[G | None]:
         """A block that runs with the grant, or with None when somebody has it."""
         grant = await self.try_acquire()
         if grant is None:
@@ -88,17 +92,7 @@ class AsyncLease:
             async with grant:
                 yield grant
 
-    async def adopt(self, token: str) -> AsyncLeaseGrant:
-        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
-        asked_at = now()
-        rows = await self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
-        if not rows:
-            raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
-        [row] = rows
-        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
-        return AsyncLeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
-
-    async def __aenter__(self) -> AsyncLeaseGrant:
+    async def __aenter__(self) -> G:
         grant = await self.acquire()
         try:
             await grant.__aenter__()
@@ -124,7 +118,10 @@ class AsyncLease:
 
         return under_lease
 
-    def _leave(self) -> AsyncLeaseGrant:
+    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
+        return held.refusal(waited, datetime.now(UTC))
+
+    def _leave(self) -> G:
         """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
         mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
         if not mine or (len(self._entered) > 1 and mine is self._entered):
@@ -135,7 +132,7 @@ class AsyncLease:
         self._entered.remove(entry)
         return entry[1]
 
-    async def _wait(self, limit: float, got: list[AsyncLeaseGrant]) -> Held | None:
+    async def _wait(self, limit: float, got: list[G]) -> Held | None:
         """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
 
         Woken by a release; asks on its own besides, in case nobody wakes us."""
@@ -158,7 +155,7 @@ class AsyncLease:
         finally:
             keeper.unwatch(self.name, signal.set)
 
-    async def _ask_again(self, got: list[AsyncLeaseGrant], until: float) -> Held | None:
+    async def _ask_again(self, got: list[G], until: float) -> Held | None:
         """A waiter outlives a restart of the database: it goes on asking until its time is up."""
         pause = 0.1
         while True:
@@ -176,13 +173,13 @@ class AsyncLease:
             return jitter(0.002, 0.02)
         return min(self._engine.poll * waiting * jitter(0.5, 1.5), held.remaining + jitter(0.001, 0.01))
 
-    async def _attempt(self, got: list[AsyncLeaseGrant]) -> Held | None:
+    async def _attempt(self, got: list[G]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
         session_key = await self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
-        shares = terms.auto_renew and terms.on_renewed is None
+        shares = terms.auto_renew and terms.on_beat is None
         pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
         try:
             row, asked_at = await self._ask(token, pulse, session_key)
@@ -195,11 +192,11 @@ class AsyncLease:
             if engine.closing:
                 raise EngineError(f"the client of {engine.database} was closed meanwhile")
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
-            grant = AsyncLeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
+            grant = self._granted(row, token, trust)
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
             else:
-                engine.unkept[token] = terms.name
+                engine.unkept[token] = grant.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             got.append(grant)
@@ -209,7 +206,7 @@ class AsyncLease:
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None)
+            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None, what=self._what)
             raise
         finally:
             if pulse is not None:
@@ -223,14 +220,21 @@ class AsyncLease:
             "ttl": terms.ttl,
             "token": token,
             "beat": pulse.beat if pulse else None,
-            "reenter": terms.holder is not None,
+            "reenter": terms.reenter,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": json.dumps(self._engine.process),
+            "process": json.dumps(self._process),
         }
-        [row] = await self._engine.call("lease_acquire", parameters)
+        [row] = await self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:
+        raise NotImplementedError
+
+    @property
+    def _process(self) -> dict[str, Any]:
+        return self._engine.process
 
     @property
     def _holder(self) -> str:
@@ -249,7 +253,24 @@ class AsyncLease:
         return keeper.session_key
 
 
-def _abandon(grants: list[AsyncLeaseGrant]) -> None:
+class AsyncLease(AsyncHandle[AsyncLeaseGrant]):
+    """A lease to be had: ``async with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+
+    async def adopt(self, token: str) -> AsyncLeaseGrant:
+        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
+        asked_at = now()
+        rows = await self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
+        if not rows:
+            raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
+        [row] = rows
+        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        return AsyncLeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncLeaseGrant:
+        return AsyncLeaseGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
+
+
+def _abandon(grants: Sequence[AsyncLeaseGrant]) -> None:
     """Interrupted on the way to the caller: nobody would ever release them."""
     for grant in grants:
         grant.abandon()

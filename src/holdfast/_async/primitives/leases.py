@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast._async.engines.engine import LOCKED, AsyncEngine
-from holdfast._wire.identity import new_token
-from holdfast.core.errors import Refused
+from holdfast._wire.identity import check_token, new_token
+from holdfast.core.errors import LeaseLost, PolicyDenied, Refused
 from holdfast.core.grant import check_name
 from holdfast.core.records import HistoryRecord, LeaseRecord
 
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
     from holdfast.core.probe import Verdict
 
     Verdicts = list[Verdict]
+
+
+class Guarding(Protocol):
+    """A guard that was entered, or the grant of any lease."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def token(self) -> str | None: ...
 
 
 class AsyncLeases:
@@ -50,16 +61,19 @@ class AsyncLeases:
         await self._engine.call("lease_list", {"name": name})  # migrates, or says that somebody must
         return probe.judge(cases, await self._engine.rehearse([call for case in cases for call in case.calls]))
 
-    async def force_release(self, name: str, *, actor: str, reason: str) -> bool:
+    async def force_release(self, name: str, *, actor: str, reason: str, fence: int | None = None) -> bool:
         """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and
-        cannot commit a protected transaction from this moment on. False when nobody has it."""
+        cannot commit a protected transaction from this moment on. False when nobody has it, or, with ``fence``, when it
+        is no longer that grant's."""
         parameters = {
+            "fence": fence,
             "name": check_name(name),
             "actor": check_name(actor, "actor"),
             "reason": check_name(reason, "reason", most=1000),
         }
         try:
-            [row] = await self._engine.call_when_free("lease_force_release", parameters, patience=_PATIENCE)
+            statement = "lease_force_release" if fence is None else "lease_force_release_if"
+            [row] = await self._engine.call_when_free(statement, parameters, patience=_PATIENCE)
         except Refused as error:
             if error.sqlstate != LOCKED:
                 raise
@@ -70,3 +84,26 @@ class AsyncLeases:
             ) from error
         self._engine.keeper.wake(name)
         return bool(row["done"])
+
+    async def wipe(self, guard: Guarding | None, *, keep: Sequence[str] = ()) -> int:
+        """Take away every lease but ``guard``'s (and those in ``keep``), for the record; how many there were.
+
+        ``guard`` is a guard, or a grant. That it is held is proven in the same transaction: if it is not, that is
+        LeaseLost, or PolicyDenied without one, and nothing is changed."""
+        token = getattr(guard, "token", None)
+        if guard is None or token is None:
+            raise PolicyDenied("a wipe needs a guard that is held: with client.guard(key) as guard: ….wipe(guard)")
+        parameters = {"name": guard.name, "token": check_token(token), "keep": json.dumps([*map(check_name, keep)])}
+        try:
+            [row] = await self._engine.call_when_free("lease_wipe", parameters, patience=_PATIENCE)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                "nothing is wiped while a holder has a transaction open that its lease protects; the server ends one "
+                "that idles for a TTL: try again",
+                LOCKED,
+            ) from error
+        if row["ended"] is None:
+            raise LeaseLost(f"guard {guard.name!r} is not, or no longer, ours: nothing is wiped")
+        return int(row["ended"])

@@ -31,10 +31,11 @@ class AsyncLockMonitor:
         found = [_record(each, names, namespaces) for each in await holders(self._engine.database)]
         return sorted(found, key=lambda each: (each.namespace or "", each.name or "", each.entity_id))
 
-    async def end_session(self, pid: int, *, actor: str, reason: str) -> Records:
+    async def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:
         """End a database session that holds or waits for an advisory lock, for the record: its locks are free then, and
         its transaction is rolled back. Returns the locks it had. Refused for every other session, where the server does
-        not let this role, and on SQLite, where a lock ends with its process."""
+        not let this role, and on SQLite, where a lock ends with its process. ``entry``: of the audit, if it is told
+        there already."""
         if isinstance(pid, bool) or not isinstance(pid, int):
             raise TypeError(f"pid must be a whole number, not {type(pid).__name__}")
         if not 0 < pid < 2**31:
@@ -49,9 +50,11 @@ class AsyncLockMonitor:
         detail = json.dumps(
             [{"lock": each.label, "mode": each.mode, "granted": each.granted} for each in records[:1000]]
         )
-        [row] = await self._engine.call("audit_begin", {**parameters, "detail": detail})
+        if entry is None:
+            [row] = await self._engine.call("audit_begin", {**parameters, "detail": detail})
         outcome = await self._end(pid)
-        await self._engine.call("audit_end", {"entry": row["entry"], "outcome": outcome})
+        if entry is None:
+            await self._engine.call("audit_end", {"entry": row["entry"], "outcome": outcome})
         if outcome != ENDED:
             raise Refused(f"session {pid} was not ended: {outcome.removeprefix('refused: ')}")
         return records

@@ -23,7 +23,7 @@ from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
 from holdfast._wire.log import logger
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
-from holdfast.core.errors import EngineError, Refused
+from holdfast.core.errors import EngineError, HoldfastError, Refused
 from holdfast.core.grant import Held, LeaseTerms
 
 log = logger("holdfast.elector")
@@ -169,12 +169,13 @@ class AsyncElector:
 
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(
-            self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_renewed=self._renewed
+            self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_beat=self._beaten
         )
 
-    def _renewed(self) -> None:
+    def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""
-        log.info("elector %r: renewed", self.name, extra=self._fields(self.holder))
+        if problem is None:
+            log.info("elector %r: renewed", self.name, extra=self._fields(self.holder))
 
     def _fields(self, holder: str | None = None) -> dict[str, Any]:
         """What a structured log can be searched by."""

@@ -129,7 +129,7 @@ class AsyncShards:
 
     async def _ask(self, name: str) -> AsyncLeaseGrant | None:
         ttl = self._terms.ttl
-        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl")
+        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", True)
         return await AsyncLease(self._engine, lease, 0.0).try_acquire()
 
     def _lost(self, grant: AsyncLeaseGrant) -> None:

@@ -8,6 +8,7 @@ costs one reconnect and no error; one that must not be is marked by its caller.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -58,6 +59,8 @@ class Engine:
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
+        self.violations: Counter[tuple[str, str]] = Counter()
+        """Of pools, by kind."""
         self._identity = this_process()
         self._session: Session | None = None
         self._turn, self._gate = Turn(), Gate()

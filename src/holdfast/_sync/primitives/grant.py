@@ -28,8 +28,11 @@ _RELEASE_PATIENCE = 5.0
 class LeaseGrant:
     """A lease we hold. ``token`` is the secret proof, ``fence`` rises with every acquisition of any lease."""
 
-    def __init__(self, engine: Engine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust) -> None:
-        self.name, self.holder, self.token, self.fence = terms.name, holder, token, fence
+    def __init__(
+        self, engine: Engine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.holder, self.token, self.fence = name or terms.name, holder, token, fence
         self._engine, self._terms, self._trust = engine, terms, trust
         self._pulse: Pulse | None = None
         self._over: HoldfastError | None = None
@@ -44,6 +47,11 @@ class LeaseGrant:
     def lost(self) -> bool:
         """True once we may no longer act as the holder, and for ever after."""
         return self._problem() is not None
+
+    @property
+    def trusted_until(self) -> float:
+        """The end of that trust, on the clock of the lease (CLOCK_BOOTTIME where there is one)."""
+        return self._current.until
 
     def remaining(self) -> float:
         """Seconds for which this grant can be trusted if nothing renews it; 0 once it is lost."""
@@ -129,11 +137,11 @@ class LeaseGrant:
 
     def keep(self, beat: str, session_key: int | None) -> None:
         """From now on the heartbeat renews it."""
-        holding = Holding(self.name, self.token, self._engine.owner, self._lose)
+        heard = None if self._terms.on_beat is None else self._heard
+        holding = Holding(self.name, self.token, self._engine.owner, self._lose, heard)
         self._pulse = self._engine.keeper.keep(
-            beat, self._trust, self._terms.renew_every, holding,
-            session_key=session_key, renewed=self._terms.on_renewed,
-        )  # fmt: skip
+            beat, self._trust, self._terms.renew_every, holding, session_key=session_key
+        )
 
     def let_expire(self) -> None:
         """Renew it no more, without releasing it: for work that cannot be stopped."""
@@ -185,7 +193,7 @@ class LeaseGrant:
         self._engine.unkept.pop(self.token, None)
         if self._pulse is not None:
             self._engine.keeper.drop(self._pulse, self.token)
-        self._engine.keeper.wake(self.name)
+        self._engine.keeper.wake(self._terms.name)
 
     def _end(self, error: HoldfastError) -> None:
         self._over = self._over or error
@@ -193,12 +201,19 @@ class LeaseGrant:
         if self._pulse is not None:
             self._engine.keeper.drop(self._pulse, self.token)
 
+    def _heard(self, problem: HoldfastError | None) -> None:
+        """In the keeper's thread."""
+        if self._terms.on_beat is not None and not self._released:
+            self._terms.on_beat(problem, False)
+
     def _lose(self, error: HoldfastError) -> None:
         """In the keeper's thread."""
         if self._released:
             return
         self._over = problem = type(error)(f"lease {self.name!r}: {error}")
         problem.__cause__ = error.__cause__
+        if self._terms.on_beat is not None:
+            self._terms.on_beat(problem, True)
         on_lost = self._terms.on_lost
         if on_lost == "exit":
             log.critical("%s; on_lost='exit': this process ends now", problem)

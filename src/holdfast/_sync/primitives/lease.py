@@ -8,32 +8,36 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
 from holdfast._wire.waiting import Scope, Signal, check_function, here, sleep
-from holdfast.core.errors import EngineError, LeaseLost, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
 from holdfast.keeper import Pulse
 
 P = ParamSpec("P")
 T = TypeVar("T")
+G = TypeVar("G", bound=LeaseGrant)
 
 _BUSY_PATIENCE = 0.05
 """Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
 
 
-class Lease:
-    """A lease to be had: ``with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+class Handle(Generic[G]):
+    """A lease to be had, by whichever name: how it is asked for, waited for, entered and left."""
+
+    _what, _statement = "lease", "lease_acquire"
+    _more: Mapping[str, Any] = {}
 
     def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None) -> None:
         if terms.on_lost == "cancel" and not Scope.cancels:
@@ -41,16 +45,16 @@ class Lease:
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
-        self._entered: list[tuple[int, LeaseGrant]] = []
+        self._entered: list[tuple[int, G]] = []
 
     @property
     def name(self) -> str:
         return self._terms.name
 
-    def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> LeaseGrant:
+    def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> G:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        got: list[LeaseGrant] = []
+        got: list[G] = []
         try:
             held = self._wait(limit, got)
             if held is None:
@@ -58,20 +62,20 @@ class Lease:
         except BaseException:
             _abandon(got)
             raise
-        raise held.refusal(limit or None, datetime.now(UTC))
+        raise self._refusal(held, limit or None)
 
-    def try_acquire(self) -> LeaseGrant | None:
+    def try_acquire(self) -> G | None:
         """The grant, or None when somebody has it."""
-        got: list[LeaseGrant] = []
+        got: list[G] = []
         try:
             return got[0] if self._wait(0.0, got) is None else None
         except BaseException:
             _abandon(got)
             raise
 
-    def ask(self) -> LeaseGrant | Held:
+    def ask(self) -> G | Held:
         """Once, without a second try while it is just being changed: the grant, or who has it."""
-        got: list[LeaseGrant] = []
+        got: list[G] = []
         try:
             held = self._attempt(got)
             return got[0] if held is None else held
@@ -80,7 +84,7 @@ class Lease:
             raise
 
     @contextmanager
-    def or_skip(self) -> Iterator[LeaseGrant | None]:
+    def or_skip(self) -> Iterator[G | None]:
         """A block that runs with the grant, or with None when somebody has it."""
         grant = self.try_acquire()
         if grant is None:
@@ -89,17 +93,7 @@ class Lease:
             with grant:
                 yield grant
 
-    def adopt(self, token: str) -> LeaseGrant:
-        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
-        asked_at = now()
-        rows = self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
-        if not rows:
-            raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
-        [row] = rows
-        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
-        return LeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
-
-    def __enter__(self) -> LeaseGrant:
+    def __enter__(self) -> G:
         grant = self.acquire()
         try:
             grant.__enter__()
@@ -125,7 +119,10 @@ class Lease:
 
         return under_lease
 
-    def _leave(self) -> LeaseGrant:
+    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
+        return held.refusal(waited, datetime.now(UTC))
+
+    def _leave(self) -> G:
         """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
         mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
         if not mine or (len(self._entered) > 1 and mine is self._entered):
@@ -136,7 +133,7 @@ class Lease:
         self._entered.remove(entry)
         return entry[1]
 
-    def _wait(self, limit: float, got: list[LeaseGrant]) -> Held | None:
+    def _wait(self, limit: float, got: list[G]) -> Held | None:
         """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
 
         Woken by a release; asks on its own besides, in case nobody wakes us."""
@@ -159,7 +156,7 @@ class Lease:
         finally:
             keeper.unwatch(self.name, signal.set)
 
-    def _ask_again(self, got: list[LeaseGrant], until: float) -> Held | None:
+    def _ask_again(self, got: list[G], until: float) -> Held | None:
         """A waiter outlives a restart of the database: it goes on asking until its time is up."""
         pause = 0.1
         while True:
@@ -177,13 +174,13 @@ class Lease:
             return jitter(0.002, 0.02)
         return min(self._engine.poll * waiting * jitter(0.5, 1.5), held.remaining + jitter(0.001, 0.01))
 
-    def _attempt(self, got: list[LeaseGrant]) -> Held | None:
+    def _attempt(self, got: list[G]) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
         session_key = self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
-        shares = terms.auto_renew and terms.on_renewed is None
+        shares = terms.auto_renew and terms.on_beat is None
         pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
         try:
             row, asked_at = self._ask(token, pulse, session_key)
@@ -196,11 +193,11 @@ class Lease:
             if engine.closing:
                 raise EngineError(f"the client of {engine.database} was closed meanwhile")
             trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
-            grant = LeaseGrant(engine, terms, self._holder, token, row["fence"], trust)
+            grant = self._granted(row, token, trust)
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
             else:
-                engine.unkept[token] = terms.name
+                engine.unkept[token] = grant.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
             got.append(grant)
@@ -210,7 +207,7 @@ class Lease:
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None)
+            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None, what=self._what)
             raise
         finally:
             if pulse is not None:
@@ -224,14 +221,21 @@ class Lease:
             "ttl": terms.ttl,
             "token": token,
             "beat": pulse.beat if pulse else None,
-            "reenter": terms.holder is not None,
+            "reenter": terms.reenter,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": json.dumps(self._engine.process),
+            "process": json.dumps(self._process),
         }
-        [row] = self._engine.call("lease_acquire", parameters)
+        [row] = self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:
+        raise NotImplementedError
+
+    @property
+    def _process(self) -> dict[str, Any]:
+        return self._engine.process
 
     @property
     def _holder(self) -> str:
@@ -250,7 +254,24 @@ class Lease:
         return keeper.session_key
 
 
-def _abandon(grants: list[LeaseGrant]) -> None:
+class Lease(Handle[LeaseGrant]):
+    """A lease to be had: ``with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+
+    def adopt(self, token: str) -> LeaseGrant:
+        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
+        asked_at = now()
+        rows = self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
+        if not rows:
+            raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
+        [row] = rows
+        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        return LeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> LeaseGrant:
+        return LeaseGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
+
+
+def _abandon(grants: Sequence[LeaseGrant]) -> None:
     """Interrupted on the way to the caller: nobody would ever release them."""
     for grant in grants:
         grant.abandon()

@@ -130,7 +130,7 @@ class Shards:
 
     def _ask(self, name: str) -> LeaseGrant | None:
         ttl = self._terms.ttl
-        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl")
+        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", True)
         return Lease(self._engine, lease, 0.0).try_acquire()
 
     def _lost(self, grant: LeaseGrant) -> None:

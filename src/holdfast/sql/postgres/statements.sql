@@ -44,6 +44,25 @@ select holdfast.lease_abandon(:name, :token::uuid) as done
 -- name: lease_force_release
 select holdfast.lease_force_release(:name, :actor, :reason, false) as done
 
+-- name: lease_force_release_if
+select holdfast.lease_force_release_if(:name, :fence::bigint, :actor, :reason) as done
+
+-- name: lease_wipe
+select holdfast.lease_wipe(:name, :token::uuid, :keep::jsonb) as ended
+
+-- name: slot_claim
+select name, status, token, beat, fence, held_by, remaining, null as session_watch from holdfast.slot_claim(
+    :pool, :capacity::int, :holder, :ttl::double precision, :token::uuid, :beat::uuid, :solo::boolean, :process::jsonb)
+
+-- name: slot_list
+select name, slot, holder, fence, remaining from holdfast.slot_list(:pool)
+
+-- name: slot_abandon
+select holdfast.slot_abandon(:name, :token::uuid, true) as done
+
+-- name: slot_release
+select holdfast.slot_abandon(:name, :token::uuid, false) as done
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast.lease_list(:name)
 
@@ -145,6 +164,12 @@ select l.pid, a.application_name, a.state, extract(epoch from a.query_start)::do
 
 -- name: lock_break
 select holdfast.lock_break(:pid::int) as outcome
+
+-- name: audit_note
+select holdfast.audit_note(:entry::bigint, :fence::bigint, :detail::jsonb) as done
+
+-- name: audit_list
+select id, at, actor, role, action, subject, reason, fence, detail, outcome, ended_at from holdfast.audit_list(:most::int)
 
 -- name: audit_begin
 select holdfast.audit_begin(:action, :subject, :actor, :reason, :detail::jsonb) as entry

@@ -1,8 +1,9 @@
 -- The same names as in ../postgres/statements.sql. Here each is a short script, run in one BEGIN IMMEDIATE unless it only
 -- reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
 -- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
--- lock, so that a refusal writes nothing and waits for nobody. {now} is the machine's clock in seconds, and
--- holdfast_gone(key) tells whether the kernel has freed the lock of a session's process.
+-- lock, so that a refusal writes nothing and waits for nobody. In the place of "-- as: name" stands all of that statement.
+-- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
+-- session's process.
 
 -- name: schema_applied
 select version, name, applied_at from holdfast_schema_version order by version;
@@ -96,6 +97,55 @@ delete from holdfast_beat where id = :old_beat and solo;
 delete from holdfast_lease where name = :name;
 select 1 as done;
 
+-- name: lease_force_release_if
+-- stop
+select 0 as done where not exists (select 1 from holdfast_lease where name = :name and fence = :fence);
+-- as: lease_force_release
+
+-- name: lease_wipe
+-- stop
+select null as ended where not exists (select 1 from holdfast_live where name = :name and token = :token);
+select holder as by_holder from holdfast_live where name = :name;
+insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
+select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'forced', :by_holder, 'wiped under guard ''' || :name || ''''
+  from holdfast_lease l left join holdfast_beat b on b.id = l.beat
+ where l.name <> :name and l.name not in (select value from json_each(coalesce(:keep, '[]'))) order by l.name;
+update holdfast_beat set generation = generation + 1 where id in (
+    select beat from holdfast_lease where name <> :name and name not in (select value from json_each(coalesce(:keep, '[]'))));
+delete from holdfast_beat where solo and id in (
+    select beat from holdfast_lease where name <> :name and name not in (select value from json_each(coalesce(:keep, '[]'))));
+delete from holdfast_lease where name <> :name and name not in (select value from json_each(coalesce(:keep, '[]')));
+select changes() as ended;
+
+-- name: slot_claim
+-- Like lease_acquire, once a slot is chosen. Held beyond the capacity, after it shrank, count as well.
+-- stop
+select name, 'acquired' as status, token, (select beat from holdfast_lease l where l.name = s.name) as beat, fence, null as held_by, remaining,
+       null as session_watch from holdfast_slot s where pool = :pool and token = :token;
+-- stop
+select null as name, 'held' as status, null as token, null as beat, null as fence, min(holder) as held_by, min(remaining) as remaining,
+       null as session_watch from holdfast_slot where pool = :pool having count(*) >= :capacity;
+with recursive numbers (n) as (select 1 union all select n + 1 from numbers where n < :capacity)
+select :pool || ':' || n as name from numbers where n not in (select slot from holdfast_slot where pool = :pool) order by n limit 1;
+-- as: lease_acquire
+select l.name, 'acquired' as status, l.token, l.beat, l.fence, null as held_by, max(b.expires_at - {now}, 0.0) as remaining, null as session_watch
+  from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name;
+
+-- name: slot_list
+select name, slot, holder, fence, remaining from holdfast_slot where pool = :pool order by slot;
+
+-- name: slot_abandon
+-- stop
+select 0 as done where not exists (select 1 from holdfast_slot where pool = :name and token = :token);
+select name from holdfast_slot where pool = :name and token = :token;
+-- as: lease_abandon
+
+-- name: slot_release
+-- stop
+select 0 as done where not exists (select 1 from holdfast_slot where pool = :name and token = :token);
+select name from holdfast_slot where pool = :name and token = :token;
+-- as: lease_release
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
  where :name is null or name = :name order by name;
@@ -152,6 +202,15 @@ select changes() as written;
 -- name: lock_list
 -- The names alone: who holds them is the kernel's to tell.
 select name, null as namespace, key from holdfast_lock_name union all select null, name, id from holdfast_lock_namespace;
+
+-- name: audit_note
+-- stop
+select 0 as done where not exists (select 1 from holdfast_audit where id = :entry and outcome is null);
+update holdfast_audit set fence = coalesce(:fence, fence), detail = coalesce(:detail, detail) where id = :entry;
+select 1 as done;
+
+-- name: audit_list
+select id, at, actor, null as role, action, subject, reason, fence, detail, outcome, ended_at from holdfast_audit order by id desc limit :most;
 
 -- name: audit_begin
 insert into holdfast_audit (at, actor, action, subject, reason, detail) values ({now}, :actor, :action, :subject, :reason, :detail);

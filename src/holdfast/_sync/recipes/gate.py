@@ -1,0 +1,130 @@
+# Generated from _async/recipes/gate.py by scripts/unasync.py. Do not edit.
+"""Gates: closed at rest, and open only while the lease behind them is alive.
+
+A window opens a gate for a block of code; an operator may hold one for a stated time. Either way nobody else opens it
+meanwhile, nobody closes it underneath, and a crash closes it by expiry.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.audit import Audit
+from holdfast._sync.primitives.grant import LeaseGrant
+from holdfast._sync.primitives.lease import Lease
+from holdfast._sync.primitives.leases import Leases, Records
+from holdfast._wire.log import logger
+from holdfast.core.errors import EngineError, PolicyDenied
+from holdfast.core.gate import gate_lease, gate_terms
+from holdfast.core.grant import LeaseTerms, check_name, check_seconds
+from holdfast.core.records import LeaseRecord
+
+log = logger("holdfast.gate")
+
+
+class GateWindow:
+    """``with client.gate(name, actor=…, reason=…) as grant``: open in the block, for the record."""
+
+    def __init__(self, engine: Engine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
+        self._name, self._terms, self._reason = name, terms, check_name(reason, "reason", most=1000)
+        self._lease, self._audit = Lease(engine, terms, timeout), Audit(engine)
+        self._open: list[tuple[int, LeaseGrant]] = []
+
+    def __enter__(self) -> LeaseGrant:
+        assert self._terms.holder is not None
+        entry = self._audit.begin("gate.window", self._name, actor=self._terms.holder, reason=self._reason)
+        try:
+            grant = self._lease.acquire()
+        except Exception as error:
+            self._audit.end(entry, f"refused: {error}")
+            raise
+        try:
+            self._audit.note(entry, fence=grant.fence)
+        except BaseException:
+            grant.abandon()
+            raise
+        self._open.append((entry, grant))
+        return grant
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        entry, grant = self._open.pop()
+        lost = grant.lost
+        outcome = "closed" if error is None else f"closed after {type(error).__name__}: {error}"
+        try:
+            grant.__exit__(kind, error, trace)
+        finally:
+            try:
+                self._audit.end(entry, "lost while it was open" if lost else outcome)
+            except EngineError as problem:
+                log.warning("gate %r: its audit entry %d has no outcome: %s", self._name, entry, problem)
+        if lost and kind is None:
+            grant.check()
+
+
+class Gates:
+    """Which gates are open, and until when."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._leases, self._audit = engine, Leases(engine), Audit(engine)
+
+    def require(self, name: str) -> LeaseRecord:
+        """PolicyDenied unless the gate is open; who has opened it, as its lease says."""
+        record = self._leases.get(gate_lease(name))
+        if record is None:
+            raise PolicyDenied(
+                f"gate {name!r} is closed: open it with client.gate({name!r}, actor=…, reason=…), or for a while with "
+                f"'holdfast do gate.open'"
+            )
+        return record
+
+    def list(self) -> Records:
+        """The leases of all gates that are open."""
+        return [each for each in self._leases.list() if each.name.startswith(gate_lease(""))]
+
+    def open(self, name: str, *, seconds: float, actor: str, reason: str, entry: int | None = None) -> LeaseGrant:
+        """Open it for so long, whatever becomes of this process; ``close`` closes it earlier. NotAcquired when it is
+        open already. ``entry``: of the audit, where this is told already."""
+        terms = gate_terms(name, actor=actor, ttl=check_seconds(seconds, "seconds", 1.0, 86400.0), auto_renew=False)
+        told = entry if entry is not None else self._begin("gate.open", name, actor, reason)
+        try:
+            grant = _TimedGate(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
+        except Exception as error:
+            if entry is None:
+                self._audit.end(told, f"refused: {error}")
+            raise
+        self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
+        self._audit.note(told, fence=grant.fence)
+        if entry is None:
+            self._audit.end(told, f"open for {seconds:g} s")
+        return grant
+
+    def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
+        """Close one that was opened for a time; False when it is closed. PolicyDenied for a window, which only whoever
+        opened it closes."""
+        record = self._leases.get(gate_lease(name))
+        if record is not None and "for" not in record.info:
+            raise PolicyDenied(f"gate {name!r} is a window that {record.holder} has open, and closes with its work")
+        told = entry if entry is not None else self._begin("gate.close", name, actor, reason)
+        done = record is not None and self._leases.force_release(
+            record.name, actor=actor, reason=reason, fence=record.fence
+        )
+        if entry is None:
+            self._audit.end(told, "closed" if done else "refused: it is closed")
+        return done
+
+    def _begin(self, action: str, name: str, actor: str, reason: str) -> int:
+        return self._audit.begin(action, name, actor=actor, reason=reason)
+
+
+class _TimedGate(Lease):
+    def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None, info: dict[str, Any]) -> None:
+        super().__init__(engine, terms, timeout)
+        self._info = info
+
+    @property
+    def _process(self) -> dict[str, Any]:
+        return {**self._engine.process, "info": self._info}

@@ -1,0 +1,101 @@
+# Generated from _async/recipes/slots.py by scripts/unasync.py. Do not edit.
+"""Slots: a counting semaphore made of leases, and the truth about who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.grant import LeaseGrant
+from holdfast._sync.primitives.lease import Handle
+from holdfast._wire.log import logger
+from holdfast.core import slots
+from holdfast.core.errors import NotAcquired
+from holdfast.core.grant import Held, LeaseTerms
+from holdfast.core.renewal import Trust
+
+log = logger("holdfast.slots")
+
+
+class SlotGrant(LeaseGrant):
+    """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+
+    @property
+    def slot(self) -> int:
+        return int(self.name.rpartition(":")[2])
+
+    @property
+    def owner(self) -> str:
+        return self.holder
+
+
+class SlotClaim(Handle[SlotGrant]):
+    """A slot to be had, whichever is free; used like a lease."""
+
+    _what, _statement = "slot", "slot_claim"
+
+    def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None, pool: str, capacity: int) -> None:
+        super().__init__(engine, terms, timeout)
+        self._pool, self._capacity = pool, capacity
+        self._more = {"pool": terms.name, "capacity": capacity}
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> SlotGrant:
+        return SlotGrant(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
+
+    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
+        return slots.refusal(self._pool, self._capacity, held, waited)
+
+
+class Slots:
+    """The slots of a pool. The capacity is the caller's: another one, larger or smaller, may follow at any time."""
+
+    def __init__(self, engine: Engine, pool: str, capacity: int, ttl: float) -> None:
+        self.pool, self.capacity = pool, capacity
+        self._engine, self._prefix, self._ttl = engine, slots.check_pool(pool, capacity), ttl
+        self._terms(None)
+
+    def slot(self, *, owner: str | None = None, timeout: float | None = 0.0) -> SlotClaim:
+        """A handle: ``acquire``, ``try_acquire``, ``with``, ``or_skip``. ``owner``: whose it is, e.g. a session's
+        id; one owner may have several."""
+        return SlotClaim(self._engine, self._terms(owner), timeout, self.pool, self.capacity)
+
+    def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> SlotGrant:
+        """Any free slot, as a grant with ``slot``; NotAcquired when there is none, AcquireTimeout after ``timeout``
+        seconds (None: wait for ever)."""
+        return self.slot(owner=owner, timeout=timeout).acquire()
+
+    def release(self, grant: SlotGrant) -> bool:
+        """Give it back; True if it was still ours."""
+        return grant.release()
+
+    def in_use(self) -> int:
+        """How many slots are held, by the database's clock; more than the capacity after it shrank."""
+        return len(self.owners())
+
+    def owners(self) -> dict[int, str]:
+        """Who holds which slot."""
+        return {row["slot"]: row["holder"] for row in self._engine.call("slot_list", {"pool": self._prefix})}
+
+    def reconcile(self, sessions: Iterable[Any]) -> int:
+        """How many slots are truly in use: claimed by a session that has not ended and owns the slot's living lease,
+        each counted once. Everything else is logged, and counted by kind in ``invariant_violation_total``.
+
+        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``."""
+        true, violations = slots.reconcile(list(sessions), self.owners())
+        for each in violations:
+            log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
+            self._engine.violations[self.pool, each.kind] += 1
+        return len(true)
+
+    @property
+    def invariant_violation_total(self) -> Mapping[str, int]:
+        """By kind, since this client was made."""
+        return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
+
+    def _terms(self, owner: str | None) -> LeaseTerms:
+        terms = LeaseTerms.check(
+            self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag",
+            failover="ttl",
+        )  # fmt: skip
+        return terms._replace(reenter=False)

@@ -1,0 +1,24 @@
+"""How a guarded process ends, and what a guard may be asked for."""
+
+from __future__ import annotations
+
+from holdfast.core.grant import MAX_TTL, MIN_TTL, LeaseTerms, check_seconds
+
+REFUSED, UNPROVEN, LOST = 75, 69, 70
+"""Exit codes, as in sysexits.h: somebody else has it; nobody could prove that it is ours; it was ours, and is lost. A
+process whose hooks take too long is ended by the kernel instead."""
+
+
+def check_guard(key: str, *, ttl: float, heartbeat: float) -> LeaseTerms:
+    check_seconds(heartbeat, "heartbeat", 0.001, MAX_TTL)
+    check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
+    terms = LeaseTerms.check(
+        key, ttl=ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=min(heartbeat, ttl / 2), on_lost="flag",
+        failover="ttl",
+    )  # fmt: skip
+    if ttl < 2 * heartbeat:
+        raise ValueError(
+            f"ttl must be clearly above heartbeat, twice at least: ttl={ttl!r} and heartbeat={heartbeat!r} leave no "
+            "room to try again"
+        )
+    return terms

@@ -1,0 +1,89 @@
+"""The truth about slots: which of them are held by whom, according to the leases and to those who claim them.
+
+A slot counts once, when a session that has not ended claims it, its lease is alive, and that session owns the lease.
+All else violates an invariant, and has a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from holdfast.core.errors import AcquireTimeout, NotAcquired
+from holdfast.core.grant import OWN, Held, check_name
+
+MOST = 100_000
+KINDS = ("duplicate_claim", "wrong_owner", "missing_lease", "terminal_owner", "unclaimed_lease")
+"""Two sessions claim one slot; the lease is another's; there is no live lease; the lease is that of a session which has
+ended; the lease is nobody's who claims it."""
+
+
+class Claim(NamedTuple):
+    """What a session says of itself. ``slot`` is None when it claims none."""
+
+    id: str
+    slot: int | None
+    terminal: bool
+
+    @classmethod
+    def of(cls, session: Any) -> Claim:
+        """From a mapping or an object with ``id``, ``slot`` and, if it has ended, ``terminal``."""
+        of = session if isinstance(session, Mapping) else {each: getattr(session, each, None) for each in cls._fields}
+        if of.get("id") is None:
+            raise ValueError(f"a session needs id, slot and, once it has ended, terminal=True: {session!r:.100}")
+        return cls(str(of["id"]), of.get("slot"), bool(of.get("terminal")))
+
+
+class Violation(NamedTuple):
+    kind: str
+    slot: int
+    about: str
+
+
+def reconcile(sessions: Iterable[Any], owners: Mapping[int, str]) -> tuple[set[int], list[Violation]]:
+    """The slots that are truly in use, and what contradicts. ``owners``: who holds the live lease of which slot."""
+    claims = [Claim.of(each) for each in sessions]
+    living: dict[int, list[str]] = {}
+    for claim in claims:
+        if claim.slot is not None and not claim.terminal:
+            living.setdefault(claim.slot, []).append(claim.id)
+    found: list[Violation] = []
+    true: set[int] = set()
+    for slot, claimants in living.items():
+        owner = owners.get(slot)
+        rightful = owner if owner in claimants else claimants[0]
+        rest = list(claimants)
+        rest.remove(rightful)
+        found += [Violation("duplicate_claim", slot, f"{other} claims it, too") for other in rest]
+        if owner is None:
+            found.append(Violation("missing_lease", slot, f"{rightful} claims it, and no lease is alive"))
+        elif owner != rightful:
+            found.append(Violation("wrong_owner", slot, f"{rightful} claims it, and its lease is {owner}'s"))
+        else:
+            true.add(slot)
+    ended = {claim.id for claim in claims if claim.terminal}
+    for slot, owner in owners.items():
+        if slot in living:
+            continue
+        if owner in ended:
+            found.append(Violation("terminal_owner", slot, f"its lease is that of {owner}, which has ended"))
+        else:
+            found.append(Violation("unclaimed_lease", slot, f"its lease is {owner}'s, who does not claim it"))
+    return true, found
+
+
+def check_pool(pool: str, capacity: int) -> str:
+    """The prefix of its leases."""
+    if isinstance(capacity, bool) or not isinstance(capacity, int):
+        raise TypeError(f"capacity must be a whole number, not {type(capacity).__name__}")
+    if not 1 <= capacity <= MOST:
+        raise ValueError(f"capacity must be from 1 to {MOST}, not {capacity}")
+    return f"{OWN}slot:{check_name(pool, 'pool', most=180)}"
+
+
+def refusal(pool: str, capacity: int, held: Held, waited: float | None) -> NotAcquired:
+    soonest = "" if held.remaining is None else f", the first until in {held.remaining:.1f} s unless renewed"
+    message = f"all {capacity} slots of pool {pool!r} are taken{soonest}"
+    if waited is None:
+        return NotAcquired(message, name=pool, holder=held.holder)
+    return AcquireTimeout(f"{message}; waited {waited:.1f} s", name=pool, holder=held.holder)

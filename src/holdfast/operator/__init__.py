@@ -1,0 +1,27 @@
+"""Governed commands: what operators may do to others' work, each by somebody, for a reason, and on the record.
+
+    from holdfast import operator
+    operator.run(client, "lease.release", {"name": "nightly-import"}, actor="jane", reason="its machine is gone")
+
+Every run happens inside the runtime lease and the window of the gate that its command names, and leaves an audit entry.
+The modules that own what a command is about declare it with ``command``; whoever calls it past ``run`` is refused.
+"""
+
+from holdfast.operator import builtin as _builtin  # noqa: F401 - declares the commands
+from holdfast.operator.checking import check
+from holdfast.operator.registry import Command, CommandRefused, Parameter, command, commands
+from holdfast.operator.running import BREAK_GLASS, RUNTIME, Outcome, Window, run
+
+__all__ = [
+    "BREAK_GLASS",
+    "RUNTIME",
+    "Command",
+    "CommandRefused",
+    "Outcome",
+    "Parameter",
+    "Window",
+    "check",
+    "command",
+    "commands",
+    "run",
+]

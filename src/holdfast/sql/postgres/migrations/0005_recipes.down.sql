@@ -1,0 +1,18 @@
+delete from holdfast.schema_version where version = 5;
+drop function holdfast.audit_list(integer);
+drop function holdfast.audit_note(bigint, bigint, jsonb);
+drop function holdfast.lease_force_release_if(text, bigint, text, text);
+drop function holdfast.lease_wipe(text, uuid, jsonb);
+drop function holdfast.slot_abandon(text, uuid, boolean);
+drop function holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb);
+drop function holdfast.slot_list(text);
+drop function holdfast.slot_rows(text);
+drop index holdfast.lease_slot;
+alter table holdfast.audit drop column fence;
+create or replace function holdfast.wake(name text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if not pg_try_advisory_xact_lock(hashtext('holdfast.free'), hashtext(name)) then
+        perform pg_notify('holdfast.free', name);
+    end if;
+end $$;

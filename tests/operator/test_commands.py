@@ -1,0 +1,332 @@
+"""Governed commands: by somebody, for a reason, one at a time, in a window of their gate, and on the record."""
+
+from __future__ import annotations
+
+import ast
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import operator
+from holdfast.operator import registry
+from tests.children import NONE, query, rows
+from tests.cli.command import ask, at, call, valid
+from tests.conftest import server
+
+ROOT = Path(__file__).parent.parent.parent
+JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
+BY_JANE = ("--actor", "jane", "--reason", "its machine is gone")
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
+
+
+def entries(client: holdfast.Client, action: str) -> list[Any]:
+    return [each for each in client.audit.list() if each.action == action]
+
+
+def test_a_command_leaves_who_why_what_how_it_ended_and_under_which_fence(client: holdfast.Client) -> None:
+    grant = client.lease("nightly-import", holder="worker-1").acquire()
+    outcome = operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
+    assert outcome.changes == [f"lease 'nightly-import', held by worker-1 with fence {grant.fence}, is taken away"]
+    assert client.leases.get("nightly-import") is None
+    [entry] = entries(client, "lease.release")
+    assert (entry.actor, entry.reason, entry.subject) == ("jane", "its machine is gone", "nightly-import")
+    assert (entry.outcome, entry.fence, entry.id) == ("done", outcome.fence, outcome.entry)
+    assert outcome.fence is not None
+    assert outcome.fence > grant.fence
+    assert entry.detail["changes"] == outcome.changes
+    assert entry.detail["parameters"] == {"name": "nightly-import"}
+    [window] = entries(client, "gate.window")
+    assert (window.subject, window.outcome) == ("leases", "closed")
+    [ended] = client.leases.history("nightly-import")
+    assert (ended.outcome, ended.actor, ended.reason) == ("forced", "jane", "its machine is gone")
+
+
+def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, client: holdfast.Client) -> None:
+    client.lease("nightly-import", holder="worker-1").acquire()
+    client.slots("tuner", 4).claim(owner="session-1")
+    looked: dict[str, dict[str, Any]] = {
+        "lease.release": {"name": "nightly-import"},
+        "lease.wipe": {"guard": "key"},
+        "slot.release": {"pool": "tuner", "slot": "1"},
+        "gate.open": {"name": "dot_config", "seconds": 60},
+        "schema.migrate": {},
+        "lock.break": {"pid": 1},
+        "gate.close": {"name": "dot_config"},
+    }
+    for name, values in looked.items():
+        outcome = operator.run(client, name, values, dry_run=True, **JANE)
+        assert (outcome.dry_run, outcome.fence, outcome.entry) == (True, None, None)
+        assert outcome.changes or name in ("schema.migrate", "lock.break")
+    assert [each.name for each in client.leases.list()] == ["@slot:tuner:1", "nightly-import"]
+    assert client.audit.list() == []
+    done = call(*at(either, "do", "lease.release", "nightly-import", "--dry-run", *BY_JANE))
+    assert (done.returncode, done.stderr) == (0, "nothing was changed: a dry run\n")
+    assert "held by worker-1" in done.stdout
+    assert client.leases.get("nightly-import") is not None
+
+
+@pytest.mark.parametrize("given", [{"actor": ""}, {"reason": ""}, {"reason": "  "}, {"actor": "a\nb"}])
+def test_without_actor_or_reason_nothing_happens(client: holdfast.Client, given: dict[str, str]) -> None:
+    client.lease("nightly-import").acquire()
+    with pytest.raises(ValueError, match=r"^(actor|reason) must"):
+        operator.run(client, "lease.release", {"name": "nightly-import"}, **{**JANE, **given})
+    assert client.leases.get("nightly-import") is not None
+    assert client.audit.list() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "wanted"),
+    [
+        ("lease.burn", {}, "there is no command"),
+        ("lease.release", {}, "needs 'name'"),
+        ("lease.release", {"name": "x", "force": 1}, "has no parameter 'force'"),
+        ("lock.break", {"pid": "x"}, "pid must be int"),
+    ],
+)
+def test_wrong_parameters_are_named(tmp_path: Path, name: str, values: dict[str, Any], wanted: str) -> None:
+    with holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}") as client:
+        with pytest.raises(ValueError, match=wanted):
+            operator.run(client, name, values, **JANE)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_one_operator_at_a_time_and_a_refusal_is_recorded(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.operator.running._PATIENCE", 0.1)
+    client.lease("nightly-import").acquire()
+    with client.lease(operator.RUNTIME), pytest.raises(holdfast.NotAcquired):
+        operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
+    with client.gate("leases", actor="joe", reason="x"), pytest.raises(holdfast.NotAcquired):
+        operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
+    with pytest.raises(operator.CommandRefused, match="nobody holds lease 'other'"):
+        operator.run(client, "lease.release", {"name": "other"}, **JANE)
+    assert client.leases.get("nightly-import") is not None
+    assert [(each.outcome or "").partition(":")[0] for each in entries(client, "lease.release")] == ["refused"] * 3
+
+
+def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(client: holdfast.Client) -> None:
+    """The fence that was told is the one that is taken."""
+    client.lease("nightly-import", holder="one").acquire()
+    command = operator.commands()["lease.release"]
+    window = operator.Window(command, client, "jane", "why", None, break_glass=False)
+    steps = command.steps(window, name="nightly-import")
+    assert "held by one" in next(steps)[0]
+    client.lease("nightly-import", holder="one").acquire()  # the same holder once more, with a higher fence
+    registry.open_windows.add(window)
+    try:
+        with pytest.raises(holdfast.LeaseLost, match="look again"):
+            next(steps)
+    finally:
+        registry.open_windows.discard(window)
+    assert client.leases.get("nightly-import") is not None
+
+
+def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str, client: holdfast.Client) -> None:
+    """An operator hangs with the runtime lease and the gate: both are ended without them, one after the other."""
+    stuck = client.lease(operator.RUNTIME, ttl=300).acquire()
+    with pytest.raises(operator.CommandRefused, match="break-glass"):
+        operator.run(client, "lease.release", {"name": operator.RUNTIME}, dry_run=True, **JANE)
+    for name, values in (("lease.release", {"name": "nightly-import"}), ("schema.migrate", {})):
+        with pytest.raises(holdfast.PolicyDenied, match="break-glass is for"):
+            operator.run(client, name, values, break_glass=True, **JANE)
+    said = ask(*at(either, "do", "lease.release", operator.RUNTIME, "--break-glass", *BY_JANE))
+    assert "is taken away" in said
+    assert client.leases.get(operator.RUNTIME) is None
+    window = client.gate("leases", actor="joe", reason="hangs")
+    window.__enter__()
+    operator.run(client, "lease.release", {"name": "@gate:leases"}, break_glass=True, **JANE)
+    client.lease("nightly-import").acquire()
+    operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
+    first, second = reversed(entries(client, "break-glass lease.release"))
+    assert (first.subject, first.outcome, second.subject) == (operator.RUNTIME, "done", "@gate:leases")
+    assert first.fence > stuck.fence
+    assert [each.subject for each in entries(client, "gate.window")].count(operator.BREAK_GLASS) == 2
+
+
+def test_the_first_migration_is_recorded_in_what_it_made() -> None:
+    """Before it there is neither a lease nor an audit: bootstrap."""
+    url = server().database()
+    with holdfast.Client(url) as client:
+        plan = operator.run(client, "schema.migrate", dry_run=True, **JANE)
+        assert "migration 0001 lease is applied" in plan.changes
+        with pytest.raises(holdfast.SchemaMismatch):
+            client.leases.list()
+        outcome = operator.run(client, "schema.migrate", **JANE)
+        assert outcome.changes == plan.changes
+        [entry] = client.audit.list()
+        assert (entry.action, entry.actor, entry.outcome, entry.fence) == (
+            "schema.migrate", "jane", "done", outcome.fence,
+        )  # fmt: skip
+        assert entry.detail["bootstrap"] is True
+        again = operator.run(client, "schema.migrate", **JANE)
+        assert (again.changes, "bootstrap" in client.audit.list(most=2)[1].detail) == ([], False)
+
+
+def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client: holdfast.Client, either: str) -> None:
+    with holdfast.Client(either) as other:
+        guard = client.guard("key")
+        kept = other.lease("a", ttl=60).acquire()
+        other.slots("tuner", 4).claim(owner="s")
+        before = [(each.name, each.fence) for each in client.leases.list()]
+        for nobody in (None, guard):
+            with pytest.raises(holdfast.PolicyDenied, match="needs a guard that is held"):
+                client.leases.wipe(nobody)
+        stale = client.lease("key").acquire()
+        stale.release()
+        with pytest.raises(holdfast.LeaseLost, match="nothing is wiped"):
+            client.leases.wipe(stale)
+        later = other.lease("key").acquire()
+        with pytest.raises(holdfast.LeaseLost, match="nothing is wiped"):
+            client.leases.wipe(stale)
+        later.release()
+        assert [(each.name, each.fence) for each in client.leases.list()] == before
+        kept.check()
+        with guard as grant:
+            assert client.leases.wipe(guard) == 2
+            assert client.leases.wipe(grant) == 0
+            assert [each.name for each in client.leases.list()] == ["key"]
+            with pytest.raises(holdfast.LeaseLost):
+                kept.renew()
+        [ended] = client.leases.history("a")
+        assert (ended.outcome, ended.actor, ended.reason) == ("forced", grant.holder, "wiped under guard 'key'")
+
+
+def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url: str) -> None:
+    """Its row is locked until the wipe is committed, and the wipe waits for whoever protects a transaction."""
+    with holdfast.Client(postgres_url) as client, closing(psycopg.connect(postgres_url)) as mine:
+        guard = client.lease("key", ttl=60).acquire()
+        work = client.lease("work", ttl=60).acquire()
+        work.protect(mine)
+        wiped: list[int] = []
+        thread = threading.Thread(target=lambda: wiped.append(client.leases.wipe(guard)))
+        thread.start()
+        assert client.leases.get("work") is not None
+        mine.commit()
+        thread.join(60)
+        assert wiped == [1]
+
+
+def test_the_wipe_command_needs_a_guard_that_nobody_holds(client: holdfast.Client) -> None:
+    client.lease("a").acquire()
+    with client.guard("key"):
+        with pytest.raises(operator.CommandRefused, match="what it guards runs"):
+            operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
+        assert [each.name for each in client.leases.list()] == ["a", "key"]
+    operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
+    assert client.leases.list() == []
+    assert [each.outcome.partition(":")[0] for each in entries(client, "lease.wipe")] == ["done", "refused"]
+
+
+def test_a_slot_is_taken_from_its_owner(client: holdfast.Client) -> None:
+    grant = client.slots("tuner", 4).claim(owner="session-1")
+    operator.run(client, "slot.release", {"pool": "tuner", "slot": grant.slot}, **JANE)
+    assert client.slots("tuner", 4).in_use() == 0
+    with pytest.raises(operator.CommandRefused, match="nobody holds"):
+        operator.run(client, "slot.release", {"pool": "tuner", "slot": 3}, **JANE)
+
+
+def test_no_registered_command_bypasses_the_rules() -> None:
+    assert operator.check() == {name: [] for name in operator.commands()}
+    said = ask("commands", "check")
+    assert said.splitlines() == [f"{name}: governed" for name in operator.commands()]
+
+
+def test_the_check_finds_commands_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a gate and a purpose, and one that runs for anybody."""
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+    class Open(operator.Command):
+        def steps(self, window: Any, **values: Any) -> Any:
+            return iter([["it is done"]])
+
+    @operator.command("a.nameless", gate="", subject="x", destructive=True)
+    def nameless(window: Any) -> Any:
+        yield []
+
+    good = operator.commands()["gate.close"]
+    registry._registry["a.open"] = Open("a.open", "x", "x", True, {}, "x", False, good._steps)
+    found = operator.check()
+    assert "it names no gate" in found["a.nameless"]
+    assert "it does not say what it is for" in found["a.nameless"]
+    assert "it runs in a window that nobody has opened" in found["a.open"]
+    assert found["lease.release"] == []
+
+
+def test_a_command_that_yields_twice_or_not_in_a_run_is_stopped(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    done: list[str] = []
+
+    @operator.command("a.double", gate="doubles", subject="x", destructive=False)
+    def double(window: Any) -> Any:
+        """Tell twice."""
+        yield ["one"]
+        yield ["two"]
+        done.append("never")
+
+    with pytest.raises(RuntimeError, match="more than once"):
+        operator.run(client, "a.double", **JANE)
+    assert done == []
+    assert entries(client, "a.double")[0].outcome.startswith("failed: RuntimeError")
+    with pytest.raises(ValueError, match="already"):
+        operator.command("a.double", gate="x", subject="x", destructive=False)
+
+
+def test_a_command_registered_elsewhere_is_a_command_like_any_other(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+    @operator.command(
+        "session.cancel", gate="sessions", subject="{id}", destructive=True, id=operator.Parameter("the session")
+    )
+    def cancel(window: operator.Window, *, id: str) -> Any:
+        """Cancel a session."""
+        yield [f"session {id} is cancelled"]
+        window.client.gates.require("sessions")
+
+    assert operator.run(client, "session.cancel", {"id": "s-1"}, **JANE).changes == ["session s-1 is cancelled"]
+    assert operator.check()["session.cancel"] == []
+
+
+def test_the_commands_are_listed_with_what_they_declare() -> None:
+    found = valid("commands", ask("commands", "--json"))
+    assert {each["name"] for each in found} >= {
+        "lease.release", "lease.wipe", "lock.break", "gate.open", "gate.close", "slot.release", "schema.migrate",
+    }  # fmt: skip
+    assert all(each["gate"] and each["summary"] for each in found)
+    listed = ask("commands")
+    assert all(each["name"] in listed for each in found)
+    assert json.dumps(found) == json.dumps(sorted(found, key=lambda each: each["name"]))
+
+
+def test_the_command_line_changes_others_work_through_these_commands_alone() -> None:
+    """What takes away, ends or wipes is called in holdfast.operator, and nowhere in the command line."""
+    governed = {"force_release", "end_session", "wipe", "open", "close"}
+    for file in (ROOT / "src/holdfast/cli").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in governed:
+                owner = ast.unparse(node.value)
+                assert not owner.endswith(("leases", "locks", "gates")), f"{file.name}: {owner}.{node.attr}"
+
+
+def test_nothing_is_left_at_rest(either: str) -> None:
+    with holdfast.Client(either) as client:
+        operator.run(client, "schema.migrate", **JANE)
+    assert rows(either) == NONE
+    dot = "_" if either.startswith("sqlite") else "."
+    assert query(either, f"select count(*) from holdfast{dot}audit where outcome is null") == [(0,)]

@@ -1,0 +1,172 @@
+"""Gates: closed at rest, open only while the lease behind them is alive, and nobody's to open or close underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import operator
+from tests.children import NONE, Child, eventually, rows
+from tests.cli.command import ask, at, call
+
+Connect = Callable[..., Any]
+GATE = "dot_config"
+WINDOW = """
+import sys, holdfast
+with holdfast.Client(sys.argv[1]) as client:
+    try:
+        with client.gate("dot_config", actor=sys.argv[2], reason="new addresses", ttl=float(sys.argv[3])):
+            print("open", flush=True)
+            sys.stdin.readline()
+        print("closed", flush=True)
+    except holdfast.NotAcquired as refusal:
+        print(refusal, flush=True)
+"""
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
+
+
+def is_open(client: Any) -> bool:
+    try:
+        client.gates.require(GATE)
+    except holdfast.PolicyDenied:
+        return False
+    return True
+
+
+def story(client: Any) -> list[tuple[str, str, str | None]]:
+    """Who did what, and how it ended; the earliest first."""
+    return [(each.actor, each.action, each.outcome) for each in reversed(client.audit.list())]
+
+
+def test_a_gate_is_open_in_its_window_and_closed_before_and_after(connect: Connect, either: str) -> None:
+    client, other = connect(either), connect(either)
+    with pytest.raises(holdfast.PolicyDenied, match="gate 'dot_config' is closed"):
+        client.gates.require(GATE)
+    with client.gate(GATE, actor="jane", reason="new addresses") as grant:
+        assert other.gates.require(GATE).holder == "jane"
+        assert [each.fence for each in other.gates.list()] == [grant.fence]
+        with pytest.raises(holdfast.PolicyDenied):
+            other.gates.require("another")
+    assert not is_open(other)
+    [entry] = client.audit.list()
+    assert (entry.actor, entry.action, entry.subject, entry.reason) == ("jane", "gate.window", GATE, "new addresses")
+    assert (entry.fence, entry.outcome) == (grant.fence, "closed")
+    assert entry.ended_at >= entry.at
+    client.close()
+    assert rows(either) == NONE, "0 rows at rest"
+
+
+def test_a_gate_is_closed_whatever_happens_in_its_window(connect: Connect, either: str) -> None:
+    client = connect(either)
+    with pytest.raises(ZeroDivisionError), client.gate(GATE, actor="jane", reason="why"):
+        _ = 1 / 0
+    assert not is_open(client)
+    assert story(client) == [("jane", "gate.window", "closed after ZeroDivisionError: division by zero")]
+
+
+def test_nobody_opens_or_closes_it_underneath_not_even_the_same_actor(connect: Connect, either: str) -> None:
+    client, other = connect(either), connect(either)
+    with client.gate(GATE, actor="jane", reason="why") as grant:
+        with pytest.raises(holdfast.NotAcquired, match="is held by jane"), other.gate(GATE, actor="jane", reason="x"):
+            pytest.fail("not twice")
+        with pytest.raises(holdfast.NotAcquired):
+            other.gates.open(GATE, seconds=60, actor="jane", reason="x")
+        with pytest.raises(holdfast.PolicyDenied, match="window that jane has open"):
+            other.gates.close(GATE, actor="jane", reason="x")
+        grant.check()
+        assert is_open(other)
+    with other.gate(GATE, actor="jane", reason="why") as later:
+        assert later.fence > grant.fence
+    outcomes = [(action, (outcome or "").partition(":")[0]) for _, action, outcome in story(client)]
+    assert outcomes == [
+        ("gate.window", "closed"), ("gate.window", "refused"), ("gate.open", "refused"), ("gate.window", "closed"),
+    ]  # fmt: skip
+
+
+def test_a_window_that_was_taken_away_says_so_at_its_end(connect: Connect, either: str) -> None:
+    client = connect(either)
+    window = client.gate(GATE, actor="jane", reason="why", ttl=3)
+    with pytest.raises(holdfast.LeaseLost), window as grant:  # noqa: PT012
+        assert client.leases.force_release(f"@gate:{GATE}", actor="joe", reason="stuck")
+        eventually(lambda: grant.lost, "it has learned")
+    assert story(client)[-1] == ("jane", "gate.window", "lost while it was open")
+
+
+def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Client, either: str) -> None:
+    """The other is refused, the gate is closed by expiry and by nothing else, then the other succeeds."""
+    client.leases.list()
+    with Child(WINDOW, either, "jane", 2.0) as jane, Child(WINDOW, either, "joe", 2.0) as joe:
+        said = {"jane": jane.line(), "joe": joe.line()}
+        [winner] = [name for name, line in said.items() if line == "open"]
+        [loser] = said.keys() - {winner}
+        assert f"is held by {winner}" in said[loser]
+        assert is_open(client)
+        (jane if winner == "jane" else joe).kill()
+        assert is_open(client), "its lease lives: nobody has closed it"
+        eventually(lambda: not is_open(client), "it is closed when the lease has expired")
+        with Child(WINDOW, either, loser, 2.0) as again:
+            again.expect("open")
+            assert client.gates.require(GATE).holder == loser
+            again.say("enough")
+            again.expect("closed")
+    assert not is_open(client)
+    told = story(client)
+    assert (winner, "gate.window", None) in told[:2], "nobody could tell how it ended"
+    [refused] = [each for each in told if (each[2] or "").startswith("refused")]
+    assert refused[0] == loser
+    assert told[2] == (loser, "gate.window", "closed")
+    assert client.leases.history(f"@gate:{GATE}")[1].outcome == "expired"
+
+
+def test_from_the_command_line_a_gate_is_held_for_a_stated_time(client: holdfast.Client, either: str) -> None:
+    by_jane = ("--actor", "jane", "--reason", "new addresses")
+    if either.startswith("sqlite"):
+        missing = call(*at(either, "do", "gate.open", GATE, *by_jane))
+        assert (missing.returncode, "Missing option '--for'" in missing.stderr) == (2, True)
+    said = ask(*at(either, "do", "gate.open", GATE, "--for", "300", *by_jane))
+    assert "gate 'dot_config' is open for 300 s" in said
+    assert "recorded: jane: new addresses" in said
+    record = client.gates.require(GATE)
+    assert (record.holder, record.info["for"], record.info["reason"]) == ("jane", 300, "new addresses")
+    assert 200 < record.remaining <= 300
+    with pytest.raises(holdfast.NotAcquired), client.gate(GATE, actor="joe", reason="x"):
+        pytest.fail("it is open already")
+    jane: dict[str, Any] = {"actor": "jane", "reason": "new addresses"}
+    with pytest.raises(holdfast.NotAcquired, match="is held by jane"):
+        operator.run(client, "gate.open", {"name": GATE, "seconds": 1}, **jane)
+    ask(*at(either, "do", "gate.close", GATE, "--actor", "joe", "--reason", "done early"))
+    assert not is_open(client)
+    late = call(*at(either, "do", "gate.close", GATE, *by_jane))
+    assert (late.returncode, late.stderr) == (1, "holdfast: gate 'dot_config' is closed already\n")
+    operator.run(client, "gate.open", {"name": GATE, "seconds": 1}, **jane)
+    eventually(lambda: not is_open(client), "a second later it is closed by itself")
+    entries = [each for each in reversed(client.audit.list()) if each.action in ("gate.open", "gate.close")]
+    assert [(each.action, each.actor, (each.outcome or "").partition(":")[0]) for each in entries] == [
+        ("gate.open", "jane", "done"), ("gate.open", "jane", "refused"), ("gate.close", "joe", "done"),
+        ("gate.close", "jane", "refused"), ("gate.open", "jane", "done"),
+    ]  # fmt: skip
+    assert all(each.fence for each in entries)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ({"name": ""}, "name must"), ({"name": "x" * 181}, "name must"), ({"actor": ""}, "actor must"),
+        ({"reason": ""}, "reason must"), ({"ttl": 0}, "ttl must"), ({"actor": "a\nb"}, "actor must"),
+    ],
+)  # fmt: skip
+def test_a_bad_argument_is_refused_before_anything_is_written(
+    connect: Connect, tmp_path: Any, arguments: dict[str, Any], wanted: str
+) -> None:
+    client = connect(f"sqlite:///{tmp_path / 'app.db'}")
+    with pytest.raises(ValueError, match=f"^{wanted}"):
+        client.gate(**{"name": GATE, "actor": "jane", "reason": "why"} | arguments)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,205 @@
+"""Slots: a counting semaphore made of leases, on both engines and in both flavours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing.contract import waiting
+from tests.children import Child, eventually, query, rows
+from tests.test_contract import never_polls
+
+Connect = Callable[..., Any]
+HOLD = """
+import sys, holdfast
+with holdfast.Client(sys.argv[1]) as client:
+    grant = client.slots("tuner", 4, ttl=float(sys.argv[3])).claim(owner=sys.argv[2])
+    print(grant.slot, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
+
+
+@pytest.fixture
+def slots(connect: Connect, either: str) -> Any:
+    return connect(either).slots("tuner", capacity=4)
+
+
+def test_any_free_slot_is_claimed_and_no_more_than_there_are(slots: Any) -> None:
+    grants = [slots.claim(owner=f"session-{number}") for number in range(4)]
+    assert sorted(grant.slot for grant in grants) == [1, 2, 3, 4]
+    assert slots.owners() == {grant.slot: f"session-{number}" for number, grant in enumerate(grants)}
+    assert len({grant.fence for grant in grants}) == 4
+    with pytest.raises(holdfast.NotAcquired, match="all 4 slots of pool 'tuner' are taken"):
+        slots.claim(owner="session-4")
+    assert slots.in_use() == 4
+    assert slots.release(grants[2]) is True
+    assert slots.release(grants[2]) is False
+    assert slots.in_use() == 3
+    again = slots.claim(owner="session-5")
+    assert again.slot == grants[2].slot
+    assert again.fence > max(grant.fence for grant in grants)
+
+
+def test_one_owner_may_have_several_and_each_goes_on_its_own(slots: Any) -> None:
+    first, second = slots.claim(owner="session-1"), slots.claim(owner="session-1")
+    assert first.slot != second.slot
+    first.release()
+    second.check()
+    assert slots.owners() == {second.slot: "session-1"}
+
+
+def test_a_handle_waits_skips_and_gives_up_as_everywhere(slots: Any) -> None:
+    grants = [slots.claim(owner="others") for _ in range(3)]
+    with slots.slot(owner="block") as grant:
+        assert 1 <= grant.slot <= 4
+        assert slots.slot().try_acquire() is None
+        with slots.slot().or_skip() as skipped:
+            assert skipped is None
+        with pytest.raises(holdfast.AcquireTimeout, match=r"waited 0\.1 s"):
+            slots.claim(timeout=0.1)
+    with slots.slot().or_skip() as grant:
+        assert grant is not None
+        with waiting(lambda: slots.claim(owner="waiter", timeout=60)) as won:
+            grants[1].release()
+        assert won[0].slot == grants[1].slot
+    assert slots.in_use() == 3
+
+
+def test_a_release_in_another_process_wakes_a_waiter_that_does_not_poll(connect: Connect, postgres_url: str) -> None:
+    slots = connect(postgres_url).slots("tuner", capacity=4, ttl=600)  # nor does it wake for an expiry
+    for _ in range(3):
+        slots.claim(owner="others")
+    with Child(HOLD, postgres_url, "theirs", 600) as child:
+        number = int(child.line())
+        client = connect(f"{postgres_url}?application_name=elsewhere")
+        never_polls(client)
+        with waiting(lambda: client.slots("tuner", 4).claim(timeout=300)) as won:
+            listening = "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted"
+            eventually(lambda: query(postgres_url, listening) == [(1,)], "the waiter listens")
+            child.say("end")
+        assert won[0].slot == number
+
+
+def test_the_capacity_grows_and_shrinks_while_slots_are_held(connect: Connect, either: str) -> None:
+    client = connect(either)
+    grants = {grant.slot: grant for grant in [client.slots("tuner", 2).claim() for _ in range(2)]}
+    with pytest.raises(holdfast.NotAcquired):
+        client.slots("tuner", 2).claim()
+    grants |= {grant.slot: grant for grant in [client.slots("tuner", 4).claim() for _ in range(2)]}
+    small = client.slots("tuner", 2)
+    assert (small.in_use(), sorted(grants)) == (4, [1, 2, 3, 4])
+    for left, number in ((3, 1), (2, 2)):  # a number that is free is not yet room
+        grants[number].release()
+        assert small.in_use() == left
+        assert small.slot().try_acquire() is None
+    grants[3].release()
+    assert small.claim().slot in (1, 2)
+    assert small.slot().try_acquire() is None
+    grants[4].release()
+    assert small.claim().slot in (1, 2)
+    assert small.in_use() == 2
+
+
+def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Connect, either: str) -> None:
+    client = connect(either)
+    names = ["a", "a:1", "a:", "a%", "_", "A", "é", "a:1:2"]
+    for name in names:
+        client.slots(name, 1).claim(owner=f"of {name}")
+    for name in names:
+        assert client.slots(name, 1).owners() == {1: f"of {name}"}
+        assert client.slots(name, 1).slot().try_acquire() is None
+
+
+def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(client: holdfast.Client, either: str) -> None:
+    slots = client.slots("tuner", 1, ttl=1.0)
+    with Child(HOLD, either, "theirs", 1.0) as child:
+        assert child.line() == "1"
+        began = time.monotonic()
+        child.kill()
+        assert slots.slot(timeout=60).acquire().slot == 1
+        assert time.monotonic() - began > 0.3
+
+
+def test_a_claim_whose_answer_is_lost_keeps_no_slot(client: holdfast.Client, either: str) -> None:
+    """Which slot it was nobody knows: it is found by its token."""
+    lost = "import os; os.environ['HOLDFAST_FAILPOINTS'] = 'after:slot_claim=error'\n"
+    lost += "import sys, holdfast\nclient = holdfast.Client(sys.argv[1])\n"
+    lost += "try:\n    client.slots('tuner', 4).claim()\nexcept holdfast.EngineError:\n    print('in doubt')\n"
+    lost += "sys.stdin.readline()"
+    slots = client.slots("tuner", 4)
+    slots.in_use()
+    with Child(lost, either) as child:
+        child.expect("in doubt")
+        eventually(lambda: rows(either)["lease"] == 0, "it is given back while its process lives")
+
+
+@pytest.mark.parametrize(("pool", "capacity"), [("", 1), ("x" * 181, 1), ("a\nb", 1), ("a", 0), ("a", 100_001)])
+def test_a_bad_pool_or_capacity_is_refused(connect: Connect, tmp_path: Any, pool: str, capacity: int) -> None:
+    client = connect(f"sqlite:///{tmp_path / 'app.db'}")
+    with pytest.raises(ValueError, match=r"^(pool|capacity) must"):
+        client.slots(pool, capacity)
+    with pytest.raises(ValueError, match=r"^name must not begin with '@'"):
+        client.lease("@slot:a:1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_gauge_counts_what_sessions_and_leases_agree_on_and_each_forgery_by_its_kind(
+    slots: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two, three, four = (slots.claim(owner=f"session-{number}").slot for number in range(1, 5))
+    honest: list[Any] = [
+        {"id": "session-1", "slot": one, "terminal": False},
+        SimpleNamespace(id="session-2", slot=two),
+        {"id": "session-3", "slot": three},
+        {"id": "session-4", "slot": four},
+        {"id": "session-0", "slot": None, "terminal": True},
+        {"id": "session-9", "slot": one, "terminal": True},
+    ]
+    with caplog.at_level(logging.WARNING, "holdfast.slots"):
+        assert slots.reconcile(honest) == 4
+        assert sum(slots.invariant_violation_total.values()) == len(caplog.records) == 0
+        forged = {
+            "duplicate_claim": [*honest, {"id": "session-8", "slot": one}],
+            "wrong_owner": [{"id": "session-8", "slot": one}, *honest[1:]],
+            "missing_lease": [*honest, {"id": "session-8", "slot": 77}],
+            "terminal_owner": [{"id": "session-1", "slot": one, "terminal": True}, *honest[1:]],
+            "unclaimed_lease": honest[1:],
+        }
+        for number, (kind, sessions) in enumerate(forged.items(), 1):
+            assert slots.reconcile(sessions) == (4 if kind in ("duplicate_claim", "missing_lease") else 3)
+            assert slots.invariant_violation_total[kind] == 1
+            assert sum(slots.invariant_violation_total.values()) == number
+            assert kind in caplog.records[-1].getMessage()
+        assert slots.reconcile([*honest, honest[0]]) == 4, "a slot counts once, also when a session is listed twice"
+        assert slots.invariant_violation_total["duplicate_claim"] == 2
+    with pytest.raises(ValueError, match="a session needs id"):
+        slots.reconcile([{"slot": 1}])
+
+
+def test_after_a_kill_the_gauge_is_right_at_once_and_in_use_with_the_expiry(
+    client: holdfast.Client, either: str
+) -> None:
+    slots = client.slots("tuner", 4)
+    with Child(HOLD, either, "one", 30) as one, Child(HOLD, either, "two", 1.5) as two:
+        sessions = [{"id": name, "slot": int(child.line())} for name, child in (("one", one), ("two", two))]
+        assert (slots.reconcile(sessions), slots.in_use()) == (2, 2)
+        two.kill()
+        sessions[1]["terminal"] = True
+        assert slots.reconcile(sessions) == 1
+        eventually(lambda: slots.in_use() == 1, "its lease expires")
+        assert slots.reconcile(sessions) == 1
+        os.kill(one.pid, signal.SIGTERM)
