@@ -80,6 +80,23 @@ def test_one_leads_and_resigning_hands_over_at_once(either: str) -> None:
         assert one.elector.resign() is False, "it does not lead any more"
 
 
+_FORKED = """
+import os, sys, threading, time, holdfast
+elector = holdfast.Client(sys.argv[1]).elector("a", ttl=6, renew_every=2, retry_every=0.1)
+os.fork()
+threading.Thread(target=elector.run, args=(lambda term: term.stopping.wait(60),), daemon=True).start()
+while elector.status().leader is None:
+    time.sleep(0.01)
+print("leads" if elector.status().leader == elector.holder else "stands by", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes_forked_from_one_with_an_elector_are_two_replicas(either: str) -> None:
+    with Child(_FORKED, either) as both:
+        assert sorted(both.line() for _ in range(2)) == ["leads", "stands by"]
+
+
 def test_the_lease_is_held_until_the_work_has_ended(either: str) -> None:
     """However often it would have expired: it is renewed until then, and the successor begins after the end."""
     with replicas(either, 2, **QUICK | {"grace": 0.6}) as (one, other):

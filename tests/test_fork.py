@@ -114,6 +114,63 @@ def test_a_child_forked_while_other_threads_are_inside_sqlite_does_not_wait_for_
         parent.expect("hung: 0")
 
 
+_LOOKED = """
+import os, sys, time, holdfast
+client = holdfast.Client(sys.argv[1])
+client.leases.list()
+told, tell = os.pipe()
+heard, say = os.pipe()
+child = os.fork()
+if child == 0:
+    own = holdfast.Client(sys.argv[1])
+    own.lease("a", ttl=60).acquire()
+    os.write(tell, b"x")
+    os.read(heard, 1)
+    own.lease("b", ttl=60).acquire()
+    os.write(tell, b"x")
+    time.sleep(60)
+os.read(told, 1)
+while client._engine._session is not None:  # it is closed when it has been idle for a while
+    time.sleep(0.01)
+os.write(say, b"x")
+os.read(told, 1)
+assert client.lease("a").try_acquire() is None
+assert client.lease("b").try_acquire() is None
+os.kill(child, 9)
+print("both know")
+"""
+
+
+def test_a_child_does_not_lose_the_file_that_its_parent_had_open(sqlite_url: str) -> None:
+    """It would inherit the belief that the file is locked; its parent, alone with it, takes the log away at the end."""
+    with Child(_LOOKED, sqlite_url) as parent:
+        parent.expect("both know")
+
+
+_INSIDE = """
+import os, sys, holdfast
+from holdfast._wire import forks
+client = holdfast.Client(sys.argv[1])
+client.leases.list()
+client._engine._session.set_down = lambda deadline: False  # somebody writes, and does not come out
+child = os.fork()
+if child == 0:
+    try:
+        holdfast.Client(sys.argv[1]).leases.list()
+    except holdfast.EngineError as error:
+        print("fork" in str(error), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+assert client.leases.list() == []
+"""
+
+
+def test_a_child_forked_in_the_middle_of_a_write_does_without_the_file(sqlite_url: str) -> None:
+    with Child(_INSIDE, sqlite_url) as parent:
+        parent.expect("True")
+        assert parent.wait() == 0
+
+
 _POOL = """
 import multiprocessing, sys, holdfast
 client = holdfast.Client(sys.argv[1])

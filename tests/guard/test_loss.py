@@ -73,6 +73,21 @@ def test_the_lease_is_stolen(either: str, tmp_path: Path) -> None:
             ended_in_time(found, latest.__getitem__)
 
 
+def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
+    either: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beat is renewed, so the database answers; but one of its leases is gone, and which one is not to be had."""
+    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "before:beat_leases=error")
+    with instances(either, tmp_path) as found:
+        monkeypatch.delenv("HOLDFAST_FAILPOINTS")
+        with holdfast.Client(either) as thief:
+            latest = {each.key: ends_at(either, each.key) for each in found}
+            for each in found:
+                assert thief.leases.force_release(each.key, actor="thief", reason="because")
+            for each in found:
+                assert each.worked_until() < latest[each.key]
+
+
 @pytest.mark.timeout(600)
 def test_paused_and_resumed_after_the_ttl_it_executes_nothing(either: str, tmp_path: Path) -> None:
     """It would have written to its file at once: three threads of it do nothing else."""

@@ -50,9 +50,18 @@ class DeadMan:
         self._library: Any = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._library, "timer_create"):  # pragma: no cover - glibc before 2.34
             self._library = ctypes.CDLL("librt.so.1", use_errno=True)
-        timer, event = ctypes.c_void_p(), _Event(None, signal.SIGKILL, 0)
+        timer, event = ctypes.c_void_p(), _Event(None, self._deadly(), 0)
         self._check(self._library.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)))
         self._timer = timer
+
+    def _deadly(self) -> int:
+        """The first process of a container hears no SIGKILL from within, but it does hear what it has a handler for."""
+        if self._pid != 1:
+            return signal.SIGKILL
+        number = signal.SIGRTMAX - 1
+        self._library.signal.restype = ctypes.c_void_p
+        self._library.signal(number, ctypes.cast(self._library._exit, ctypes.c_void_p))
+        return number
 
     def ends_at(self, when: float) -> None:
         """End this process at ``when`` on the clock of the lease, whatever was said before; infinity: never."""

@@ -4,19 +4,27 @@ An inherited connection is never closed in the child: closing says goodbye on th
 end the parent's session. Its descriptor is pointed at /dev/null, so that even the garbage collector does no harm.
 
 SQLite has mutexes of its own, some of them for the whole process. A fork while another thread is inside would leave
-them locked in the child for ever, so a fork waits until our threads are out.
+them locked in the child for ever, so a fork waits until our threads are out. And it remembers which files it has
+locked: a child that inherits this believes in locks that only the parent has, and loses the file's log to it. So
+nothing of ours is open across a fork; where that cannot be had in time, the child does without that file.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 PATIENCE = 1.0
-"""Seconds that a fork waits for threads to come out of SQLite: it is inside for a commit's time."""
+"""Seconds that a fork waits for threads to come out of SQLite: they are inside for a transaction's time."""
+
+opening = threading.RLock()
+"""Held by whoever opens a SQLite file, and across a fork."""
+spoilt: set[str] = set()
+"""Files that somebody was inside of when this process was forked off: not to be opened in it."""
 
 era = 0
 """Rises in every child: whoever remembers another one has been forked. A question to the system would cost more."""
@@ -29,8 +37,13 @@ _graveyard: list[Any] = []
 
 def guard(session: Any) -> None:
     """``session`` has ``fileno()`` and ``abandon()``, both called in a forked child before anything else is, and it may
-    have ``inside``, a lock that is held across the fork."""
+    have ``set_down(deadline)``, called before a fork, and ``pick_up()``, called after it in the parent."""
     _sessions.add(session)
+
+
+def forget(session: Any) -> None:
+    """It is closed."""
+    _sessions.discard(session)
 
 
 def in_child(callback: Callable[[], None]) -> Callable[[], None]:
@@ -39,18 +52,26 @@ def in_child(callback: Callable[[], None]) -> Callable[[], None]:
 
 
 def _before() -> None:
-    locks = [session.inside for session in list(_sessions) if hasattr(session, "inside")]
-    _forking.held = [lock for lock in locks if lock.acquire(timeout=PATIENCE)]
+    deadline = time.monotonic() + PATIENCE
+    _forking.alone = opening.acquire(timeout=PATIENCE)
+    _forking.down, _forking.missed = [], []
+    for session in list(_sessions):
+        if hasattr(session, "set_down"):
+            (_forking.down if session.set_down(deadline) else _forking.missed).append(session)
 
 
 def _after_in_parent() -> None:
-    for lock in _forking.held:
-        lock.release()
+    for session in _forking.down:
+        session.pick_up()
+    if _forking.alone:
+        opening.release()
 
 
 def _after_in_child() -> None:
-    global era
+    global era, opening
     era += 1
+    opening = threading.RLock()
+    spoilt.update(session.database.target for session in _forking.missed)
     sessions = list(_sessions)
     _graveyard.extend(sessions)
     _sessions.clear()

@@ -44,30 +44,41 @@ class SqliteSession:
         self._statements = statements("sqlite", database.schema)
         self._mutex = threading.RLock()
         self.inside = threading.RLock()
-        """Held by whoever is inside SQLite, and across a fork: its own mutexes must be free in the child."""
+        """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
         self._raised: BaseException | None = None
         self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
         self._marks = Marks(f"{database.target}.holdfast-live") if Marks.available else None
         self.boot = boot_id()
-        forks.guard(self)
         try:
-            with self.inside:
-                self._connection = sqlite3.connect(
-                    database.target, isolation_level=None, check_same_thread=False, timeout=0
-                )
+            with forks.opening:
+                self._open()
+                forks.guard(self)
         except BaseException:
             self._close_locks()
             raise
         try:
-            self._connection.create_function("holdfast_gone", 1, self._gone)
             self._patiently("pragma journal_mode = wal", now() + timeout)
-            self._execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+            self._tune()
         except BaseException:
             self.close()
             raise
 
+    def _open(self) -> None:
+        self._connection = sqlite3.connect(
+            self.database.target, isolation_level=None, check_same_thread=False, timeout=0
+        )
+        self._connection.create_function("holdfast_gone", 1, self._gone)
+
+    def _tune(self) -> None:
+        self._execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+
     @classmethod
     def open(cls, database: Database, timeout: float) -> SqliteSession:
+        if database.target in forks.spoilt:
+            raise Unreachable(
+                f"{database} was written to by another thread when this process was forked off, and SQLite does not "
+                "survive that. Start it anew (spawn, exec), or fork while nothing is under way."
+            )
         if sqlite3.sqlite_version_info < OLDEST:
             raise Unreachable(
                 f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
@@ -139,7 +150,29 @@ class SqliteSession:
         self.inside = threading.RLock()
         self._close_locks()
 
+    def set_down(self, deadline: float) -> bool:
+        """Before a fork: nothing of the file is open any more, and nobody comes in; False when that cannot be."""
+        while self.inside.acquire(timeout=max(0.0, deadline - now())):
+            if not self._connection.in_transaction:
+                self._connection.close()
+                return True
+            self.inside.release()
+            if now() > deadline:
+                break
+            time.sleep(0.001)
+        return False
+
+    def pick_up(self) -> None:
+        """After it."""
+        try:
+            self._open()
+            with suppress(sqlite3.Error):  # then it is slower, and not less safe
+                self._tune()
+        finally:
+            self.inside.release()
+
     def close(self) -> None:
+        forks.forget(self)
         with self.inside:
             self._connection.close()
         self._close_locks()
@@ -257,7 +290,8 @@ class _Write:
 
     def _leave(self) -> None:
         try:
-            if self._session._connection.in_transaction:
-                self._session._execute("rollback")
+            with self._session.inside:
+                if self._session._connection.in_transaction:
+                    self._session._execute("rollback")
         finally:
             self._session._turnstile.leave()

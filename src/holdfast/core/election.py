@@ -119,7 +119,7 @@ class ElectorTerms(NamedTuple):
         is the longest there is and nothing depends on a heartbeat: it only hears of a lease that was taken away."""
         ttl = MAX_TTL if kernel else self.ttl
         failover: Failover = "session" if kernel else self.failover
-        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, True, on_beat)
+        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, False, on_beat)
 
 
 def replica(environment: Mapping[str, str], unique: str) -> str:

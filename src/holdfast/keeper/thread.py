@@ -244,9 +244,8 @@ class Keeper(Books):
             if pulse.failures:
                 log.info("the heartbeat of %s is back after %d failures", self.database, pulse.failures)
             pulse.due, pulse.failures, pulse.problem = asked_at + pulse.every, 0, None
-            self._let_hear(pulse)
-            if generation != pulse.generation:
-                self._reconcile(pulse, generation)
+            if generation == pulse.generation or self._reconcile(pulse, generation):
+                self._let_hear(pulse)
         elif step is Step.RETRY:
             pulse.failures += 1
             pulse.due = now() + backoff(pulse.failures, pulse.trust.left(now()))
@@ -277,8 +276,9 @@ class Keeper(Books):
             self.drop(pulse, holding.token)
             self.release_later(holding.name, holding.token)
 
-    def _reconcile(self, pulse: Pulse, generation: int) -> None:
-        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder.
+    def _reconcile(self, pulse: Pulse, generation: int) -> bool:
+        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder. Whether we know
+        whose by now: until then this heartbeat is good news to nobody.
 
         An acquire that is under way may have been granted and taken away already: until it has told us what it got,
         the same generation is looked at again."""
@@ -288,8 +288,8 @@ class Keeper(Books):
             rows = self._connected(self._patience()).call("beat_leases", {"beat": pulse.beat}, self._patience())
         except EngineError as error:
             self._doubt(error)
-            pulse.due = now()  # the generation still differs, so the next beat asks again
-            return
+            pulse.due = now() + backoff(1, pulse.trust.left(now()))  # the generation still differs: it asks again
+            return False
         left = {row["token"] for row in rows}
         if not under_way:
             pulse.generation = generation
@@ -297,6 +297,7 @@ class Keeper(Books):
             if token not in left:
                 self.drop(pulse, token)
                 self._tell(holding, LeaseLost("it was taken away by force, or by another process of the same holder"))
+        return True
 
     def _lose(self, pulse: Pulse, error: HoldfastError) -> None:
         with self._lock:

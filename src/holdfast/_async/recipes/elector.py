@@ -16,6 +16,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.tenure import AsyncCourse, AsyncTenure, Work
+from holdfast._wire import forks
 from holdfast._wire.aio_running import AsyncInterrupts, check_work
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import jitter, now
@@ -40,7 +41,7 @@ class AsyncElector:
     def __init__(self, engine: AsyncEngine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
         self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
-        self.holder = f"{terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+        self._name_instance()
         self._course = AsyncCourse()
         self._running = self._answered = False
         self._grant: AsyncLeaseGrant | None = None
@@ -49,6 +50,11 @@ class AsyncElector:
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
+
+    def _name_instance(self) -> None:
+        """A fork of this process is another one, and must not be taken for it."""
+        self._era = forks.era
+        self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
 
     @property
     def name(self) -> str:
@@ -67,6 +73,8 @@ class AsyncElector:
         check_work(work)
         if self._running:
             raise RuntimeError(f"{self!r} is running already")
+        if self._era != forks.era:
+            self._name_instance()
         self._running = True
         try:
             with AsyncInterrupts(self.stop) if signals else nullcontext():

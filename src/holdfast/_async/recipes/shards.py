@@ -14,6 +14,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.leases import AsyncLeases
+from holdfast._wire import forks
 from holdfast._wire.aio_running import AsyncBell, AsyncFlag, AsyncJob
 from holdfast._wire.clock import jitter
 from holdfast._wire.identity import new_token
@@ -31,9 +32,8 @@ class AsyncShards:
 
     def __init__(self, engine: AsyncEngine, terms: ShardTerms) -> None:
         self._engine, self._terms = engine, terms
-        self._nonce = new_token()[:16]
         self.name = terms.name
-        self.holder = f"{terms.holder or replica(os.environ, self._nonce)}/{self._nonce[:8]}"
+        self._name_instance()
         self.stopping = AsyncFlag()
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
@@ -44,6 +44,12 @@ class AsyncShards:
         self._grants: dict[int, AsyncLeaseGrant] = {}
         self._member: AsyncLeaseGrant | None = None
         self._job: AsyncJob | None = None
+
+    def _name_instance(self) -> None:
+        """A fork of this process is another one, and must not be taken for it."""
+        self._era = forks.era
+        self._nonce = new_token()[:16]
+        self.holder = f"{self._terms.holder or replica(os.environ, self._nonce)}/{self._nonce[:8]}"
 
     def __repr__(self) -> str:
         return f"<Shards {self._terms.name!r} {len(self.held)} of {self._terms.count}>"
@@ -67,6 +73,8 @@ class AsyncShards:
         self._bell.ring()
 
     async def __aenter__(self) -> Self:
+        if self._era != forks.era:
+            self._name_instance()
         await self._balance()
         self._job = AsyncJob(self._run, self, self._bell.ring)
         return self
@@ -129,7 +137,7 @@ class AsyncShards:
 
     async def _ask(self, name: str) -> AsyncLeaseGrant | None:
         ttl = self._terms.ttl
-        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", True)
+        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", False)
         return await AsyncLease(self._engine, lease, 0.0).try_acquire()
 
     def _lost(self, grant: AsyncLeaseGrant) -> None:

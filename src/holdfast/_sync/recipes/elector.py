@@ -17,6 +17,7 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.recipes.tenure import Course, Tenure, Work
+from holdfast._wire import forks
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
@@ -41,7 +42,7 @@ class Elector:
     def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
         self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
-        self.holder = f"{terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+        self._name_instance()
         self._course = Course()
         self._running = self._answered = False
         self._grant: LeaseGrant | None = None
@@ -50,6 +51,11 @@ class Elector:
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
+
+    def _name_instance(self) -> None:
+        """A fork of this process is another one, and must not be taken for it."""
+        self._era = forks.era
+        self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
 
     @property
     def name(self) -> str:
@@ -68,6 +74,8 @@ class Elector:
         check_work(work)
         if self._running:
             raise RuntimeError(f"{self!r} is running already")
+        if self._era != forks.era:
+            self._name_instance()
         self._running = True
         try:
             with Interrupts(self.stop) if signals else nullcontext():

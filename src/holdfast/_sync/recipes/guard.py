@@ -88,6 +88,7 @@ class Guard:
         if grant is None or self._pid != os.getpid():  # a fork of it: the lease, the timer and the signals are not ours
             return
         if self._problem is not None or grant.lost:  # the timer stays: hooks that come after us may take their time
+            grant.let_expire()
             if kind is None or not issubclass(kind, SystemExit):
                 raise self._exit(LOST, self._problem or "it could not be confirmed in time")
             return
@@ -130,6 +131,7 @@ class Guard:
             self._problem = problem
             if self._grant is None or self._dead_man is None:  # not entered yet, or left already
                 return
+            self._grant.let_expire()  # whoever closes the client would give it away while hooks and threads still work
             if isinstance(problem, LeaseLost):  # somebody else may be at work already
                 self._dead_man.ends_at(min(now() + margin(self._terms.ttl), self._end_of(self._grant)))
         log.critical("guard %r is lost: %s; this process ends with code %d", self.name, problem, LOST)

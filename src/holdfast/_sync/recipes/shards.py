@@ -15,6 +15,7 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.leases import Leases
+from holdfast._wire import forks
 from holdfast._wire.clock import jitter
 from holdfast._wire.identity import new_token
 from holdfast._wire.log import logger
@@ -32,9 +33,8 @@ class Shards:
 
     def __init__(self, engine: Engine, terms: ShardTerms) -> None:
         self._engine, self._terms = engine, terms
-        self._nonce = new_token()[:16]
         self.name = terms.name
-        self.holder = f"{terms.holder or replica(os.environ, self._nonce)}/{self._nonce[:8]}"
+        self._name_instance()
         self.stopping = Flag()
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
@@ -45,6 +45,12 @@ class Shards:
         self._grants: dict[int, LeaseGrant] = {}
         self._member: LeaseGrant | None = None
         self._job: Job | None = None
+
+    def _name_instance(self) -> None:
+        """A fork of this process is another one, and must not be taken for it."""
+        self._era = forks.era
+        self._nonce = new_token()[:16]
+        self.holder = f"{self._terms.holder or replica(os.environ, self._nonce)}/{self._nonce[:8]}"
 
     def __repr__(self) -> str:
         return f"<Shards {self._terms.name!r} {len(self.held)} of {self._terms.count}>"
@@ -68,6 +74,8 @@ class Shards:
         self._bell.ring()
 
     def __enter__(self) -> Self:
+        if self._era != forks.era:
+            self._name_instance()
         self._balance()
         self._job = Job(self._run, self, self._bell.ring)
         return self
@@ -130,7 +138,7 @@ class Shards:
 
     def _ask(self, name: str) -> LeaseGrant | None:
         ttl = self._terms.ttl
-        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", True)
+        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", False)
         return Lease(self._engine, lease, 0.0).try_acquire()
 
     def _lost(self, grant: LeaseGrant) -> None:
