@@ -55,6 +55,20 @@ def test_shares_are_fair_as_replicas_join_and_leave_and_little_moves(connect: Co
         assert client.leases.list() == []
 
 
+def test_entering_that_is_interrupted_keeps_nothing(either: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client:
+            entering = asyncio.create_task(client.shards("sweep", 500, ttl=60).__aenter__())
+            await asyncio.to_thread(eventually, looks.leases.list, "it has some")
+            entering.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await entering
+            await asyncio.to_thread(eventually, lambda: looks.leases.list() == [], "it has none")
+
+    with holdfast.Client(either) as looks:
+        asyncio.run(main())
+
+
 def test_a_key_belongs_to_the_replica_that_has_its_shard(connect: Connect, either: str) -> None:
     with member(connect, either) as first, member(connect, either, 1) as second:
         eventually(lambda: shares([first, second]) == [6, 6], "two halves")

@@ -64,6 +64,15 @@ def test_a_gate_is_open_in_its_window_and_closed_before_and_after(connect: Conne
     assert rows(either) == NONE, "0 rows at rest"
 
 
+def test_a_gate_that_could_not_be_told_of_is_not_left_open(
+    client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "before:audit_note=error")
+    with holdfast.Client(either) as unlucky, pytest.raises(holdfast.EngineError):
+        unlucky.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
+    eventually(lambda: not is_open(client), "it is closed again")
+
+
 def test_a_gate_is_closed_whatever_happens_in_its_window(connect: Connect, either: str) -> None:
     client = connect(either)
     with pytest.raises(ZeroDivisionError), client.gate(GATE, actor="jane", reason="why"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.cli import group, settings
 from holdfast.cli.group import clock
-from holdfast.cli.signals import Bell, Interrupted, dead_man, interrupt_waiting
+from holdfast.cli.signals import Bell, Interrupted, interrupt_waiting
 from holdfast.cli.supervise import Command
 from holdfast.cli.watcher import Watcher
 
@@ -153,6 +153,10 @@ def _supervise(
             if over:  # and the timer stopped, in the main thread
                 dead_man(math.inf)
 
+    if guard:
+        from holdfast._wire.dead_man import DeadMan
+
+        dead_man = DeadMan().ends_at
     ended = threading.Event()
     watcher.say(f"group {command.pid}")
     trust()

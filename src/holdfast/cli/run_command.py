@@ -63,7 +63,7 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       the terminal, standard input and output that holdfast has. The signals INT,
       TERM, HUP, QUIT, USR1, USR2, ALRM, WINCH, TSTP and CONT are passed on to
       the group; a TERM waits for the command to finish in its own time. With
-      --guard ALRM is the kernel's timer: it ends holdfast, whoever sends it.
+      --guard an ALRM ends holdfast, and with it the command.
     \b
     The whole group is ended
       when the lease is lost (forced away, or the database does not answer):
@@ -89,7 +89,7 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       126  the command cannot be executed
       127  the command was not found
       128 + n  signal n came while holdfast waited for the lease
-      142  with --guard, the kernel's timer or an ALRM ended holdfast (128 + 14)
+      137  with --guard, the kernel's timer ended holdfast (128 + 9)
       1    the database cannot be reached, or refuses; or the lease or the
            watcher was lost and the command, told to end, did so with 0
       2    called wrongly

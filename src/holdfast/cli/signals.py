@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-
-from holdfast.cli.group import clock
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (
@@ -40,7 +37,7 @@ def _interrupt(number: int, _: object) -> None:
 class Bell:
     """From here on signals are read from a pipe, in the order they come, whichever thread the kernel gives them to.
 
-    With ``guard`` SIGALRM keeps its default, for ``dead_man``."""
+    With ``guard`` SIGALRM keeps its default: where there is no better timer, it is the dead man's."""
 
     def __init__(self, *, guard: bool) -> None:
         self._reader, writer = os.pipe()
@@ -69,16 +66,6 @@ class Bell:
 
 def nothing(number: int, _: object) -> None:
     """A handler, so that the signal does not do what it does by default, and rings the bell."""
-
-
-def dead_man(by: float) -> None:
-    """The kernel ends us at ``by`` on the clock of the lease unless it is told another time before: also when we are
-    stopped, and then before we do anything else. Infinity: never."""
-    while True:
-        asked_at = clock()
-        signal.setitimer(signal.ITIMER_REAL, 0.0 if by == math.inf else max(by - asked_at, 0.0001))
-        if clock() - asked_at < 0.01:  # not stopped in between: the timer counts from when it is set
-            return
 
 
 def fork() -> int:

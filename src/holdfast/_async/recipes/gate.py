@@ -97,8 +97,12 @@ class AsyncGates:
             if entry is None:
                 await self._audit.end(told, f"refused: {error}")
             raise
+        try:
+            await self._audit.note(told, fence=grant.fence)
+        except BaseException:
+            grant.abandon()  # nobody is told that it is open
+            raise
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
-        await self._audit.note(told, fence=grant.fence)
         if entry is None:
             await self._audit.end(told, f"open for {seconds:g} s")
         return grant

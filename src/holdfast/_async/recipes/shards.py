@@ -75,7 +75,13 @@ class AsyncShards:
     async def __aenter__(self) -> Self:
         if self._era != forks.era:
             self._name_instance()
-        await self._balance()
+        try:
+            await self._balance()
+        except BaseException:
+            self.stop()
+            for grant in self._all():
+                grant.abandon()
+            raise
         self._job = AsyncJob(self._run, self, self._bell.ring)
         return self
 
@@ -85,10 +91,12 @@ class AsyncShards:
         self.stop()
         while self._job is not None and not self._job.ended:
             await self._bell.wait(1.0)
-        for number in sorted(self._grants):
-            await self._release(number)
-        if self._member is not None:
-            await self._give_back(self._member)
+        answers = True
+        for grant in self._all():
+            if answers:
+                answers = await self._give_back(grant)
+            else:  # the keeper sees to it: each would wait for an answer as long as the first one did
+                grant.abandon()
 
     async def _run(self, _: object) -> None:
         pause = 0.0
@@ -154,9 +162,18 @@ class AsyncShards:
         """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
         await self._give_back(self._grants.pop(number))
 
-    async def _give_back(self, grant: AsyncLeaseGrant) -> None:
+    async def _give_back(self, grant: AsyncLeaseGrant) -> bool:
+        """Whether the database answered."""
         try:
             await grant.release()
+            return True
         except EngineError as error:
             grant.abandon()
             log.info("%r: %s is released later: %s", self, grant.name, error)
+            return False
+
+    def _all(self) -> list[AsyncLeaseGrant]:
+        """Every lease that we have, that which says that we are there last; none of them from here on."""
+        found = [*self._grants.values(), *([] if self._member is None else [self._member])]
+        self._grants, self._member = {}, None
+        return found

@@ -96,8 +96,12 @@ class Gates:
             if entry is None:
                 self._audit.end(told, f"refused: {error}")
             raise
+        try:
+            self._audit.note(told, fence=grant.fence)
+        except BaseException:
+            grant.abandon()  # nobody is told that it is open
+            raise
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
-        self._audit.note(told, fence=grant.fence)
         if entry is None:
             self._audit.end(told, f"open for {seconds:g} s")
         return grant

@@ -76,7 +76,13 @@ class Shards:
     def __enter__(self) -> Self:
         if self._era != forks.era:
             self._name_instance()
-        self._balance()
+        try:
+            self._balance()
+        except BaseException:
+            self.stop()
+            for grant in self._all():
+                grant.abandon()
+            raise
         self._job = Job(self._run, self, self._bell.ring)
         return self
 
@@ -86,10 +92,12 @@ class Shards:
         self.stop()
         while self._job is not None and not self._job.ended:
             self._bell.wait(1.0)
-        for number in sorted(self._grants):
-            self._release(number)
-        if self._member is not None:
-            self._give_back(self._member)
+        answers = True
+        for grant in self._all():
+            if answers:
+                answers = self._give_back(grant)
+            else:  # the keeper sees to it: each would wait for an answer as long as the first one did
+                grant.abandon()
 
     def _run(self, _: object) -> None:
         pause = 0.0
@@ -155,9 +163,18 @@ class Shards:
         """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
         self._give_back(self._grants.pop(number))
 
-    def _give_back(self, grant: LeaseGrant) -> None:
+    def _give_back(self, grant: LeaseGrant) -> bool:
+        """Whether the database answered."""
         try:
             grant.release()
+            return True
         except EngineError as error:
             grant.abandon()
             log.info("%r: %s is released later: %s", self, grant.name, error)
+            return False
+
+    def _all(self) -> list[LeaseGrant]:
+        """Every lease that we have, that which says that we are there last; none of them from here on."""
+        found = [*self._grants.values(), *([] if self._member is None else [self._member])]
+        self._grants, self._member = {}, None
+        return found
