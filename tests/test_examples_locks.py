@@ -102,12 +102,12 @@ def test_the_hooks_would_lose_events_without_the_lock(agents: str, monkeypatch: 
     both_have_read = threading.Barrier(2)
     pool = app.extensions["pool"]
     take = pool.connection
-    writes: list[int] = []
+    readers = threading.local()
 
     def connection() -> Any:
-        if len(writes) >= 2:  # both have taken one to read with
+        if hasattr(readers, "has_read"):  # the second one is to write with
             both_have_read.wait(30)
-        writes.append(1)
+        readers.has_read = True
         return take()
 
     monkeypatch.setattr(pool, "connection", connection)
