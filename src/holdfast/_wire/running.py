@@ -9,8 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from holdfast._wire.clock import now
+
 Flag = threading.Event
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_NAP = 0.5
 
 
 def check_work(work: Callable[..., Any]) -> None:
@@ -28,8 +31,13 @@ class Bell:
         self._rings.put(None)
 
     def wait(self, timeout: float) -> None:
+        """In short naps: a signal that comes just before a nap is handled after it, not within."""
+        until = now() + timeout
+        while (left := until - now()) > 0 and self._rings.empty():
+            with suppress(queue.Empty):
+                self._rings.get(timeout=min(left, _NAP))
+                break
         with suppress(queue.Empty):
-            self._rings.get(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
             while True:
                 self._rings.get_nowait()
 
