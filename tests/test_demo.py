@@ -80,17 +80,20 @@ def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: li
     ids=["sqlite-starting", "sqlite-waiting", "sqlite-resuming", "postgres-paused"],
 )
 def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str, folder: Path) -> None:
-    with demo(options, folder) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(moment):
-                break
-        else:
-            pytest.fail(f"the demo ended before {moment!r}")
-        born = list(family(process.pid))
-        assert born or moment == "holdfast"
-        os.killpg(process.pid, signal.SIGINT)
-        _, complaints = process.communicate(timeout=30)
+    for _ in range(5):  # until it is hit: a test that was held up may find that it is over
+        with demo(options, folder) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(moment):
+                    break
+            else:
+                pytest.fail(f"the demo ended before {moment!r}")
+            born = list(family(process.pid))
+            os.killpg(process.pid, signal.SIGINT)
+            _, complaints = process.communicate(timeout=30)
+        if process.returncode != 0 and (born or moment == "holdfast"):
+            break
+    assert born or moment == "holdfast"
     assert process.returncode == 130, complaints
     assert complaints.strip() == "interrupted; no process and no folder is left behind"
     until(lambda: not any(alive(pid) for pid in born), what="every process of the demo is gone", timeout=10)
