@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.keeper.pulse import LINGER, Chore, Holding, Owner, Pulse
 PURGE_EVERY = 60.0
 
 
-class Books:
+class Books(ABC):
     def __init__(self, database: Database) -> None:
         self.database = database
         self.session_key: int | None = None
@@ -175,13 +176,14 @@ class Books:
             # Lost before, and whoever worked under it has stopped: its row need not wait for its expiry.
             self._add_chore("beat_end", {"beat": pulse.beat}, patience=pulse.trust.ttl)
 
+    @abstractmethod
     def _wake_by(self, when: float) -> None:
         """The thread must not sleep for longer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ring(self) -> None:
         """There is something to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lose(self, pulse: Pulse, error: HoldfastError) -> None:
-        raise NotImplementedError
+        """All leases on it are over: renew it no more, and tell their holders why."""

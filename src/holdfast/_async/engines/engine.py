@@ -7,6 +7,7 @@ costs one reconnect and no error; one that must not be is marked by its caller.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -47,7 +48,7 @@ class AsyncSession(Protocol):
     def close(self) -> None: ...
 
 
-class AsyncEngine:
+class AsyncEngine(ABC):
     poll = 1.0
     """How often a waiter asks again when nobody wakes it."""
 
@@ -131,9 +132,9 @@ class AsyncEngine:
         finally:
             session.close()
 
+    @abstractmethod
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
-        raise NotImplementedError
 
     async def connect(self, timeout: float, *, to_look: bool = False) -> AsyncSession:
         """A session of the caller's own; ``to_look`` when one to a server that cannot be used will do."""
@@ -225,14 +226,16 @@ class AsyncEngine:
             self._session.close()
             self._session = None
 
+    @abstractmethod
     async def _connect(self, timeout: float) -> AsyncSession:
-        raise NotImplementedError
+        """A new session."""
 
     async def _connect_to_look(self, timeout: float) -> AsyncSession:
         return await self._connect(timeout)
 
+    @abstractmethod
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
-        raise NotImplementedError
+        """What is asked of a session before it is used: SchemaMismatch when its tables are not ours."""
 
     @property
     def newest(self) -> int:

@@ -7,6 +7,7 @@ alone; this module asks, waits, and keeps the books.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ _BUSY_PATIENCE = 0.05
 """Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
 
 
-class AsyncHandle(Generic[G]):
+class AsyncHandle(ABC, Generic[G]):
     """A lease to be had, by whichever name: how it is asked for, waited for, entered and left."""
 
     _what, _statement = "lease", "lease_acquire"
@@ -229,8 +230,9 @@ class AsyncHandle(Generic[G]):
         [row] = await self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at
 
+    @abstractmethod
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:
-        raise NotImplementedError
+        """What whoever asked is handed."""
 
     @property
     def _process(self) -> dict[str, Any]:

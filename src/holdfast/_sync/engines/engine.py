@@ -8,6 +8,7 @@ costs one reconnect and no error; one that must not be is marked by its caller.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-class Engine:
+class Engine(ABC):
     poll = 1.0
     """How often a waiter asks again when nobody wakes it."""
 
@@ -132,9 +133,9 @@ class Engine:
         finally:
             session.close()
 
+    @abstractmethod
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
-        raise NotImplementedError
 
     def connect(self, timeout: float, *, to_look: bool = False) -> Session:
         """A session of the caller's own; ``to_look`` when one to a server that cannot be used will do."""
@@ -226,14 +227,16 @@ class Engine:
             self._session.close()
             self._session = None
 
+    @abstractmethod
     def _connect(self, timeout: float) -> Session:
-        raise NotImplementedError
+        """A new session."""
 
     def _connect_to_look(self, timeout: float) -> Session:
         return self._connect(timeout)
 
+    @abstractmethod
     def _hello(self, session: Session, timeout: float) -> None:
-        raise NotImplementedError
+        """What is asked of a session before it is used: SchemaMismatch when its tables are not ours."""
 
     @property
     def newest(self) -> int:
