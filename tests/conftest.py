@@ -70,11 +70,15 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'app.db'}"
 
 
-@pytest.fixture
-def pooled_url(postgres_url: str) -> Iterator[str]:
-    """The same through a pooler in transaction mode that has two sessions for everybody."""
+@pytest.fixture(scope="session")
+def needs_pgbouncer() -> None:
     if pooler.find() is None:
         pytest.skip("PgBouncer is not installed")
+
+
+@pytest.fixture
+def pooled_url(needs_pgbouncer: None, postgres_url: str) -> Iterator[str]:
+    """The same through a pooler in transaction mode that has two sessions for everybody."""
     with Pooler(postgres_url) as through:
         yield through.url
 

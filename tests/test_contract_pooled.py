@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing import Pooler, pooler
+from holdfast.testing import Pooler
 from holdfast.testing.contract import LeaseContract
 from tests.conftest import migrated, server
 from tests.test_contract import stored
 
-pytestmark = pytest.mark.skipif(pooler.find() is None, reason="PgBouncer is not installed")
+pytestmark = pytest.mark.usefixtures("needs_pgbouncer")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from holdfast.testing import Pooler, pooler
 from tests.children import Child, eventually
 from tests.conftest import fresh
 
-needs_pgbouncer = pytest.mark.skipif(pooler.find() is None, reason="PgBouncer is not installed")
+needs_pgbouncer = pytest.mark.usefixtures("needs_pgbouncer")
 
 _DIES = """
 import os, sys
