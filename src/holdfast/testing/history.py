@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
+from holdfast.testing.closing import Closing
+
 Kind = Literal["invoke", "ok", "fail", "unknown", "info"]
 Outcome = Literal["ok", "fail", "unknown"]
 Row = dict[str, Any]
@@ -95,7 +97,7 @@ class Database(NamedTuple):
     """Whether no clock was stepped or made to drift, so that no two workers may ever believe in the same lease."""
 
 
-class Recorder:
+class Recorder(Closing):
     """Writes the file of one worker. From any thread, in any task, and after a fork: a line is one write to its end."""
 
     def __init__(self, folder: Path | str, worker: str) -> None:
@@ -125,14 +127,6 @@ class Recorder:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, event: Event) -> None:
         line = (event.line() + "\n").encode()

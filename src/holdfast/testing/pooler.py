@@ -9,16 +9,13 @@ lost or shared. It runs as the account that servers run under, because PgBouncer
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 from urllib.parse import urlsplit
 
-from holdfast.testing import folders, watcher
+from holdfast.testing import folders
 from holdfast.testing.account import account
-from holdfast.testing.server import HOST, reserve_port, until
+from holdfast.testing.closing import Closing
+from holdfast.testing.server import HOST, launch, reserve_port, until
 
 Mode = Literal["transaction", "session", "statement"]
 
@@ -43,7 +40,7 @@ def find() -> str | None:
     return shutil.which("pgbouncer", path=path)
 
 
-class Pooler:
+class Pooler(Closing):
     """``url`` leads to the database of ``url_behind`` through at most ``size`` sessions of the server.
 
     LookupError where PgBouncer is not installed; see ``find()``.
@@ -63,7 +60,8 @@ class Pooler:
         config.write_text(_CONFIG.format(behind=behind, user=user, host=HOST, port=port, mode=mode, size=size))
         account().own(config)
         try:
-            self._process = self._launch(program, config)
+            command = [program, str(config)]
+            self._process = launch(command, self._reservation, log=self._folder / "log", removed=self._folder)
             until(lambda: self._process.poll() is not None or self._listens(), what=f"{self} listens")
             if self._process.poll() is not None:
                 raise RuntimeError(f"PgBouncer did not start. It said:\n{self.log()}")
@@ -88,32 +86,8 @@ class Pooler:
         os.close(self._claim)
         self._claim = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Pooler {self.url}>"
-
-    def _launch(self, program: str, config: Path) -> subprocess.Popen[bytes]:
-        """Behind the watcher, as a server: it is gone when this process is, however that ends."""
-        watching = [sys.executable, "-I", "-S", watcher.__file__, str(os.getpid()), str(self._folder)]
-        if sys.platform != "linux":  # elsewhere a port that is bound cannot be listened on by somebody else
-            self._reservation.close()
-        with (self._folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [*watching, *account().prefix, program, str(config)],
-                cwd="/",
-                env=account().environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
     def _listens(self) -> bool:
         return "process up" in self.log()

@@ -18,12 +18,12 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from holdfast.testing import binaries, folders
 from holdfast.testing.account import account
+from holdfast.testing.closing import Closing
 from holdfast.testing.server import HOST, Server, until
 
 _SETTINGS: Mapping[str, object] = {
@@ -44,7 +44,7 @@ _SETTINGS: Mapping[str, object] = {
 _FAST: Mapping[str, object] = {"fsync": "off", "full_page_writes": "off"}
 
 
-class Postgres(Server):
+class Postgres(Server, Closing):
     """A PostgreSQL server that belongs to this process. Make one with `create()`."""
 
     def __init__(self, programs: binaries.Binaries, folder: Path | str | None) -> None:
@@ -176,14 +176,6 @@ class Postgres(Server):
             if self._claim is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 os.close(self._claim)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Postgres {self.binaries.version} in {self.folder}>"

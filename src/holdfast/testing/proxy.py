@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
+from holdfast.testing.closing import Closing
 from holdfast.testing.pipes import Connection, Direction, Way, reset
 from holdfast.testing.portal import Portal
 
 HOST = "127.0.0.1"
 
 
-class Proxy:
+class Proxy(Closing):
     """``url`` leads to the database of ``url_behind``, every message ``delay`` seconds later, in either direction.
 
     Faults add up until ``heal()``. All methods may be called from any thread, and return when it is done.
@@ -93,14 +93,6 @@ class Proxy:
             self._closed = True
             self._portal.call(self._end)
             self._portal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Proxy to {self._place[0]}:{self._place[1]}>"

@@ -35,6 +35,23 @@ def until(condition: Callable[[], bool], *, what: str, timeout: float = _PATIENC
         time.sleep(0.005)
 
 
+def launch(command: list[str], port: socket.socket, *, log: Path, removed: Path | None) -> subprocess.Popen[bytes]:
+    """Start it behind the watcher: it is gone when this process is, however that ends, and `removed` with it."""
+    watching = [sys.executable, "-I", "-S", watcher.__file__, str(os.getpid()), str(removed or "")]
+    if sys.platform != "linux":  # elsewhere a port that is bound cannot be listened on by somebody else
+        port.close()
+    with log.open("ab") as written:
+        return subprocess.Popen(
+            [*watching, *account().prefix, *command],
+            cwd="/",
+            env=account().environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            start_new_session=True,
+        )
+
+
 class Server:
     """A data folder below `folder`, and the server that runs on it or does not."""
 
@@ -123,23 +140,11 @@ class Server:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def _launch(self) -> None:
-        removed = str(self.folder) if self._temporary else ""
-        watching = [sys.executable, "-I", "-S", watcher.__file__, str(os.getpid()), removed]
         surroundings = ["env", *(f"{name}={value}" for name, value in self.environment.items())]
-        server = [*account().prefix, *surroundings, str(self.binaries.folder / "postgres"), "-D", str(self.data)]
+        server = [*surroundings, str(self.binaries.folder / "postgres"), "-D", str(self.data)]
         network = ["-c", f"listen_addresses={HOST}", "-c", f"port={self.port}"]
-        if sys.platform != "linux":  # elsewhere a port that is bound cannot be listened on by somebody else
-            self._reservation.close()
-        with (self.folder / "log").open("ab") as log:
-            self._watcher = subprocess.Popen(
-                [*watching, *server, *network],
-                cwd="/",
-                env=account().environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        removed = self.folder if self._temporary else None
+        self._watcher = launch([*server, *network], self._reservation, log=self.folder / "log", removed=removed)
 
     def _ready(self) -> bool:
         lines = self._lock_file()

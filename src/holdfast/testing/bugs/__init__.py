@@ -11,13 +11,14 @@ in its place nothing. `python -m holdfast.testing.bugs` plays them all.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from holdfast.testing import pooler
 from holdfast.testing.bugs import answers, fencing, forking, locks, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
 from holdfast.testing.checker import Report, check
+from holdfast.testing.closing import Closing
 from holdfast.testing.faults.servers import Pair
 from holdfast.testing.postgres import Postgres
 
@@ -69,7 +70,7 @@ BUGS: dict[str, Bug] = {
 }
 
 
-class Servers:
+class Servers(Closing):
     """The servers that scenes are played on: one alone and one pair, made when they are needed, and used again."""
 
     def __init__(self, *, major: int | None = None) -> None:
@@ -91,12 +92,6 @@ class Servers:
         for server in (self._alone, self._pair):
             if server is not None:
                 server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def play(bug: Bug, folder: Path | str, servers: Servers, *, healthy: bool = False) -> Report:

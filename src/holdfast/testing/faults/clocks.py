@@ -15,11 +15,10 @@ import struct
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from holdfast.testing import folders
 from holdfast.testing.account import account
+from holdfast.testing.closing import Closing
 from holdfast.testing.faults.fault import Fault
 
 _PLACES = ("lib/*/faketime", "lib/faketime", "lib64/faketime", "local/lib/faketime", "local/lib/*/faketime")
@@ -36,7 +35,7 @@ def faketime() -> Path | None:
     return next(found, None)
 
 
-class Clock:
+class Clock(Closing):
     """The time of day for whoever is started in ``environment``: right, until it is told otherwise.
 
     LookupError where libfaketime is not installed; see ``faketime()``.
@@ -97,14 +96,6 @@ class Clock:
         _unshare(self._shared)
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._claim)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _set(self, offset: float, rate: float) -> None:
         self._since, self._offset, self._rate = time.monotonic(), offset, rate

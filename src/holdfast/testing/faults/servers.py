@@ -1,16 +1,16 @@
 """What can become of a server, alone or as one of two."""
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
+from holdfast.testing.closing import Closing
 from holdfast.testing.faults.fault import Fault
 from holdfast.testing.postgres import Postgres
 
 _STANDBY = "standby1"
 
 
-class Pair:
+class Pair(Closing):
     """A primary and its standby, which change places.
 
     Synchronous, so nothing that was answered is lost: a standby that is away holds up every commit.
@@ -56,14 +56,6 @@ class Pair:
     def close(self) -> None:
         """End both: each server closes the standbys made from it."""
         self._first.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def restart(server: Postgres | Pair) -> Fault:
