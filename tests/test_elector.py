@@ -280,27 +280,6 @@ def test_with_overrun_exit_work_that_does_not_stop_ends_with_its_process(either:
         assert [each.outcome for each in client.leases.history()][-1] != "released"
 
 
-async def test_a_run_that_is_cancelled_before_its_work_begins_keeps_nothing(postgres_url: str) -> None:
-    """In on_new_leader, say, which is the user's and may take its time."""
-    told = asyncio.Event()
-
-    async def dwell(holder: str) -> None:
-        told.set()
-        await asyncio.Event().wait()
-
-    async def work(term: Any) -> None:
-        raise AssertionError("not reached")
-
-    async with holdfast.AsyncClient(postgres_url) as client:
-        running = asyncio.create_task(client.elector("work", **SLOW, on_new_leader=dwell).run(work))
-        await asyncio.wait_for(told.wait(), 30)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        with holdfast.Client(postgres_url) as other:
-            await asyncio.to_thread(eventually, lambda: not other.leases.list(), "it is released")
-
-
 @contextmanager
 def logged(level: int) -> Iterator[list[Any]]:
     said: list[Any] = []

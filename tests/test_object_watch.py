@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -49,6 +50,49 @@ def test_an_object_is_told_in_the_order_of_its_writes_whatever_their_transaction
         assert [each.version for each in told] == sorted(each.version for each in told)
 
 
+def test_of_two_transactions_the_one_that_commits_first_is_told_first(postgres_url: str) -> None:
+    """Read together, so that nothing but the order in which they committed can tell them apart."""
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url) as first,
+        psycopg.connect(postgres_url) as second,
+    ):
+        objects, cursor = client.objects, client.objects.cursor()
+        late = [objects.put_if("box", f"late-{number}", 1, MustCreate(), tx=first) for number in range(2)]
+        with first.transaction(force_rollback=True):
+            objects.put_if("box", "undone", 1, MustCreate(), tx=first)
+        objects.put_if("box", "soon", 1, MustCreate(), tx=second)
+        objects.put_if("box", "at once", 1, MustCreate())
+        second.commit()
+        objects.delete_if("box", "late-0", late[0].version, tx=first)
+        first.commit()
+        watch = objects.watch(since=cursor)
+        told = drain(watch)
+        wanted = [("at once", "created"), ("soon", "created"), ("late-0", "created"), ("late-1", "created")]
+        assert [(each.id, each.kind) for each in told] == [*wanted, ("late-0", "deleted")]
+        assert told[2].version == late[0].version, "the version is the one that was given"
+        for number, change in enumerate(told):
+            assert drain(objects.watch(since=change.cursor)) == told[number + 1 :]
+
+
+def test_a_batch_that_was_not_read_to_its_end_goes_on_where_it_was(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though others commit meanwhile what was written before."""
+    monkeypatch.setattr("holdfast._sync.primitives.watch.BATCH", 2)
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as slow:
+        objects, cursor = client.objects, client.objects.cursor()
+        objects.put_if("box", "slow", 1, MustCreate(), tx=slow)
+        for number in range(5):
+            objects.put_if("box", f"b-{number}", 1, MustCreate())
+        watch = objects.watch(since=cursor)
+        told = [watch.next(timeout=0) for _ in range(3)]
+        slow.commit()
+        objects.put_if("box", "last", 1, MustCreate())
+        told += drain(objects.watch(since=watch.cursor))
+        assert [each.id for each in told if each] == ["b-0", "b-1", "b-2", "b-3", "b-4", "slow", "last"]
+
+
 def test_an_object_made_after_a_delete_has_the_higher_version_although_it_was_numbered_before(
     postgres_url: str,
 ) -> None:
@@ -83,7 +127,11 @@ def test_what_was_rolled_back_is_not_told(postgres_url: str) -> None:
         assert [each.id for each in drain(watch)] == ["gone", "kept"]
 
 
-def write(url: str, number: int, writes: int, seed: int) -> None:
+Commits = dict[int, tuple[float, float]]
+"""By version: when the commit was asked for, and when it was answered."""
+
+
+def write(url: str, number: int, writes: int, seed: int, commits: Commits) -> None:
     """Transactions of different lengths that overlap: some begin early, some are rolled back; and shared objects."""
     chance = random.Random(seed)
     with holdfast.Client(url) as client, psycopg.connect(url) as mine:
@@ -91,13 +139,28 @@ def write(url: str, number: int, writes: int, seed: int) -> None:
             if chance.random() < 0.5:
                 mine.execute("select pg_current_xact_id()")
             threading.Event().wait(chance.random() * 0.01)
-            client.objects.put_if("box", f"{number}-{turn}", turn, MustCreate(), tx=mine)
+            made = client.objects.put_if("box", f"{number}-{turn}", turn, MustCreate(), tx=mine)
             threading.Event().wait(chance.random() * 0.01)
+            asked_at = time.monotonic()
             if chance.random() < 0.2:
                 mine.rollback()
             else:
                 mine.commit()
-            client.objects.update("box", f"shared-{chance.randrange(3)}", lambda record: record.payload + 1)
+                commits[made.version] = (asked_at, time.monotonic())
+            asked_at = time.monotonic()
+            new = client.objects.update("box", f"shared-{chance.randrange(3)}", lambda record: record.payload + 1)
+            commits[new.version] = (asked_at, time.monotonic())
+
+
+def out_of_order(told: list[Any], commits: Commits) -> list[Any]:
+    """What was told after a change whose commit was asked for when its own had been answered already."""
+    latest, found = 0.0, []
+    for change in told:
+        asked_at, answered_at = commits[change.version]
+        if answered_at < latest:
+            found.append(change)
+        latest = max(latest, asked_at)
+    return found
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
@@ -107,6 +170,7 @@ def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are
     """Each watcher goes on from a cursor, sometimes in a new watch; what it was told is what the log says was done."""
     seed = random.randrange(10**6)
     told: list[Any] = []
+    commits: Commits = {}
     with Proxy(postgres_url) as proxy, holdfast.Client(postgres_url) as client:
         for number in range(3):
             client.objects.put_if("box", f"shared-{number}", 0, MustCreate())
@@ -114,7 +178,9 @@ def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are
         watcher = watch_blocking if flavour == "sync" else lambda *args: asyncio.run(watch_on_a_loop(*args))
         with ThreadPoolExecutor(5) as pool:
             watching = pool.submit(watcher, proxy.url, start, told, over)
-            writing = [pool.submit(write, postgres_url, number, trials(25), seed + number) for number in range(4)]
+            writing = [
+                pool.submit(write, postgres_url, number, trials(25), seed + number, commits) for number in range(4)
+            ]
             while not all(each.done() for each in writing):
                 threading.Event().wait(0.05)
                 proxy.cut()
@@ -133,6 +199,7 @@ def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are
     for change in told:
         by_object[change.id].append(change.version)
     assert all(versions == sorted(versions) for versions in by_object.values()), f"out of order, seed {seed}"
+    assert out_of_order(told, commits) == [], f"not in the order of the commits, seed {seed}"
 
 
 def watch_blocking(url: str, cursor: str, told: list[Any], over: threading.Event) -> None:

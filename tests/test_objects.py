@@ -155,6 +155,20 @@ def test_versions_rise_over_a_new_boot_and_old_cursors_are_refused(sqlite_url: s
         assert client.objects.put_if("box", "b-1", 2, MatchVersion(record.version)).version > record.version + 1000
 
 
+def test_a_version_that_was_rolled_back_is_nobody_elses(either: str) -> None:
+    """Whoever was told it in that transaction would overwrite what somebody else has written since."""
+    mine: Any = sqlite3.connect(either.removeprefix("sqlite:///")) if "sqlite" in either else psycopg.connect(either)
+    with closing(mine), holdfast.Client(either) as client:
+        made = client.objects.put_if("box", "b-1", "before", MustCreate())
+        told = client.objects.put_if("box", "b-1", "undone", MatchVersion(made.version), tx=mine)
+        mine.rollback()
+        kept = client.objects.put_if("box", "b-1", "by another", MatchVersion(made.version))
+        assert kept.version != told.version
+        with pytest.raises(holdfast.Conflict):
+            client.objects.put_if("box", "b-1", "by one who has never seen it", MatchVersion(told.version))
+        assert client.objects.get("box", "b-1") == kept
+
+
 def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
     """The numbers are moved ahead instead of written a hundred thousand times."""
     with holdfast.Client(either) as client:

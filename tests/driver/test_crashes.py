@@ -21,7 +21,8 @@ import holdfast
 from holdfast import ProcessDriver
 from holdfast.driver import runs as driver_runs
 from holdfast.driver import store
-from holdfast.driver.runs import SUPERVISOR, Runs
+from holdfast.driver.box import SUPERVISOR
+from holdfast.driver.runs import Runs
 from holdfast.driver.spec import parse
 from tests.children import PATIENCE, Child, eventually, pass_time, until
 from tests.cli.command import call

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast._sync.process_driver import Watch
 from holdfast.driver import logs
+from holdfast.driver.api import Api
 from holdfast.driver.events import Events, Expired
+from holdfast.driver.http import Server
+from holdfast.driver.runs import Runs
 from holdfast.driver.supervisor import Log
 from tests.children import eventually
 from tests.driver.daemon import Daemon, reaches, text
@@ -120,6 +123,31 @@ async def test_a_watcher_too_slow_for_what_is_kept_is_cut_rather_than_missing_so
         many.position(bookmark["cursor"])
     with pytest.raises(ValueError, match="not been given out"):
         many.position(many.cursor + "0")
+
+
+async def test_a_watch_that_nobody_reads_is_told_that_it_fell_behind(tmp_path: Path) -> None:
+    """What the driver keeps for it is bounded, and so is what waits in the socket: the end is an error, not an end."""
+    runs = Runs(tmp_path, 10, lambda _: None)
+    runs.events = Events(kept=3)
+    api = Api(runs, token=None, hosts=None)
+    serving = await asyncio.start_unix_server(Server(api.handle, lambda *_: None).serve, str(tmp_path / "s"))
+    watch = holdfast.AsyncProcessDriver(f"unix:{tmp_path / 's'}").watch()
+    assert await anext(watch) is None
+    for number in range(40):
+        runs.events.add("platform", str(number), message="x" * 100_000)
+        await asyncio.sleep(0.005)
+    told: list[str] = []
+
+    async def read() -> None:
+        async for event in watch:
+            told.extend([] if event is None else [event.id])
+
+    with pytest.raises(holdfast.DriverError, match="fell too far behind") as behind:
+        await read()
+    assert behind.value.status == 410
+    assert told == [str(number) for number in range(len(told))], "and until then nothing was missed"
+    assert 0 < len(told) < 40
+    serving.close()
 
 
 async def test_a_waiting_watcher_is_told_at_once() -> None:

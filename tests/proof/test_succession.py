@@ -18,7 +18,8 @@ def test_whoever_leads_is_taken_away_and_records_stay_true(tmp_path: Path) -> No
 
 
 def test_the_judge_finds_what_must_not_be(tmp_path: Path) -> None:
-    """Two leaders at once, a fence that fell, a note that was overwritten unseen, a record lost and one pruned."""
+    """Two leaders at once, a fence that fell, a note that was overwritten unseen, a record lost, one pruned, and one
+    pruned too early."""
     with Recorder(tmp_path, "one") as one, Recorder(tmp_path, "two") as two:
         for record, fence in ((one, 7), (two, 5)):
             record.invoke("acquire", "reconciler").ok(fence)
@@ -29,5 +30,6 @@ def test_the_judge_finds_what_must_not_be(tmp_path: Path) -> None:
     class Removal:
         id, kind = "sb-1", "deleted"
 
-    verdicts = judge(tmp_path, Truth({"sb-1": True}, {"sb-2": 1.0}, 4.0), set(), [Removal()])
+    truth = Truth({"sb-1": True}, {"sb-2": 1.0}, {"sb-2": 4.9}, 4.0)
+    verdicts = judge(tmp_path, truth, set(), [Removal()])
     assert [each.check for each in verdicts if each.ok] == []

@@ -91,7 +91,8 @@ class AsyncProcessDriver:
 
     def watch(self, *, since: str | None = None) -> AsyncWatch:
         """What happens from now on, or since a ``cursor`` of an earlier watch; DriverError 410 when the driver does not
-        remember that far, or was started anew: list then, and watch from now on."""
+        remember that far, or was started anew, or when nobody has read here for so long that something would be
+        missed: list then, and watch from now on."""
         return AsyncWatch(self, since)
 
     async def log(
@@ -196,9 +197,9 @@ class AsyncWatch:
                 if event["kind"] == "bookmark":
                     return None
                 return DriverEvent(event["kind"], event["id"], event.get("reason", ""), event.get("message", ""))
-            if self._reply.complete:
+            if self._reply.complete:  # the driver keeps so much and no more
                 await self.aclose()
-                raise StopAsyncIteration
+                raise DriverError("this watch fell too far behind: list, and watch from now on", status=410)
             if not await self._more(self._line):
                 return None
 

@@ -265,10 +265,29 @@ class Client:
         return examine(self._engine, timeout)
 
     def close(self) -> None:
-        """Release what this client still holds, and close its connections. Harmless a second time."""
+        """Release what this client still holds, and close its connections. Harmless a second time.
+
+        An elector's work is stopped first. When it does not stop within its grace, its lease is left to expire."""
         if self._engine.closed:
             return
-        self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
+        try:
+            self._end_work()
+        finally:
+            self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
+            self._end_rest()
+
+    def _end_work(self) -> None:
+        working = list(self._engine.working) if self._engine.pid == os.getpid() else []
+        try:
+            for each in working:
+                each.stop()
+            for each in working:
+                each.leave()
+        finally:
+            for each in working:
+                each.let_expire()
+
+    def _end_rest(self) -> None:
         try:
             if self._engine.pid == os.getpid():
                 if self._locks is not None:

@@ -92,7 +92,8 @@ class ProcessDriver:
 
     def watch(self, *, since: str | None = None) -> Watch:
         """What happens from now on, or since a ``cursor`` of an earlier watch; DriverError 410 when the driver does not
-        remember that far, or was started anew: list then, and watch from now on."""
+        remember that far, or was started anew, or when nobody has read here for so long that something would be
+        missed: list then, and watch from now on."""
         return Watch(self, since)
 
     def log(
@@ -197,9 +198,9 @@ class Watch:
                 if event["kind"] == "bookmark":
                     return None
                 return DriverEvent(event["kind"], event["id"], event.get("reason", ""), event.get("message", ""))
-            if self._reply.complete:
+            if self._reply.complete:  # the driver keeps so much and no more
                 self.close()
-                raise StopIteration
+                raise DriverError("this watch fell too far behind: list, and watch from now on", status=410)
             if not self._more(self._line):
                 return None
 

@@ -6,10 +6,11 @@ import asyncio
 import inspect
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from holdfast._wire.aio_waiting import AsyncSignal
+from holdfast._wire.aio_waiting import AsyncSignal, settled
 from holdfast._wire.running import SIGNALS
 
 AsyncFlag = asyncio.Event
@@ -59,6 +60,34 @@ class AsyncJob:
 
     def cancel(self) -> None:
         self._task.cancel()
+
+
+class AsyncTeller:
+    """Calls a function of the user's, one time after the other, beside what goes on: it may take its time, or hang."""
+
+    def __init__(self, function: Callable[[Any], object], failed: Callable[[Exception], None]) -> None:
+        self._function, self._failed = function, failed
+        self._untold: deque[Any] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, what: object) -> None:
+        self._untold.append(what)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="holdfast-teller")
+
+    async def finish(self, timeout: float) -> None:
+        """Wait for what is not told yet, and then for no more."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=timeout)
+            self._task.cancel()
+            self._untold.clear()
+
+    async def _run(self) -> None:
+        while self._untold:
+            try:
+                await settled(self._function(self._untold.popleft()))
+            except Exception as error:
+                self._failed(error)
 
 
 class AsyncInterrupts:

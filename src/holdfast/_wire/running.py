@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -62,6 +63,44 @@ class Job:
 
     def cancel(self) -> None:
         """Its term says so: ``term.stopping``, ``term.check()``."""
+
+
+class Teller:
+    """Calls a function of the user's, one time after the other, beside what goes on: it may take its time, or hang."""
+
+    def __init__(self, function: Callable[[Any], object], failed: Callable[[Exception], None]) -> None:
+        self._function, self._failed = function, failed
+        self._mutex = threading.Lock()
+        self._untold: deque[Any] = deque()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, what: object) -> None:
+        with self._mutex:
+            self._untold.append(what)
+            if self._thread is None or not self._thread.is_alive():  # in a fork it is not there any more
+                self._thread = threading.Thread(target=self._run, name="holdfast-teller", daemon=True)
+                self._thread.start()
+
+    def finish(self, timeout: float) -> None:
+        """Wait for what is not told yet, and then for no more."""
+        with self._mutex:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        with self._mutex:
+            self._untold.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._untold:
+                    self._thread = None
+                    return
+                what = self._untold.popleft()
+            try:
+                self._function(what)
+            except Exception as error:
+                self._failed(error)
 
 
 class Interrupts:

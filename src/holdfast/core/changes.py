@@ -27,8 +27,8 @@ class Change(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A cursor, taken apart. On SQLite a version; on PostgreSQL an epoch and a snapshot, and where a batch was not read
-    to its end, the snapshot that ends it and the last version read."""
+    """A cursor, taken apart. On SQLite a place in the log; on PostgreSQL an epoch and a snapshot, and where a batch was
+    not read to its end, the snapshot that ends it and the last place read."""
 
     since: str
     epoch: str | None = None
@@ -58,7 +58,7 @@ class Position(NamedTuple):
                 f"the changes since {self} are not all kept any more: list the objects, and watch from objects.cursor()"
             )
         told, until = [row for row in rows if row["version"] is not None], str(rows[0]["snapshot"])
-        after = [self._after(until, row["version"]) for row in told]
+        after = [self._after(until, row["place"]) for row in told]
         end = self._after(until, None) if len(told) < most else after[-1]
         changes = [
             Change(row["type"], row["id"], row["kind"], row["version"], str(place))
@@ -66,10 +66,10 @@ class Position(NamedTuple):
         ]
         return changes, end
 
-    def _after(self, until: str, version: int | None) -> Position:
+    def _after(self, until: str, place: int | None) -> Position:
         if self.epoch is None:
-            return Position(until if version is None else str(version))
-        return Position(until, self.epoch) if version is None else self._replace(until=until, after=version)
+            return Position(until if place is None else str(place))
+        return Position(until, self.epoch) if place is None else self._replace(until=until, after=place)
 
     def __str__(self) -> str:
         if self.epoch is None:

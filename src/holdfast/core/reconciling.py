@@ -32,8 +32,11 @@ class Remove(NamedTuple):
 Decision = Keep | Write | Remove
 
 
-def decide(payload: Any, backend: Backend | None, *, session: bool, at: float, grace: float) -> Decision:
-    """``at``: now, on the database's clock. ``session``: is the one that ``session_present`` asks for there?"""
+def decide(
+    payload: Any, backend: Backend | None, *, session: bool, at: float, grace: float, slack: float = 0.0
+) -> Decision:
+    """``at``: now, on the database's clock, and ``slack`` more at the most: a grace is never cut short by not knowing
+    better. ``session``: is the one that ``session_present`` asks for there?"""
     before, status = phase_in(payload), _status(payload)
     if backend is not None:
         after = phase_of(backend, before=before, session=session)
@@ -41,7 +44,7 @@ def decide(payload: Any, backend: Backend | None, *, session: bool, at: float, g
     elif before is Phase.DELETED:
         return Remove()
     else:
-        since = min(status.get("missing_since", at), at)
+        since = min(status.get("missing_since", at + slack), at + slack)
         gone = before is Phase.DELETING or ("missing_since" in status and at - since >= grace)
         after = Phase.DELETED if gone else before
         wanted = status | {"phase": after.value, "missing_since": since}

@@ -21,9 +21,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from holdfast.driver import logs
+from holdfast.driver.box import Box
 from holdfast.driver.events import Expired
 from holdfast.driver.http import Answer, Problem, Request
-from holdfast.driver.runs import Box, Full, Runs, Taken
+from holdfast.driver.runs import Full, Runs, Taken
 from holdfast.driver.spec import ID, LONGEST_GRACE, BadSpec, parse
 
 BEAT = 5.0

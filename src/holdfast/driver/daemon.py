@@ -7,6 +7,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -19,12 +20,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from holdfast.driver.api import Api
-from holdfast.driver.http import HEAD_BYTES, Request, Server
+from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, Request, Server
 from holdfast.driver.runs import Runs
 
 FINISH_WITHIN = 5.0
 LONGEST_SOCKET = 107
 SHORTEST_TOKEN = 16
+SPARE_FILES = 64
+"""For all but sandboxes and connections: folders that are read, logs, the loop itself."""
 
 
 class Refused(Exception):
@@ -70,11 +73,26 @@ def run(settings: Settings) -> int:
     """Until it is told to end; the exit code."""
     if sys.platform != "linux":
         raise Refused("the process driver needs Linux")
+    usual = _make_room(settings.most)
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (settings.folder / "driver.lock").open("a+", encoding="utf-8") as lock:
         _lock(settings.folder, lock)
         os.umask(0o077)
-        return asyncio.run(_serve(settings))
+        return asyncio.run(_serve(settings, usual))
+
+
+def _make_room(most: int) -> int:
+    """Descriptors for each sandbox and connection; how many there was room for, which is what sandboxes get."""
+    usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + CONNECTIONS + SPARE_FILES
+    if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
+        raise Refused(
+            f"{most} sandboxes need {needed} open files, and this process may have {hard}: raise the limit "
+            "(ulimit -Hn, LimitNOFILE=), or give a smaller --most"
+        )
+    if usual not in (resource.RLIM_INFINITY, max(usual, needed)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return usual
 
 
 def _lock(folder: Path, lock: TextIO) -> None:
@@ -93,7 +111,7 @@ def _lock(folder: Path, lock: TextIO) -> None:
     lock.flush()
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, open_files: int) -> int:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -106,7 +124,7 @@ async def _serve(settings: Settings) -> int:
         loop.add_signal_handler(number, end)
     listening = _listen(settings)
     say = _sayer(settings.as_json)
-    runs = Runs(settings.folder.absolute(), settings.most, say)
+    runs = Runs(settings.folder.absolute(), settings.most, say, open_files)
     await runs.open()
     hosts = frozenset({settings.host, "localhost", "127.0.0.1", "[::1]"}) if settings.loopback else None
     api = Api(runs, token=settings.token, hosts=hosts if settings.port is not None else None)

@@ -3,28 +3,25 @@
 The folders are the truth; here is only what was last seen there. A look may come from a request, from a supervisor that
 rings, from one that has ended, from the start of the driver or from its clock, and each brings a sandbox one step on:
 start it if it never was, order its end if it is to go, remove it when it is gone, write down its loss if its supervisor
-was killed. So a driver that is killed anywhere is continued by the next one.
+was killed. So a driver that is killed anywhere is continued by the next one. A folder that was damaged is told as such,
+and harms no other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.driver import store, strays
+from holdfast.driver.box import Box
 from holdfast.driver.events import Events
-from holdfast.driver.spec import Facts, describe
-from holdfast.driver.store import Owned, Store
+from holdfast.driver.spec import describe
+from holdfast.driver.store import Damaged, Owned, Store
 
-SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 TICK, SOON = 1.0, 0.02
 PATIENCE = 5.0
 """Seconds after the grace in which a supervisor must have ended its sandbox; then it is ended itself."""
@@ -38,27 +35,13 @@ class Taken(Exception):
     """There is another sandbox of that id."""
 
 
-@dataclass
-class Box:
-    folder: Path
-    facts: Facts
-    told: dict[str, Any] = field(default_factory=dict)
-    life: int | None = None
-    child: subprocess.Popen[bytes] | None = None
-    """Its supervisor, if this driver started it."""
-    retry_at: float = 0.0
-    ordered: float | None = None
-    end_by: float | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def id(self) -> str:
-        return str(self.facts.spec["id"])
-
-
 class Runs:
-    def __init__(self, folder: Path, most: int, say: Callable[[Mapping[str, Any]], None]) -> None:
-        self._store, self._most, self._say = Store(folder), most, say
+    """``open_files``: as many as a sandbox may have, unless its spec says otherwise; else as many as the driver."""
+
+    def __init__(
+        self, folder: Path, most: int, say: Callable[[Mapping[str, Any]], None], open_files: int | None = None
+    ) -> None:
+        self._store, self._most, self._say, self._open_files = Store(folder), most, say, open_files
         self._boxes: dict[str, Box] = {}
         self._removals: set[asyncio.Task[None]] = set()
         self._clock: asyncio.Task[None] | None = None
@@ -70,13 +53,8 @@ class Runs:
         await asyncio.to_thread(self._store.remove_leftovers)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._bury)
         for name in self._store.names():
-            folder = self._store.folder(name)
-            try:
-                self._boxes[name] = Box(folder, store.facts(folder))
-            except (OSError, ValueError) as error:
-                self._say({"kind": "platform", "id": name, "reason": "Unreadable", "message": str(error)})
-                continue
-            self.look(self._boxes[name])
+            self._boxes[name] = Box.found(self._store.folder(name))
+            self._visit(self._boxes[name])
         self._clock = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
@@ -84,7 +62,7 @@ class Runs:
         if self._clock:
             self._clock.cancel()
         for box in self._boxes.values():
-            self._unwatch(box)
+            box.deafen()
         await asyncio.gather(*self._removals)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
@@ -98,8 +76,10 @@ class Runs:
         """And whether it is new. The same again is no mistake; Taken when it is not the same."""
         folder = self._store.folder(id)
         if id not in self._boxes and folder.exists():  # made when the disk failed us, and nobody was told
-            self._boxes[id] = Box(folder, store.facts(folder))
+            self._boxes[id] = Box.found(folder)
         if (box := self._boxes.get(id)) is not None:
+            if box.facts.damage:
+                raise Taken(f"there is a sandbox {id!r} whose folder is damaged ({box.facts.damage}): delete it first")
             if box.facts.deleting is not None:
                 raise Taken(f"sandbox {id!r} is being deleted")
             if {name: box.facts.spec[name] for name in spec} != spec:
@@ -125,7 +105,7 @@ class Runs:
         """End what runs, and keep the sandboxes with their logs and exit codes."""
         self._ending = True
         for box in list(self._boxes.values()):
-            self.look(box)
+            self._visit(box)
         while any(box.life is not None or box.child is not None for box in self._boxes.values()):  # noqa: ASYNC110
             await asyncio.sleep(SOON)
 
@@ -135,20 +115,32 @@ class Runs:
             return
         try:
             self._step(box)
-        except FileNotFoundError:
-            if (box.folder / "spec.json").exists():
-                raise
-            strays.kill(box.facts.spec["run"])  # somebody has removed the folder: its supervisor ends with it
-            self._forget(box)
+        except Damaged as damage:
+            self._set_aside(box, str(damage))
+        except FileNotFoundError as missing:
+            if box.folder.exists():
+                self._set_aside(box, f"{Path(missing.filename).name} is missing")
+            else:
+                strays.kill(box.run)  # somebody has removed the folder: its supervisor ends with it
+                self._forget(box)
+
+    def _visit(self, box: Box) -> None:
+        """Look where nobody waits for the answer: one that cannot be looked at is told, and the others go on."""
+        try:
+            self.look(box)
+        except Exception as error:
+            box.told = box.told or describe(box.facts)
+            message = f"{type(error).__name__}: {error}"
+            self._say({"kind": "platform", "id": box.id, "reason": "Trouble", "message": message})
 
     def _step(self, box: Box) -> None:
         alive = store.supervised(box.folder)  # before the files: a supervisor that is gone has written all it will
         if alive:
-            self._watch(box)
+            box.listen(lambda: self._visit(box))
         elif box.child is None:
-            self._unwatch(box)
+            box.deafen()
         trouble = box.facts.trouble
-        box.facts = store.facts(box.folder, box.facts.spec)
+        box.facts = store.facts(box.folder, None if box.facts.damage else box.facts.spec)
         box.facts.trouble = trouble if box.facts.started is None else ""
         if alive:
             self._hasten(box)
@@ -157,6 +149,17 @@ class Runs:
         if not box.gone.is_set():
             self._tell(box)
 
+    def _set_aside(self, box: Box, why: str) -> None:
+        """Nobody can tell what it is to be, so that nothing is done for it but what a delete asks for."""
+        box.facts = store.damaged(box.folder, why, box.facts.spec)
+        if box.facts.deleting is not None:
+            if store.supervised(box.folder, missing=False):
+                self._hasten(box)
+            elif not strays.kill(box.run):
+                self._remove(box)
+                return
+        self._tell(box)
+
     def _settle(self, box: Box) -> None:
         """There is no supervisor, and none is on its way."""
         facts = box.facts
@@ -164,65 +167,34 @@ class Runs:
             return
         if facts.deleting is None and facts.started is None:
             if not self._ending:
-                self._start(box)
+                box.start(self._open_files)
+                if box.child is not None:
+                    box.listen(lambda: self._visit(box))
             return
         with Owned(box.folder) as lock:
             if not lock.taken:
                 return
             if facts.exit is None and facts.started is not None:
-                if strays.kill(facts.spec["run"]):
+                if strays.kill(box.run):
                     return  # the clock looks again whether they are gone
                 self._lost(box)
             if facts.deleting is not None:
                 self._remove(box)
 
-    def _start(self, box: Box) -> None:
-        """It decides under the lock whether it is the one to run the program, so that one too many does no harm."""
-        if time.monotonic() < box.retry_at:
-            return
-        box.retry_at = time.monotonic() + TICK
-        command = [sys.executable, "-I", "-S", SUPERVISOR, str(box.folder), str(box.facts.spec["run"])]
-        try:
-            with (box.folder / "supervisor.err").open("wb") as errors:
-                box.child = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
-                )
-            self._watch(box)
-        except OSError as error:
-            box.facts.trouble = f"its supervisor cannot be started: {error.strerror}"
-
     def _bury(self) -> None:
         """Supervisors that this driver started, as they end."""
         for box in list(self._boxes.values()):
-            if box.child is not None and box.child.poll() is not None:
-                if box.child.returncode:
-                    box.facts.trouble = f"its supervisor ended with {box.child.returncode}"
-                box.child = None
-                self.look(box)
+            if box.bury():
+                self._visit(box)
 
     def _hasten(self, box: Box) -> None:
         """It has a supervisor: has it been told, and does it do what it was told?"""
         deleting = box.facts.deleting
         grace = deleting["grace"] if deleting else box.facts.spec["grace"] if self._ending else None
-        if grace is not None and (box.ordered is None or grace < box.ordered):
-            self._order(box, grace)
+        if grace is not None and (box.ordered is None or grace < box.ordered) and box.order(grace):
+            self._publish("platform", box.id, reason="Ending", message=f"told to end within {grace:g} s")
         if box.end_by is not None and time.monotonic() > box.end_by + PATIENCE and box.facts.started:
             strays.kill_supervisor(box.facts.started["supervisor"], lambda: store.supervised(box.folder))
-
-    def _order(self, box: Box, grace: float) -> None:
-        try:
-            descriptor = os.open(box.folder / "orders", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # not yet there, or just gone: the next look knows
-            return
-        try:
-            os.write(descriptor, b"end %f\n" % grace)
-        except OSError:
-            return
-        finally:
-            os.close(descriptor)
-        box.ordered, end_by = grace, time.monotonic() + grace
-        box.end_by = end_by if box.end_by is None else min(box.end_by, end_by)
-        self._publish("platform", box.id, reason="Ending", message=f"told to end within {grace:g} s")
 
     def _lost(self, box: Box) -> None:
         end = {"exit_code": None, "signal": None, "problem": None, "ended": False, "lost": True}
@@ -237,7 +209,7 @@ class Runs:
         removal.add_done_callback(self._removals.discard)
 
     def _forget(self, box: Box) -> None:
-        self._unwatch(box)
+        box.deafen()
         del self._boxes[box.id]
         box.gone.set()
         self._publish("deleted", box.id)
@@ -251,40 +223,19 @@ class Runs:
     def _publish(self, kind: str, id: str, **more: Any) -> None:
         self._say(self.events.add(kind, id, **more))
 
-    def _watch(self, box: Box) -> None:
-        """Hear it when the supervisor rings or dies. It opens `life` before it takes the lock: whoever sees the lock
-        taken can be sure to be told of its end."""
-        if box.life is None:
-            box.life = os.open(box.folder / "life", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            asyncio.get_running_loop().add_reader(box.life, self._rung, box)
-
-    def _rung(self, box: Box) -> None:
-        assert box.life is not None
-        try:
-            ended = not os.read(box.life, 4096)
-        except BlockingIOError:
-            return
-        if ended:
-            self._unwatch(box)
-        self.look(box)
-
-    def _unwatch(self, box: Box) -> None:
-        if box.life is not None:
-            asyncio.get_running_loop().remove_reader(box.life)
-            os.close(box.life)
-            box.life = None
-
     async def _tick(self) -> None:
         """The net under everything that should have been heard of."""
         while True:
             await asyncio.sleep(TICK)
             for box in list(self._boxes.values()):
-                if box.facts.exit is not None and box.facts.deleting is None:
-                    continue
-                try:
-                    if not (box.facts.running and box.facts.deleting is None and store.supervised(box.folder)):
-                        self.look(box)
-                except FileNotFoundError:
-                    self.look(box)
-                except OSError as error:
-                    self._say({"kind": "platform", "id": box.id, "reason": "Trouble", "message": str(error)})
+                facts = box.facts
+                over = facts.exit is not None and facts.deleting is None and not facts.damage
+                if not over and not self._runs_well(box):
+                    self._visit(box)
+
+    def _runs_well(self, box: Box) -> bool:
+        """Then there is nothing to look at but its lock."""
+        facts = box.facts
+        if not facts.running or facts.deleting is not None or facts.damage:
+            return False
+        return store.supervised(box.folder, missing=False)

@@ -126,6 +126,8 @@ class Facts:
     exit: Mapping[str, Any] | None = None
     trouble: str = ""
     """Why it has not been started yet."""
+    damage: str = ""
+    """Why its folder makes no sense."""
 
 
 def describe(facts: Facts) -> dict[str, Any]:
@@ -153,13 +155,15 @@ def describe(facts: Facts) -> dict[str, Any]:
 
 def _ready(facts: Facts) -> dict[str, Any]:
     status: bool | None = False
-    if facts.exit is not None:
+    if facts.damage:
+        reason, message = "Damaged", f"its folder is damaged: {facts.damage}"
+    elif facts.exit is not None:
         reason, message = _ended(facts.exit)
     elif facts.running:
         status, reason, message = True, "Started", ""
     else:
         status, reason, message = None, "Delayed" if facts.trouble else "Starting", facts.trouble
-    terminal = facts.exit is not None
+    terminal = facts.exit is not None or bool(facts.damage)
     return {"type": "Ready", "status": status, "reason": reason, "message": message, "terminal": terminal}
 
 

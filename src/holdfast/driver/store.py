@@ -15,9 +15,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
 
-from holdfast.driver.spec import ID, Facts
+from holdfast.driver.spec import GRACE, ID, BadSpec, Facts, parse
 
 _LOCK = "hhqqi4x"
 _NEW, _GONE = ".new-", ".gone-"
@@ -73,22 +74,68 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+class Damaged(Exception):
+    """Somebody or something has changed what only we write, and why it makes no sense."""
+
+
+_NUMBER = (int, float)
+_FILES: dict[str, dict[str, Any]] = {
+    "deleting": {"grace": _NUMBER},
+    "started.json": {"pid": int, "supervisor": int, "started_at": _NUMBER},
+    "exit.json": {
+        "exit_code": (int, NoneType), "signal": (int, NoneType), "problem": (str, NoneType), "ended": bool,
+        "finished_at": _NUMBER,
+    },
+}  # fmt: skip
+
+
 def facts(folder: Path, spec: Mapping[str, Any] | None = None) -> Facts:
-    """``spec`` if it is known already: it never changes. FileNotFoundError when there is no such sandbox."""
-    return Facts(
-        spec=spec or json.loads((folder / "spec.json").read_text(encoding="utf-8")),
-        deleting=_read(folder / "deleting"),
-        started=_read(folder / "started.json"),
-        running=(folder / "running").exists(),
-        exit=_read(folder / "exit.json"),
-    )
+    """``spec`` if it is known already: it never changes. Damaged when the files make no sense."""
+    if spec is None:
+        spec = _read(folder / "spec.json", {"id": str, "run": str, "created_at": _NUMBER})
+        if spec is None:
+            raise Damaged("spec.json is missing")
+        try:
+            parse({name: value for name, value in spec.items() if name not in ("format", "id", "run", "created_at")})
+        except BadSpec as bad:
+            raise Damaged(f"spec.json: {bad}") from None
+        if spec["id"] != folder.name:
+            raise Damaged(f"spec.json is that of {spec['id']!r}")
+    deleting, started, exit = (_read(folder / name, needed) for name, needed in _FILES.items())
+    return Facts(spec, deleting, started, (folder / "running").exists(), exit)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def damaged(folder: Path, why: str, spec: Mapping[str, Any] | None = None) -> Facts:
+    """What is known all the same: ``spec`` if it was read before, and whether it is to be deleted."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        deleting = _read(folder / "deleting", _FILES["deleting"])
+    except Damaged:
+        deleting = {"grace": GRACE}
+    nothing: dict[str, Any] = {
+        "id": folder.name,
+        "run": "",
+        "argv": [],
+        "env": {},
+        "cwd": None,
+        "limits": {},
+        "grace": GRACE,
+    }
+    known = spec or {**nothing, "created_at": folder.stat().st_mtime}
+    return Facts(known, deleting, running=(folder / "running").exists(), damage=why)
+
+
+def _read(path: Path, needed: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError, IsADirectoryError) as error:
+        raise Damaged(f"{path.name} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{path.name} is no object")
+    for name, kind in needed.items():
+        if not isinstance(value.get(name), kind):
+            raise Damaged(f"{path.name} says nothing sensible of {name!r}")
     return value
 
 
@@ -111,9 +158,16 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def supervised(folder: Path) -> bool:
-    """Whether a supervisor lives: it has the lock, and the kernel takes it back when it dies."""
-    with (folder / "lock").open("rb+") as file:
+def supervised(folder: Path, *, missing: bool | None = None) -> bool:
+    """Whether a supervisor lives: it has the lock, and the kernel takes it back when it dies. ``missing``: what to say
+    when there is no lock, which is an error otherwise."""
+    try:
+        file = (folder / "lock").open("rb+")
+    except FileNotFoundError:
+        if missing is None:
+            raise
+        return missing
+    with file:
         asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind: int = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK

@@ -320,9 +320,12 @@ def environment(spec: dict[str, Any], run: str) -> dict[str, str]:
     return {**own, **spec["env"], "HOLDFAST_SANDBOX": spec["id"], "HOLDFAST_SANDBOX_RUN": run}
 
 
-def main(folder: str, run: str) -> int:
+def main(folder: str, run: str, open_files: str | None = None) -> int:
     os.chdir(folder)
     os.umask(0o077)
+    if open_files is not None:  # the driver has made room for itself
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(open_files), hard))
     life = os.open("life", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # before the lock: see Box.watch
     lock = locked()
     if lock is None or any(map(os.path.exists, ("deleting", "started.json", "exit.json"))):
@@ -338,7 +341,7 @@ def main(folder: str, run: str) -> int:
 
 if __name__ == "__main__":
     try:
-        code = main(sys.argv[1], sys.argv[2])
+        code = main(*sys.argv[1:])
     except FileNotFoundError:  # deleted before we came
         code = 0
     sys.exit(code)

@@ -48,6 +48,16 @@ class AsyncSession(Protocol):
     def close(self) -> None: ...
 
 
+class AsyncWorking(Protocol):
+    def stop(self) -> None: ...
+
+    async def leave(self) -> None:
+        """Wait, bounded, until it has ended."""
+
+    def let_expire(self) -> None:
+        """It may not have: its lease is not released then, and not renewed either."""
+
+
 class AsyncEngine(ABC):
     poll = 1.0
     """How often a waiter asks again when nobody wakes it."""
@@ -61,6 +71,8 @@ class AsyncEngine(ABC):
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
+        self.working: set[AsyncWorking] = set()
+        """What runs under our leases, and is stopped before they are released."""
         self._identity = this_process()
         self._session: AsyncSession | None = None
         self._turn, self._gate = AsyncTurn(), AsyncGate()

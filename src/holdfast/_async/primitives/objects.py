@@ -143,8 +143,11 @@ class AsyncObjects:
         raise AssertionError("not reached")
 
     def watch(self, type: str | None = None, *, since: str | None = None) -> AsyncWatch:
-        """Changes in the order in which they were committed: of one type or of all, from now on or after ``since``, the
-        cursor of a change or one from ``cursor()``. Nothing is missed and nothing told twice, across reconnects too.
+        """Changes of one type or of all, from now on or after ``since``: the cursor of a change, or from ``cursor()``.
+
+        In the order of their commits: what was committed before another commit was asked for is told before it; of two
+        commits at the same moment either may come first. From a cursor on nothing is missed and nothing told twice,
+        across reconnects too. CursorExpired when what came after ``since`` is not all kept any more.
         """
         position = None if since is None else Position.parse(since, self._engine.database.dialect)
         return AsyncWatch(self._engine, None if type is None else check_name(type, "type"), position)
@@ -161,7 +164,8 @@ class AsyncObjects:
         if under is not None:
             under.check()
         name, token = (None, None) if under is None else (under.name, under.token)
-        parameters |= {"token": new_token(), "again": False, "lease": name, "lease_token": token}
+        late = tx is not None  # its place among the changes is where that commits
+        parameters |= {"token": new_token(), "again": False, "lease": name, "lease_token": token, "late": late}
         if tx is None:
             return await self._write_alone(statement, parameters, under, again)
         if under is not None:

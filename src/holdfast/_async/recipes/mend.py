@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.objects import AsyncObjects
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
-from holdfast._wire.aio_crew import AsyncKeyed
+from holdfast._wire.aio_crew import AsyncKeyed, pause
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
 from holdfast._wire.crew import Tally
@@ -16,7 +16,7 @@ from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
 from holdfast.core.objects import MatchVersion, ObjectRecord
-from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide
+from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
 
 log = logger("holdfast.reconciler")
 T = TypeVar("T")
@@ -24,8 +24,6 @@ T = TypeVar("T")
 SessionPresent = Callable[[str], bool | Awaitable[bool]]
 ATTEMPTS = 5
 """How often a record is decided about anew when somebody else writes it at the same time."""
-_TICK = 0.002
-"""Seconds that two times of a database may read alike: SQLite counts milliseconds."""
 _OVER = (LeaseLost, OwnershipUnknown, FencedOut)
 """It is another replica's turn: nothing was written, and nothing is wrong."""
 
@@ -39,40 +37,46 @@ class AsyncMender:
         self.objects = AsyncObjects(engine)
         self.serial = AsyncKeyed()
         self.tally = Tally(Counts())
-        self.failing = 0
-        """How often in a row the driver has failed."""
+        self.queued: set[str] = set()
+        """Records that somebody is about to look at, because of an event."""
+        self._failing = self._patience = 0
+        """How often in a row the driver has failed, and from when on we wonder whose fault that is."""
         self._ahead: float | None = None
-        """Of our monotonic clock: the database's."""
+        """Of our monotonic clock: the database's, and by how much more it may be."""
+        self._slack = 0.0
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._terms.type!r}>"
 
-    async def mend(self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, began: float | None) -> None:
+    async def mend(self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, horizon: int | None) -> None:
         """One record that cannot be handled is one record: it is told, and tried again with the next look."""
         try:
             async with self.serial.hold(id):
-                await self._mend_in_turn(mandate, id, record, began)
+                self.queued.discard(id)
+                await self._mend_in_turn(mandate, id, record, horizon)
         except _OVER as error:
             log.debug("%r: record %r is left to the next holder: %s", self, id, error)
         except Exception as error:
-            self.tally.add(errors=1)
-            self.complain(f"record {id!r} could not be handled", error)
+            self._count_error(id, error)
 
     async def _mend_in_turn(
-        self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, began: float | None
+        self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, horizon: int | None
     ) -> None:
-        """``record``: as the sweep that began at ``began`` has read it; None to read it, and after a lost race."""
+        """``record``: as a sweep has read it that began when ``horizon`` was the highest version; None to read it, and
+        after a lost race."""
+        if self._ahead is None:  # an event came before the first sweep
+            await self.horizon()
         for _ in range(ATTEMPTS):
             if mandate.grant_for(id) is None:
                 return
             record = record or await self.objects.get(self._terms.type, id)
             if record is None:
                 return
-            if began is not None and record.updated_at.timestamp() > began - _TICK:
+            if horizon is not None and record.version > horizon:
                 self.tally.add(left_alone=1)
                 return
             backend = await self.ask(self._driver.get, id)
-            decision = await self._decide(record, backend)
+            decision = self._decide(record, backend, await self._session(id, backend))
             grant = mandate.grant_for(id)
             if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
                 return
@@ -94,47 +98,86 @@ class AsyncMender:
             self.tally.add(written=1)
             log.debug("%r: %r is %s", self, id, decision.phase)
 
-    async def differs(self, record: ObjectRecord, backend: Backend | None) -> bool:
+    def asks_session(self, backend: Backend | None) -> bool:
+        """Whether more than the list is needed to tell if a record is true: that may take its time."""
+        return self._session_present is not None and backend is not None
+
+    def differs(self, record: ObjectRecord, backend: Backend | None, session: bool = True) -> bool:
         try:
-            return not isinstance(await self._decide(record, backend), Keep)
+            return not isinstance(self._decide(record, backend, session), Keep)
         except Exception as error:
-            self.tally.add(errors=1)
-            self.complain(f"record {record.id!r} could not be handled", error)
+            self._count_error(record.id, error)
             return False
 
-    async def _decide(self, record: ObjectRecord, backend: Backend | None) -> Decision:
-        session = True
-        if self._session_present is not None and backend is not None:
-            session = bool(await settled(self._session_present(record.id)))
-        return decide(record.payload, backend, session=session, at=await self._at(), grace=self._terms.grace)
+    async def look(
+        self, mandate: AsyncMandate, record: ObjectRecord, backend: Backend | None, horizon: int | None
+    ) -> None:
+        """Ask for its session, and mend it if it differs."""
+        try:
+            session = await self._session(record.id, backend)
+        except Exception as error:
+            self._count_error(record.id, error)
+            return
+        if self.differs(record, backend, session):
+            await self.mend(mandate, record.id, record, horizon)
 
-    async def _at(self) -> float:
-        """Now, on the database's clock: asked for once a sweep, and counted on from there."""
-        if self._ahead is None:
-            await self.ask_time()
-        return now() + (self._ahead or 0.0)
+    async def _session(self, id: str, backend: Backend | None) -> bool:
+        if self._session_present is None or backend is None:
+            return True
+        return bool(await settled(self._session_present(id)))
 
-    async def ask_time(self) -> float:
+    def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
+        at = now() + (self._ahead or 0.0)
+        return decide(record.payload, backend, session=session, at=at, grace=self._terms.grace, slack=self._slack)
+
+    async def horizon(self) -> int:
+        """The highest version there is; and what the database's clock says, to be counted on from here."""
         asked_at = now()
         [row] = await self._engine.call("object_cursor", {})
-        told: float = row["now"]
-        self._ahead = told - asked_at
-        return told
+        answered_at = now()
+        self._ahead, self._slack = row["now"] - answered_at, answered_at - asked_at
+        version: int = row["version"]
+        return version
+
+    async def list(self) -> dict[str, Backend]:
+        """All backends, at the beginning of a sweep."""
+        self._failing, self._patience = 0, 2 * self._terms.concurrency
+        return {each.id: each for each in await self.ask(self._driver.list)}
+
+    @property
+    def wonders(self) -> bool:
+        """So many failures in a row: do these records fail, or does the driver?"""
+        return self._failing > self._patience
+
+    async def find_out(self, mandate: AsyncMandate) -> None:
+        """A driver that lists is not to blame: the sweep goes on, and wonders later the next time. One that does not is
+        left alone for longer and longer, until it does."""
+        failures = 0
+        while not mandate.stopping.is_set():
+            try:
+                await self.ask(self._driver.list)
+            except Exception as error:
+                failures += 1
+                self.complain("a sweep waits for the driver", error)
+                await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every))
+            else:
+                self._patience *= 2
+                return
 
     async def ask(self, question: Callable[..., Awaitable[T]], *arguments: str) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
             answer = await question(*arguments)
         except Exception:
-            self.failing += 1
+            self._failing += 1
             self.tally.add(driver_failures=1)
             raise
-        self.failing = 0
+        self._failing = 0
         return answer
 
-    def check_driver(self) -> None:
-        if self.failing > 2 * self._terms.concurrency:
-            raise RuntimeError(f"the driver has failed {self.failing} times in a row")
+    def _count_error(self, id: str, error: BaseException) -> None:
+        self.tally.add(errors=1)
+        self.complain(f"record {id!r} could not be handled", error)
 
     def complain(self, what: str, error: BaseException) -> None:
         self.tally.set(last_error=f"{what}: {type(error).__name__}: {error}"[:500])

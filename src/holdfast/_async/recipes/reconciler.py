@@ -72,9 +72,9 @@ class AsyncReconciler:
     async def sweep(self, mandate: AsyncMandate) -> None:
         """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
         async with self._mender.serial.hold(""):
-            self._mender.failing, started, began = 0, now(), await self._mender.ask_time()
-            backends = {each.id: each for each in await self._mender.ask(self._driver.list)}
-            await self._compare(mandate, backends, began)
+            started, horizon = now(), await self._mender.horizon()
+            backends = await self._mender.list()
+            await self._compare(mandate, backends, horizon)
             if mandate.stopping.is_set():
                 return
             self._swept_at = now()
@@ -82,21 +82,25 @@ class AsyncReconciler:
             self._tally.set(sweep_seconds=self._swept_at - started)
         log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
 
-    async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], began: float) -> None:
+    async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
+        mender = self._mender
         async with AsyncCrew(self._terms.concurrency) as crew:
             after: str | None = None
-            while page := await self._mender.objects.list(self._terms.type, after=after, most=_PAGE):
+            while page := await mender.objects.list(self._terms.type, after=after, most=_PAGE):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
                 for record in ours:
+                    if mender.wonders:
+                        await mender.find_out(mandate)
                     if mandate.stopping.is_set():
                         return
-                    self._mender.check_driver()
-                    if await self._mender.differs(record, backends.get(record.id)):
-                        await crew.spawn(self._mender.mend, mandate, record.id, record, began)
+                    backend = backends.get(record.id)
+                    if mender.asks_session(backend):
+                        await crew.spawn(mender.look, mandate, record, backend, horizon)
+                    elif mender.differs(record, backend):
+                        await crew.spawn(mender.mend, mandate, record.id, record, horizon)
                 self._tally.add(seen=len(ours))
                 after = page[-1].id
             await crew.finish()
-        self._mender.check_driver()
 
     async def _swept(self, mandate: AsyncMandate) -> bool:
         try:
@@ -110,6 +114,7 @@ class AsyncReconciler:
     async def _follow(self, mandate: AsyncMandate, crew: AsyncCrew) -> None:
         """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
         failures = 0
+        self._mender.queued.clear()
         while not mandate.stopping.is_set():
             events: Any = None
             heard = False
@@ -137,6 +142,9 @@ class AsyncReconciler:
             return True
         self._tally.add(events=1)
         if event.kind != "platform":
+            if event.id in self._mender.queued:  # whoever is about to look will see this, too
+                return True
+            self._mender.queued.add(event.id)
             return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
         if self._on_event is not None:
             try:

@@ -26,8 +26,9 @@ class AsyncCourse:
 
     def __init__(self) -> None:
         self.state = State.STANDBY
-        self.stopped = self.resigned = False
+        self.stopped = self.resigned = self.overdue = False
         self.bell = AsyncBell()
+        self._waiting: list[Callable[[], None]] = []
 
     def turn(self, event: Event) -> Action:
         self.state, action = after(self.state, event)
@@ -37,6 +38,14 @@ class AsyncCourse:
         if self.stopped:
             self.turn(Event.STOP)
         return self.state is State.ENDED
+
+    def on_over(self, told: Callable[[], None]) -> None:
+        """Somebody else waits for the end of a term, or for the end of its grace."""
+        self._waiting.append(told)
+
+    def tell_over(self) -> None:
+        for told in self._waiting:
+            told()
 
     async def pause(self, seconds: float) -> None:
         until = now() + seconds
@@ -49,7 +58,7 @@ class AsyncTenure:
         self._terms, self._course, self._grant = terms, course, grant
         self._term = AsyncTerm(grant)
         self._told_at: float | None = None
-        self._overdue = False
+        course.overdue = False
         self._fields = {"elector": terms.name, "replica": grant.holder, "holder": grant.holder}
 
     async def serve(self, work: Work) -> None:
@@ -98,20 +107,19 @@ class AsyncTenure:
             if course.resigned:
                 return Event.RESIGN
             return Event.LOST if self._term.remaining() <= self._terms.grace else None
-        if not self._overdue and self._told_at is not None and now() >= self._told_at + self._terms.grace:
+        if not course.overdue and self._told_at is not None and now() >= self._told_at + self._terms.grace:
             return Event.GRACE_OVER
         return None
 
     def _until_event(self) -> float:
         if self._course.state is State.LEADING:
             return max(0.001, self._term.remaining() - self._terms.grace)
-        if not self._overdue and self._told_at is not None:
+        if not self._course.overdue and self._told_at is not None:
             return max(0.001, self._told_at + self._terms.grace - now())
         return 1.0
 
     def _overrun(self) -> None:
         """It was told to stop, and has not: what cannot be stopped is not released. It ends with its TTL."""
-        self._overdue = True
         log.error(
             "elector %r: the work has not stopped in %g s; its lease is not released, and not renewed any more",
             self._terms.name, self._terms.grace, extra=self._fields,
@@ -121,6 +129,8 @@ class AsyncTenure:
             os._exit(EXIT_STATUS)
         if not self._term.lost:
             self._grant.let_expire()
+        self._course.overdue = True
+        self._course.tell_over()
 
     def _tell_loss(self) -> None:
         left = self._term.remaining()

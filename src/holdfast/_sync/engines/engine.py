@@ -49,6 +49,16 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+class Working(Protocol):
+    def stop(self) -> None: ...
+
+    def leave(self) -> None:
+        """Wait, bounded, until it has ended."""
+
+    def let_expire(self) -> None:
+        """It may not have: its lease is not released then, and not renewed either."""
+
+
 class Engine(ABC):
     poll = 1.0
     """How often a waiter asks again when nobody wakes it."""
@@ -62,6 +72,8 @@ class Engine(ABC):
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
+        self.working: set[Working] = set()
+        """What runs under our leases, and is stopped before they are released."""
         self._identity = this_process()
         self._session: Session | None = None
         self._turn, self._gate = Turn(), Gate()

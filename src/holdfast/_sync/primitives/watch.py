@@ -109,10 +109,13 @@ class Watch:
                 log.debug("a watch on %s asks again: %s", self._engine.database, error)
             sleep(pause)
             pause = min(pause * 2, 1.0)
-        changes, self._position = self._position.read(rows, BATCH)
+        before = self._position
+        changes, self._position = before.read(rows, BATCH)
         self._read.extend(changes)
         if not changes:
             self._told = self._position
+            if before.after is not None:  # that was the end of what there was when the batch was begun
+                self._look(until)
 
     def _wait(self, longest: float) -> None:
         """Woken by a writer; and once when the keeper has begun to listen, so that nothing falls in between."""

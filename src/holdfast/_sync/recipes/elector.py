@@ -22,8 +22,8 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
 from holdfast._wire.log import logger
-from holdfast._wire.running import Interrupts, check_work
-from holdfast._wire.waiting import settled
+from holdfast._wire.running import Interrupts, Teller, check_work
+from holdfast._wire.waiting import Signal
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.core.errors import EngineError, HoldfastError, Refused
 from holdfast.core.grant import Held, LeaseTerms
@@ -33,6 +33,8 @@ log = logger("holdfast.elector")
 OnNewLeader = Callable[[str], object]
 _STANDBY_POLL = 0.01
 """Seconds between two looks of a standby on one machine, where looking costs next to nothing."""
+_FAREWELL = 1.0
+"""Seconds that ``on_new_leader`` has to return when all else is over."""
 
 
 class Elector:
@@ -40,11 +42,12 @@ class Elector:
     and may be called from anywhere."""
 
     def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
-        self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
+        self._engine, self._terms = engine, terms
+        self._teller = None if on_new_leader is None else Teller(on_new_leader, self._not_told)
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
         self._name_instance()
         self._course = Course()
-        self._running = self._answered = False
+        self._running = self._stopped = self._answered = False
         self._grant: LeaseGrant | None = None
         self._leader: str | None = None
         self._last_leader: str | None = None
@@ -65,36 +68,66 @@ class Elector:
         return f"<Elector {self.name!r} {self.holder!r} {self._course.state.value}>"
 
     def run(self, work: Work, *, signals: bool = False) -> None:
-        """Stand by, lead, stand by again, until ``stop()``, or until the work returns or raises by itself.
+        """Stand by, lead, stand by again, until ``stop()``, or until the work returns or raises by itself; after that
+        it may be called again.
 
         ``work(term)`` runs while we lead. When the lease is lost, on ``resign()`` and on ``stop()`` it is cancelled
         (without asyncio: ``term.stopping`` is set and ``term.check()`` raises), and the lease is released when it has
         ended. ``signals=True``: SIGTERM and SIGINT call ``stop()``.
         """
         check_work(work)
-        if self._running:
-            raise RuntimeError(f"{self!r} is running already")
-        if self._era != forks.era:
-            self._name_instance()
+        self._check_free()
         self._running = True
+        self._engine.working.add(self)
         try:
             with Interrupts(self.stop) if signals else nullcontext():
                 while not self._course.is_over() and (grant := self._stand_by()) is not None:
                     self._lead(grant, work)
         finally:
             self._running = False
+            self._engine.working.discard(self)
+            if self._teller is not None:
+                self._teller.finish(_FAREWELL)
+
+    def _check_free(self) -> None:
+        """Whether it can run now, and as whom."""
+        if self._running:
+            raise RuntimeError(f"{self!r} is running already")
+        if self._course.state not in (State.STANDBY, State.ENDED):
+            raise RuntimeError(f"{self!r} cannot run again: the work of a run that was interrupted has not ended")
+        if self._course.state is State.ENDED:
+            if self._stopped:
+                raise RuntimeError(f"{self!r} was stopped, which is for good: make another one with client.elector(…)")
+            self._course = Course()
+        if self._era != forks.era:
+            self._name_instance()
 
     def stop(self) -> None:
         """Stop the work if it runs here, release the lease, and let ``run`` return."""
-        self._course.stopped = True
+        self._stopped = self._course.stopped = True
         self._course.bell.ring()
 
     def resign(self) -> bool:
         """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
         leading = self._course.state is State.LEADING
-        self._course.resigned = leading
-        self._course.bell.ring()
+        if leading:  # asked again while the work stops, the first time still counts
+            self._course.resigned = True
+            self._course.bell.ring()
         return leading
+
+    def leave(self) -> None:
+        """Its client closes: wait until the work has ended and its lease is released, or until its grace is over."""
+        over = Signal()
+        self._course.on_over(over.set)
+        until = now() + self._terms.grace + _FAREWELL
+        self.stop()
+        while self._grant is not None and not self._course.overdue and (left := until - now()) > 0:
+            over.wait(left)
+
+    def let_expire(self) -> None:
+        """Whatever has not ended by now keeps its lease, and nobody renews it."""
+        if self._grant is not None:
+            self._grant.let_expire()
 
     def status(self) -> ElectorStatus:
         """What we know, for health endpoints; asks nobody."""
@@ -152,17 +185,11 @@ class Elector:
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info("elector %r: leading with fence %d", self.name, grant.fence, extra=self._fields(self.holder))
-                self._see_ourselves(grant)
+                self._see(self.holder)
             Tenure(self._terms, self._course, grant).serve(work)
         finally:
             self._grant, self._leader, self._since = None, None, None
-
-    def _see_ourselves(self, grant: LeaseGrant) -> None:
-        try:
-            self._see(self.holder)
-        except BaseException:  # interrupted in the user's own function: nobody would ever release it
-            grant.abandon()
-            raise
+            self._course.tell_over()
 
     def _see(self, leader: str | None) -> None:
         if leader is None or leader == self._leader:
@@ -170,11 +197,11 @@ class Elector:
         self._transitions += self._last_leader not in (None, leader)
         self._leader = self._last_leader = leader
         self._since = datetime.now(UTC)
-        if self._on_new_leader is not None:
-            try:
-                settled(self._on_new_leader(leader))
-            except Exception:
-                log.exception("elector %r: on_new_leader failed", self.name)
+        if self._teller is not None:
+            self._teller.tell(leader)
+
+    def _not_told(self, error: Exception) -> None:
+        log.error("elector %r: on_new_leader failed", self.name, exc_info=error)
 
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(

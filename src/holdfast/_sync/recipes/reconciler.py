@@ -73,9 +73,9 @@ class Reconciler:
     def sweep(self, mandate: Mandate) -> None:
         """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
         with self._mender.serial.hold(""):
-            self._mender.failing, started, began = 0, now(), self._mender.ask_time()
-            backends = {each.id: each for each in self._mender.ask(self._driver.list)}
-            self._compare(mandate, backends, began)
+            started, horizon = now(), self._mender.horizon()
+            backends = self._mender.list()
+            self._compare(mandate, backends, horizon)
             if mandate.stopping.is_set():
                 return
             self._swept_at = now()
@@ -83,21 +83,25 @@ class Reconciler:
             self._tally.set(sweep_seconds=self._swept_at - started)
         log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
 
-    def _compare(self, mandate: Mandate, backends: dict[str, Backend], began: float) -> None:
+    def _compare(self, mandate: Mandate, backends: dict[str, Backend], horizon: int) -> None:
+        mender = self._mender
         with Crew(self._terms.concurrency) as crew:
             after: str | None = None
-            while page := self._mender.objects.list(self._terms.type, after=after, most=_PAGE):
+            while page := mender.objects.list(self._terms.type, after=after, most=_PAGE):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
                 for record in ours:
+                    if mender.wonders:
+                        mender.find_out(mandate)
                     if mandate.stopping.is_set():
                         return
-                    self._mender.check_driver()
-                    if self._mender.differs(record, backends.get(record.id)):
-                        crew.spawn(self._mender.mend, mandate, record.id, record, began)
+                    backend = backends.get(record.id)
+                    if mender.asks_session(backend):
+                        crew.spawn(mender.look, mandate, record, backend, horizon)
+                    elif mender.differs(record, backend):
+                        crew.spawn(mender.mend, mandate, record.id, record, horizon)
                 self._tally.add(seen=len(ours))
                 after = page[-1].id
             crew.finish()
-        self._mender.check_driver()
 
     def _swept(self, mandate: Mandate) -> bool:
         try:
@@ -111,6 +115,7 @@ class Reconciler:
     def _follow(self, mandate: Mandate, crew: Crew) -> None:
         """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
         failures = 0
+        self._mender.queued.clear()
         while not mandate.stopping.is_set():
             events: Any = None
             heard = False
@@ -138,6 +143,9 @@ class Reconciler:
             return True
         self._tally.add(events=1)
         if event.kind != "platform":
+            if event.id in self._mender.queued:  # whoever is about to look will see this, too
+                return True
+            self._mender.queued.add(event.id)
             return crew.spawn(self._mender.mend, mandate, event.id, None, None)
         if self._on_event is not None:
             try:

@@ -188,12 +188,12 @@ select holdfast.lease_protect_at_commit(:name, cast(:token as uuid)) as fence
 select status, version, created_at, updated_at, name, labels, current, owner from holdfast.object_put(
     cast(:type as text), cast(:id as text), cast(:body as text), cast(:raw as text), cast(:condition as text), cast(:expected as bigint),
     cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),
-    cast(:lease as text), cast(cast(:lease_token as text) as uuid))
+    cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean))
 
 -- name: object_delete
 select status, current from holdfast.object_delete(
     cast(:type as text), cast(:id as text), cast(:expected as bigint), cast(cast(:token as text) as uuid), cast(:again as boolean),
-    cast(:lease as text), cast(cast(:lease_token as text) as uuid))
+    cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean))
 
 -- name: object_get
 select name, body, raw, labels, version, created_at, updated_at from holdfast.object_get(:type, :id)
@@ -205,10 +205,10 @@ select id, body, raw, labels, version, created_at, updated_at from holdfast.obje
 select id, name, body, raw, labels, version, created_at, updated_at from holdfast.object_list(:type, :labels::jsonb, :after, :most::int)
 
 -- name: object_cursor
-select holdfast.object_cursor() as cursor, extract(epoch from clock_timestamp())::double precision as now
+select cursor, version, extract(epoch from clock_timestamp())::double precision as now from holdfast.object_cursor()
 
 -- name: object_changes
-select snapshot, version, type, id, kind, expired from holdfast.object_changes(
+select snapshot, place, version, type, id, kind, expired from holdfast.object_changes(
     :epoch::bigint, :since::pg_snapshot, :until::pg_snapshot, :after::bigint, :type, :most::int, :listening::boolean)
 
 -- name: begin

@@ -12,11 +12,20 @@ from holdfast.testing.history import operations, read
 
 
 class Truth(NamedTuple):
-    """What the driver said last, and what it lost on purpose, and when."""
+    """What the driver said last, what it lost on purpose and when, and when each record was seen to be removed."""
 
     ready: dict[str, bool | None]
     lost: dict[str, float]
+    removed: dict[str, float]
     grace: float
+
+    def hasty(self) -> list[str]:
+        """An orphan has its grace: whoever sees it go sees it afterwards, so nobody is blamed for what is not so."""
+        return [
+            f"{id} was removed {self.removed[id] - lost:.3f} s after its backend, and its grace is {self.grace:g} s"
+            for id, lost in self.lost.items()
+            if id in self.removed and self.removed[id] < lost + self.grace
+        ]
 
 
 def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -> list[Verdict]:
@@ -38,6 +47,7 @@ def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -
             len(changes),
             [f"{id} was removed, and its backend was there" for id in removed if id not in truth.lost],
         ),
+        Verdict.of("none is pruned before its grace is over", len(truth.removed), truth.hasty()),
         Verdict.of(
             "what is gone is removed once",
             len(changes),

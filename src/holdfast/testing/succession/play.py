@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,7 +38,8 @@ class Play:
         self.gaps: list[float] = []
         """Seconds from each fault until all records were true again."""
         self._yard = Yard(folder)
-        self._truth = Truth({}, {}, grace)
+        self._truth = Truth({}, {}, {}, grace)
+        self._over = threading.Event()
         self._ids = [f"sb-{number:03}" for number in range(records)]
         self._errand = Errand("", str(folder), "", self._ids, ttl, grace, seed)
         self._replicas: dict[str, tuple[Proxy, subprocess.Popen[bytes]]] = {}
@@ -55,6 +57,10 @@ class Play:
             proxy = self._stage.enter_context(Proxy(url))
             self._start(f"replica-{number}", proxy)
         self._stage.callback(self._end)
+        witness = threading.Thread(target=self._witness, args=(url,), daemon=True)
+        witness.start()
+        self._stage.callback(witness.join, _PATIENCE)
+        self._stage.callback(self._over.set)
         until(self._is_true, what="the first records are true", timeout=_PATIENCE)
         return self
 
@@ -80,6 +86,7 @@ class Play:
     def verdicts(self) -> list[Verdict]:
         """When the orphans had their grace: everyone goes home, and is judged."""
         until(self._is_pruned, what="what is gone is removed", timeout=_PATIENCE + self._truth.grace)
+        until(lambda: self._truth.lost.keys() <= self._truth.removed.keys(), what="that is seen", timeout=_PATIENCE)
         self._end()
         with Recorder(self._folder / "history", "reader") as record:
             for each in self._records():
@@ -87,6 +94,14 @@ class Play:
         with self._client.objects.watch(TYPE, since=self._since) as changes:
             told = list(iter(lambda: changes.next(timeout=0), None))
         return judge(self._folder / "history", self._truth, {each.id for each in self._records()}, told)
+
+    def _witness(self, url: str) -> None:
+        """When records are removed, as somebody sees it who only watches."""
+        with holdfast.Client(url) as client, client.objects.watch(TYPE, since=self._since) as changes:
+            while not self._over.is_set():
+                change = changes.next(timeout=0.5)
+                if change is not None and change.kind == "deleted":
+                    self._truth.removed[change.id] = time.time()
 
     def _change_something(self) -> None:
         for id in self._random.sample(sorted(self._truth.ready), 3):

@@ -5,8 +5,9 @@
 -- whoever matches a version matches one write, and nothing else.
 --
 -- The log is read between two snapshots: what the later one sees and the earlier one does not. Nothing is missed
--- although transactions commit out of the order of their numbers, and nobody waits for a long one. Within, versions
--- are the order: a write comes after every write that was committed before it was made.
+-- although transactions commit out of the order of their numbers, and nobody waits for a long one. Within, the order is
+-- that of "place", which is drawn when the commit is asked for: with the statement where that commits itself, inside
+-- COMMIT where it is part of a transaction of somebody's own. So what was committed before comes before.
 
 create sequence holdfast.object_version as bigint maxvalue 1099511627775 no cycle cache 1;
 
@@ -30,6 +31,7 @@ create unique index object_name on holdfast.object (type, name) where name is no
 create table holdfast.object_change (
     xid     xid8 not null,
     version bigint not null,
+    place   bigint not null,
     type    text collate "C" not null,
     id      text collate "C" not null,
     kind    text not null check (kind in ('created', 'updated', 'deleted')),
@@ -83,13 +85,13 @@ begin
 end $$;
 
 -- What every write ends with.
-create function holdfast.object_log(version bigint, type text, id text, kind text, token uuid) returns void
+create function holdfast.object_log(version bigint, place bigint, type text, id text, kind text, token uuid) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     watched boolean;
 begin
-    insert into holdfast.object_change values (pg_current_xact_id(), version, type, id, kind, token)
+    insert into holdfast.object_change values (pg_current_xact_id(), version, place, type, id, kind, token)
         returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
     if version & 1023 = 0 then
         perform holdfast.object_trim(version);
@@ -97,6 +99,35 @@ begin
     if watched then
         perform pg_notify('holdfast.free', E'\x01objects');
     end if;
+end $$;
+
+-- Writes in a transaction of somebody's own wait here for its COMMIT; the table itself is always empty.
+create table holdfast.object_late (
+    version bigint not null,
+    type    text collate "C" not null,
+    id      text collate "C" not null,
+    kind    text not null,
+    token   uuid
+);
+
+create function holdfast.object_late() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform holdfast.object_log(new.version, new.version >> 40 << 40 | nextval('holdfast.object_version'), new.type, new.id, new.kind, new.token);
+    return null;
+end $$;
+
+create constraint trigger object_late after insert on holdfast.object_late
+    deferrable initially deferred for each row execute function holdfast.object_late();
+
+-- The same inside COMMIT. The row that brings the trigger about is deleted at once, as in lease_protect_at_commit.
+create function holdfast.object_log_at_commit(version bigint, type text, id text, kind text, token uuid) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    row_place tid;
+begin
+    insert into holdfast.object_late as l values (version, type, id, kind, token) returning l.ctid into row_place;
+    delete from holdfast.object_late l where l.ctid = row_place;
 end $$;
 
 -- The high bits of the next version: as in next_fence, without a call where nothing has moved.
@@ -125,10 +156,11 @@ end $$;
 -- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
 -- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
 -- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
--- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not.
+-- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not. "late": it is part of
+-- a transaction that commits later, and its place among the changes is where that does.
 create function holdfast.object_put(
     type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
-    token uuid, again boolean, lease text, lease_token uuid,
+    token uuid, again boolean, lease text, lease_token uuid, late boolean,
     out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -207,7 +239,11 @@ begin
         current := o.version;
         return;
     end if;
-    perform holdfast.object_log(o.version, o.type, o.id, kind, token);
+    if late then
+        perform holdfast.object_log_at_commit(o.version, o.type, o.id, kind, token);
+    else
+        perform holdfast.object_log(o.version, o.version, o.type, o.id, kind, token);
+    end if;
     status := 'done';
     version := o.version;
     name := o.name;
@@ -218,7 +254,8 @@ end $$;
 
 -- status: done (version: that of the deletion) | conflict (current: the version there is, if there is one).
 create function holdfast.object_delete(
-    type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, out status text, out version bigint, out current bigint)
+    type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, late boolean,
+    out status text, out version bigint, out current bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -240,7 +277,11 @@ begin
     end if;
     delete from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id;
     version := epoch | nextval('holdfast.object_version');
-    perform holdfast.object_log(version, object_delete.type, object_delete.id, 'deleted', token);
+    if late then
+        perform holdfast.object_log_at_commit(version, object_delete.type, object_delete.id, 'deleted', token);
+    else
+        perform holdfast.object_log(version, version, object_delete.type, object_delete.id, 'deleted', token);
+    end if;
     status := 'done';
 end $$;
 
@@ -277,18 +318,21 @@ begin
      order by x.type, x.id limit most;
 end $$;
 
--- Where to watch from, to learn of everything that is committed from now on.
-create function holdfast.object_cursor() returns text
+-- Where to watch from, to learn of everything that is committed from now on; and the highest version there is.
+create function holdfast.object_cursor(out cursor text, out version bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    epoch bigint := holdfast.object_epoch();
 begin
-    return holdfast.object_epoch() || '/' || pg_current_snapshot()::text;
+    cursor := epoch || '/' || pg_current_snapshot()::text;
+    version := epoch << 40 | coalesce(pg_sequence_last_value('holdfast.object_version'::regclass), 0);
 end $$;
 
--- What was committed between the snapshots "since" and "until" (now, if it is not given), after version "after" of that;
+-- What was committed between the snapshots "since" and "until" (now, if it is not given), after place "after" of that;
 -- fewer rows than "most", and one without a version at the end, when that was all. expired: it may not be, because
 -- some has been trimmed, or the cursor is of another epoch.
 create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, most int, listening boolean)
-returns table (snapshot pg_snapshot, version bigint, type text, id text, kind text, expired boolean)
+returns table (snapshot pg_snapshot, place bigint, version bigint, type text, id text, kind text, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -302,18 +346,18 @@ begin
              where w.one in (select x.one from holdfast.object_watched x for no key update skip locked);
         end if;
     end if;
-    return query select upto, c.version, c.type, c.id, c.kind, false from holdfast.object_change c
+    return query select upto, c.place, c.version, c.type, c.id, c.kind, false from holdfast.object_change c
      where c.xid >= pg_snapshot_xmin(since) and c.xid < pg_snapshot_xmax(upto) and c.version >> 40 = epoch
-       and c.version > coalesce(after, 0) and (only_type is null or c.type = only_type)
+       and c.place > coalesce(after, 0) and (only_type is null or c.type = only_type)
        and pg_visible_in_snapshot(c.xid, upto) and not pg_visible_in_snapshot(c.xid, since)
-     order by c.version limit most;
+     order by c.place limit most;
     get diagnostics number = row_count;
     -- Asked last: whatever is trimmed from now on has been read.
     if epoch <> holdfast.object_epoch()
        or exists (select from holdfast.object_trimmed t where t.epoch = object_changes.epoch and t.xid >= pg_snapshot_xmin(since)) then
-        return query select upto, null::bigint, null::text, null::text, null::text, true;
+        return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, true;
     elsif number < most then
-        return query select upto, null::bigint, null::text, null::text, null::text, false;
+        return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, false;
     end if;
 end $$;
 

@@ -2,132 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import MatchVersion, MustCreate
-from holdfast.testing.yard import AsyncYard, Yard
+from holdfast import MatchVersion
+from holdfast.testing.yard import Yard
 from tests.children import Child, eventually
-
-SLOW: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0, "retry_every": 60.0}
-NEVER = 80_000.0
-Hook = Callable[..., object]
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Yard:
-    return Yard(tmp_path)
-
-
-class Replica:
-    """An elector that runs a reconciler, in a thread, of either flavour."""
-
-    def __init__(self, url: str, yard: Yard, flavour: str, elector: dict[str, Any] | None = None, **options: Any):
-        self.ready = threading.Event()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        options = {"sweep_every": NEVER, "grace": NEVER} | options
-        target = self._async if flavour == "async" else self._sync
-        self.error: BaseException | None = None
-        arguments = (url, yard, elector or SLOW, options)
-        self.thread = threading.Thread(target=self._run, args=(target, arguments), daemon=True)
-        self.thread.start()
-        assert self.ready.wait(30)
-
-    def _run(self, target: Hook, arguments: tuple[Any, ...]) -> None:
-        try:
-            target(*arguments)
-        except BaseException as error:
-            self.error = error
-
-    def _sync(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
-        with holdfast.Client(url) as client:
-            self.reconciler: Any = client.reconciler("box", yard, **options)
-            self.elector: Any = client.elector("reconciler", **elector)
-            self.ready.set()
-            self.elector.run(self.reconciler.run)
-
-    def _async(self, url: str, yard: Yard, elector: dict[str, Any], options: dict[str, Any]) -> None:
-        async def main() -> None:
-            self.loop = asyncio.get_running_loop()
-            async with holdfast.AsyncClient(url) as client:
-                self.reconciler = client.reconciler("box", AsyncYard(yard), **options)
-                self.elector = client.elector("reconciler", **elector)
-                self.ready.set()
-                await self.elector.run(self.reconciler.run)
-
-        asyncio.run(main())
-
-    @contextmanager
-    def exclusive(self, id: str) -> Iterator[None]:
-        if self.loop is None:
-            with self.reconciler.exclusive(id):
-                yield
-            return
-        block = self.reconciler.exclusive(id)
-        asyncio.run_coroutine_threadsafe(block.__aenter__(), self.loop).result(30)
-        try:
-            yield
-        finally:
-            asyncio.run_coroutine_threadsafe(block.__aexit__(None, None, None), self.loop).result(30)
-
-    @property
-    def counts(self) -> Any:
-        return self.reconciler.status()
-
-    def end(self) -> None:
-        self.elector.stop()
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-        assert self.error is None, self.error
-
-
-@contextmanager
-def running(place: tuple[str, str], yard: Yard, **options: Any) -> Iterator[Replica]:
-    made = Replica(place[0], yard, place[1], **options)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-@pytest.fixture(params=["sqlite, sync", "postgres, async"])
-def place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Each engine and each flavour once: one decides about the SQL, the other about the waiting."""
-    engine, flavour = request.param.split(", ")
-    return request.getfixturevalue(f"{engine}_url"), flavour
-
-
-class Records:
-    """The stored side, as a handler in another process sees it."""
-
-    def __init__(self, url: str) -> None:
-        self.objects = holdfast.Client(url).objects
-
-    def make(self, id: str, **payload: Any) -> Any:
-        return self.objects.put_if("box", id, payload, MustCreate())
-
-    def phase(self, id: str) -> str | None:
-        record = self.objects.get("box", id)
-        return None if record is None else record.payload.get("status", {}).get("phase")
-
-    def status(self, id: str) -> Any:
-        return self.objects.get("box", id).payload.get("status")  # type: ignore[union-attr]
-
-    def becomes(self, id: str, phase: str | None) -> None:
-        eventually(lambda: self.phase(id) == phase, f"{id} becomes {phase}")
-
-
-@pytest.fixture
-def records(place: tuple[str, str]) -> Records:
-    return Records(place[0])
+from tests.reconciler.replicas import Records, fail, running
 
 
 def test_events_take_a_record_through_its_phases(place: tuple[str, str], yard: Yard, records: Records) -> None:
@@ -207,7 +93,7 @@ def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
     """The list of the driver is older than what the handler knew when it wrote."""
     old = records.make("b-1", by="handler")
     yard.put("b-1")
-    yard.before_watch = _failing
+    yard.before_watch = fail
     once = iter([True])
 
     def write_during_the_sweep() -> None:
@@ -222,15 +108,11 @@ def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
         records.becomes("b-1", "Ready")
 
 
-def _failing(*_: object) -> None:
-    raise ConnectionError("the driver is away")
-
-
 def test_each_record_is_asked_for_again_before_it_is_changed(
     place: tuple[str, str], yard: Yard, records: Records
 ) -> None:
     """The list says: not ready, and: not there. By the time it is that record's turn, both are wrong."""
-    yard.before_watch = _failing
+    yard.before_watch = fail
     for id in ("changed", "unlisted"):
         records.make(id)
     yard.put("changed", None)
@@ -286,74 +168,7 @@ def test_handlers_watch_and_sweep_of_one_process_take_turns(
         records.becomes("mine", "Ready")
 
 
-def test_records_that_fail_do_not_stop_the_sweep(place: tuple[str, str], yard: Yard, records: Records) -> None:
-    for number in range(20):
-        records.make(f"b-{number:02}")
-        yard.put(f"b-{number:02}")
-    records.objects.put_if("box", "a-raw", b"not a dict", MustCreate())
-
-    def fail(id: str) -> None:
-        if id == "b-07":
-            _failing()
-
-    yard.before_get = fail
-    with running(place, yard, concurrency=4) as replica:
-        for number in set(range(20)) - {7}:
-            records.becomes(f"b-{number:02}", "Ready")
-        assert records.phase("b-07") is None
-        eventually(lambda: replica.counts.sweeps >= 1, "the sweep is complete")
-        assert replica.counts.errors >= 2
-        assert replica.counts.driver_failures >= 1
-        assert "b-07" in replica.counts.last_error or "a-raw" in replica.counts.last_error
-        yard.before_get = _nothing
-        yard.tell("status", "b-07")
-        records.becomes("b-07", "Ready")
-
-
-def _nothing(*_: object) -> None: ...
-
-
-def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(
-    place: tuple[str, str], yard: Yard, records: Records
-) -> None:
-    records.make("b-1")
-    yard.put("b-1")
-    yard.before_list = yard.before_watch = _failing
-    with running(place, yard) as replica:
-        eventually(lambda: replica.counts.sweeps_abandoned >= 2, "it has tried, and tried again")
-        asked = len(yard.calls)
-        assert asked <= 12, "not in a busy loop"
-        assert records.status("b-1") is None, "a driver that does not answer is not one that has nothing"
-        assert "the driver is away" in replica.counts.last_error
-        yard.before_list = yard.before_watch = _nothing
-        records.becomes("b-1", "Ready")
-
-
-def test_a_driver_that_answers_nobody_ends_the_sweep_before_it_has_asked_for_all(
-    place: tuple[str, str], yard: Yard, records: Records
-) -> None:
-    for number in range(60):
-        records.make(f"b-{number:02}")
-        yard.put(f"b-{number:02}")
-    yard.before_get = yard.before_watch = _failing
-    with running(place, yard, concurrency=2) as replica:
-        eventually(lambda: replica.counts.sweeps_abandoned, "it gives up")
-        assert sum(call.startswith("get") for call in yard.calls) < 60
-        assert replica.counts.written == 0
-
-
-def test_no_more_records_are_under_way_than_allowed(place: tuple[str, str], yard: Yard, records: Records) -> None:
-    for number in range(30):
-        records.make(f"b-{number:02}")
-        yard.put(f"b-{number:02}")
-    yard.before_watch, yard.took = _failing, 0.02
-    with running(place, yard, concurrency=3):
-        for number in range(30):
-            records.becomes(f"b-{number:02}", "Ready")
-    assert yard.most_inside == 3
-
-
-def test_platform_events_are_told_and_change_nothing(place: tuple[str, str], yard: Yard, records: Records) -> None:
+def test_platform_events_are_told_and_changenothing(place: tuple[str, str], yard: Yard, records: Records) -> None:
     records.make("b-1")
     told: list[Any] = []
     with running(place, yard, on_event=told.append) as replica:
@@ -380,7 +195,7 @@ def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
             operator.lease("reconciler", ttl=600).acquire()
             deposed.set()
 
-    yard.after_get, yard.before_watch = depose, _failing
+    yard.after_get, yard.before_watch = depose, fail
     with running(place, yard, elector={"ttl": 600.0, "renew_every": 0.2, "retry_every": 60.0}) as replica:
         eventually(deposed.is_set, "it is about to write")
         eventually(lambda: not replica.elector.status().leading, "it stands by")

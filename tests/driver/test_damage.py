@@ -1,0 +1,120 @@
+"""A folder that somebody has damaged is told as such, and harms no other sandbox; and there are descriptors for all."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.driver.daemon import Refused, Settings, run
+from tests.children import eventually
+from tests.driver.daemon import Daemon, reaches, runs, state, text
+
+
+def spoil(path: Path, content: str = "{") -> None:
+    path.write_text(content, encoding="utf-8")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no-spec": lambda box: (box / "spec.json").unlink(),
+    "bad-spec": lambda box: spoil(box / "spec.json"),
+    "poor-spec": lambda box: spoil(box / "spec.json", '{"id": "poor-spec", "run": "x", "created_at": 1}'),
+    "other-spec": lambda box: shutil.copy(box.parent / "well" / "spec.json", box / "spec.json"),
+    "list-spec": lambda box: spoil(box / "spec.json", "[]"),
+    "bad-exit": lambda box: spoil(box / "exit.json"),
+    "poor-exit": lambda box: spoil(box / "exit.json", "{}"),
+    "bad-started": lambda box: spoil(box / "started.json", '{"pid": "x"}'),
+    "bad-deleting": lambda box: spoil(box / "deleting", '{"grace": "long"}'),
+    "no-lock": lambda box: (box / "lock").unlink(),
+    "exit-folder": lambda box: (box / "exit.json").rename(box / "away").parent.joinpath("exit.json").mkdir(),
+}
+
+
+def damaged(client: holdfast.ProcessDriver) -> set[str]:
+    return {each.id for each in client.list() if each.conditions[0].reason == "Damaged"}
+
+
+def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driver(daemon: Daemon) -> None:
+    client = daemon.client()
+    client.create("well", ["sleep", "1000"])
+    for name in DAMAGE:
+        client.create(name, ["true"])
+    for name in DAMAGE:
+        reaches(client, name, "Exited")
+    pid = reaches(client, "well", "Started").details["pid"]
+    for name, damage in DAMAGE.items():
+        damage(daemon.box(name))
+    found = client.get("bad-exit")
+    assert found is not None
+    assert (found.conditions[0].reason, found.conditions[0].terminal) == ("Damaged", True)
+    assert "exit.json cannot be read" in found.conditions[0].message
+    assert found.details["argv"] == ["true"], "what was known of it is"
+    client.create("made-since", ["sh", "-c", "exit 3"])
+    assert reaches(client, "made-since", "Exited").details["exit_code"] == 3
+    daemon.end()
+    daemon.start()
+    assert runs(pid)
+    assert state(client, "well") == "Started"
+    assert damaged(client) == DAMAGE.keys() - {"bad-deleting"}
+    assert '"id": "poor-spec", "reason": "Damaged"' in daemon.said()
+    with pytest.raises(holdfast.DriverError, match="is damaged") as refused:
+        client.create("bad-spec", ["true"])
+    assert refused.value.status == 409
+    for name in DAMAGE:
+        assert client.delete(name, wait=20), name
+    assert {each.id for each in client.list()} == {"well", "made-since"}
+    assert client.delete("well", wait=20)
+    assert not runs(pid)
+
+
+def test_a_folder_damaged_while_its_sandbox_runs_can_be_mended_or_deleted(daemon: Daemon) -> None:
+    client = daemon.client()
+    for name in ("mended", "deleted"):
+        client.create(name, ["sh", "-c", "echo $$; exec sleep 1000"])
+        eventually(lambda name=name: text(client, name), "it runs")  # type: ignore[misc]
+    started = {name: (daemon.box(name) / "started.json").read_text() for name in ("mended", "deleted")}
+    pids = {name: json.loads(each)["pid"] for name, each in started.items()}
+    for name in started:
+        spoil(daemon.box(name) / "started.json")
+        assert state(client, name) == "Damaged"
+        assert runs(pids[name]), "nothing is done to it"
+    spoil(daemon.box("mended") / "started.json", started["mended"])
+    reaches(client, "mended", "Started")
+    assert client.delete("deleted", grace=0, wait=20)
+    assert not runs(pids["deleted"])
+
+
+def test_there_are_descriptors_for_all_that_may_be_there_and_sandboxes_get_the_usual_number(
+    start: Callable[..., Daemon],
+) -> None:
+    """With a soft limit that is far too low for the driver, which would otherwise hit all at once."""
+    usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, hard))
+    try:
+        daemon = start("--most", "900")
+        client = daemon.client()
+        client.create("a", ["sh", "-c", "ulimit -n"])
+        client.create("b", ["sh", "-c", "ulimit -n"], limits={"open_files": 77})
+        for name, number in (("a", "150\n"), ("b", "77\n")):
+            reaches(client, name, "Exited")
+            assert text(client, name) == number
+        [line] = [
+            each for each in Path(f"/proc/{daemon.process.pid}/limits").read_text().splitlines() if "open files" in each
+        ]
+        assert int(line.split()[3]) >= 900 + 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+
+
+def test_more_sandboxes_than_the_kernel_gives_descriptors_for_are_refused_at_the_start(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("there is no limit here")
+    with pytest.raises(Refused, match=rf"and this process may have {hard}: raise the limit"):
+        run(Settings(tmp_path / "d", most=hard))
+    assert not (tmp_path / "d").exists()

@@ -1,0 +1,136 @@
+"""The reconciler with the real driver and real processes: what is started, killed, deleted or lost, records tell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import holdfast
+from holdfast import MustCreate
+from tests.children import until
+from tests.driver.daemon import Daemon, runs
+
+GRACE = 3.0
+
+
+class Service:
+    """One replica: it makes records and asks the driver to run them, and its reconciler tells what became of them."""
+
+    def __init__(self, client: holdfast.AsyncClient, driver: holdfast.AsyncProcessDriver) -> None:
+        self.client, self.driver = client, driver
+        self.reconciler = client.reconciler("sandbox", driver, sweep_every=0.2, grace=GRACE)
+        self.elector = client.elector("reconciler", ttl=30)
+
+    async def create(self, id: str, *argv: str) -> None:
+        await self.client.objects.put_if("sandbox", id, {"spec": {"argv": [*argv]}}, MustCreate())
+        await self.driver.create(id, argv)
+
+    async def status(self, id: str) -> dict[str, Any] | None:
+        record = await self.client.objects.get("sandbox", id)
+        return None if record is None else record.payload.get("status", {})
+
+    async def becomes(self, id: str, phase: str | None) -> dict[str, Any]:
+        async with asyncio.timeout(30):
+            while True:
+                status = await self.status(id)
+                if (None if status is None else status.get("phase")) == phase:
+                    return status or {}
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def service(url: str, daemon: Daemon) -> AsyncIterator[Service]:
+    async with holdfast.AsyncClient(url) as client:
+        made = Service(client, holdfast.AsyncProcessDriver(daemon.address))
+        running = asyncio.create_task(made.elector.run(made.reconciler.run))
+        try:
+            await until(lambda: made.reconciler.status().watching, "it watches the driver")
+            yield made
+        finally:
+            made.elector.stop()
+            await running
+
+
+async def test_a_record_follows_its_process_from_its_start_to_its_end(daemon: Daemon, either: str) -> None:
+    async with service(either, daemon) as it:
+        await it.create("web", "sleep", "1000")
+        ready = await it.becomes("web", "Ready")
+        pid = ready["details"]["pid"]
+        assert runs(pid)
+        assert [each["reason"] for each in ready["conditions"]] == ["Started"]
+        os.kill(pid, signal.SIGKILL)
+        failed = await it.becomes("web", "Error")
+        assert failed["conditions"][0]["terminal"]
+        assert failed["details"]["signal"] == signal.SIGKILL
+        await it.create("ends", "sh", "-c", "exit 3")
+        assert (await it.becomes("ends", "Error"))["details"]["exit_code"] == 3
+        await it.create("missing", "/no/such/program")
+        assert (await it.becomes("missing", "Error"))["conditions"][0]["reason"] == "SpawnFailed"
+        assert it.reconciler.status().errors == 0
+
+
+async def test_what_is_deleted_is_deleting_until_all_its_processes_are_gone(daemon: Daemon, either: str) -> None:
+    """A handler says so in the record, and asks the driver; the program takes its time to end."""
+    async with service(either, daemon) as it:
+        wait = "trap 'while [ ! -e go ]; do sleep 0.02; done; exit' TERM; while :; do sleep 0.02; done"
+        await it.create("web", "sh", "-c", wait)
+        pid = (await it.becomes("web", "Ready"))["details"]["pid"]
+        assert await it.driver.delete("web", grace=30) is False
+        deleting = await it.becomes("web", "Deleting")
+        assert runs(pid)
+        assert deleting["details"]["pid"] == pid
+        (daemon.box("web") / "work" / "go").touch()
+        await it.becomes("web", None)
+        assert not runs(pid)
+
+
+async def test_an_orphan_is_pruned_after_its_grace_and_a_second_look(daemon: Daemon, either: str) -> None:
+    """Somebody removes two folders of the driver's, and one sandbox is made again before its grace is over."""
+    async with service(either, daemon) as it:
+        for id in ("orphan", "back"):
+            await it.create(id, "sleep", "1000")
+            await it.becomes(id, "Ready")
+        cursor = await it.client.objects.cursor()
+        for id in ("orphan", "back"):
+            shutil.rmtree(daemon.box(id))
+            while "missing_since" not in (status := await it.status(id) or {}):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert status["phase"] == "Ready", "it is only marked"
+        missed_at = time.monotonic()
+        await it.driver.create("back", ["sleep", "1000"])
+        await it.becomes("orphan", None)
+        assert time.monotonic() > missed_at + GRACE / 2
+        async with it.client.objects.watch(since=cursor) as changes:
+            told = [await changes.next(timeout=0) for _ in range(20)]
+        looks = [each.kind for each in told if each is not None and each.id == "orphan"]
+        assert looks == ["updated", "updated", "deleted"], "marked, Deleted, removed: a look each"
+        back = await it.becomes("back", "Ready")
+        assert "missing_since" not in back
+        assert back["conditions"][0]["reason"] == "Started"
+        assert it.reconciler.status().removed == 1
+
+
+async def test_records_stay_while_the_driver_is_away_and_follow_it_when_it_is_back(
+    daemon: Daemon, postgres_url: str
+) -> None:
+    """A driver that does not answer is not one that has nothing; what happened meanwhile is in its folder."""
+    async with service(postgres_url, daemon) as it:
+        for id in ("stays", "dies"):
+            await it.create(id, "sleep", "1000")
+        pids = {id: (await it.becomes(id, "Ready"))["details"]["pid"] for id in ("stays", "dies")}
+        before = await it.status("stays")
+        daemon.end(signal.SIGKILL)
+        failures = it.reconciler.status().driver_failures
+        await until(lambda: it.reconciler.status().driver_failures > failures + 1, "it is missed")
+        os.kill(pids["dies"], signal.SIGKILL)
+        assert await it.status("stays") == before
+        daemon.start()
+        await it.becomes("dies", "Error")
+        assert await it.status("stays") == before
+        assert runs(pids["stays"])

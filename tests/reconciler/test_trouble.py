@@ -1,0 +1,185 @@
+"""Records that fail, drivers that fail, hooks that take their time, events that pile up: they hold up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast import MustCreate
+from holdfast.testing.yard import Yard
+from tests.children import eventually, query
+from tests.reconciler.replicas import Records, fail, nothing, running
+
+Place = tuple[str, str]
+
+
+def make(records: Records, yard: Yard, *ids: str) -> None:
+    for id in ids:
+        records.make(id)
+        yard.put(id, tell=False)
+
+
+def numbered(letter: str, count: int) -> list[str]:
+    return [f"{letter}-{number:02}" for number in range(count)]
+
+
+def test_records_that_fail_do_not_stop_the_sweep(place: Place, yard: Yard, records: Records) -> None:
+    """Far more of them in a row than are under way at a time, and the driver is well: the others get their turn."""
+    broken, well = numbered("b", 40), numbered("w", 5)
+    make(records, yard, *broken, *well)
+    records.objects.put_if("box", "a-raw", b"not a dict", MustCreate())
+    yard.before_get = lambda id: fail() if id in broken else None
+    yard.before_watch = fail
+    with running(place, yard, concurrency=2) as replica:
+        for id in well:
+            records.becomes(id, "Ready")
+        eventually(lambda: replica.counts.sweeps == 1, "the sweep is complete")
+        assert replica.counts.sweeps_abandoned == 0
+        assert replica.counts.errors == replica.counts.driver_failures - yard.calls.count("watch") + 1 == 41
+        assert "'b-39'" in replica.counts.last_error or "watch" in replica.counts.last_error
+        assert {records.phase(id) for id in broken} == {None}
+        assert yard.calls.count("list") < 6, "whose fault it is, is not asked each time"
+        yard.before_get = yard.before_watch = nothing
+        for id in broken:
+            records.becomes(id, "Ready")
+
+
+def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(place: Place, yard: Yard, records: Records) -> None:
+    make(records, yard, "b-1")
+    yard.before_list = yard.before_watch = fail
+    with running(place, yard) as replica:
+        eventually(lambda: replica.counts.sweeps_abandoned >= 2, "it has tried, and tried again")
+        asked = len(yard.calls)
+        assert asked <= 12, "not in a busy loop"
+        assert records.status("b-1") is None, "a driver that does not answer is not one that has nothing"
+        assert "the driver is away" in replica.counts.last_error
+        yard.before_list = yard.before_watch = nothing
+        records.becomes("b-1", "Ready")
+
+
+def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(
+    place: Place, yard: Yard, records: Records
+) -> None:
+    """The sweep does not ask it for one record after the other meanwhile, and goes on when it is back."""
+    ids = numbered("b", 40)
+    make(records, yard, *ids)
+    yard.before_watch = fail
+
+    def go_away(id: str) -> None:
+        yard.before_list = fail
+        fail()
+
+    yard.before_get = go_away
+    with running(place, yard, concurrency=2) as replica:
+        eventually(lambda: yard.calls.count("list") >= 3, "it asks, and asks again")
+        assert sum(call.startswith("get") for call in yard.calls) < 20
+        assert (replica.counts.written, replica.counts.sweeps_abandoned) == (0, 0)
+        yard.before_get = yard.before_list = nothing
+        records.becomes(ids[-1], "Ready")
+        eventually(lambda: replica.counts.sweeps == 1, "the sweep is complete")
+        assert replica.counts.sweeps_abandoned == 0
+
+
+def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, records: Records) -> None:
+    ids = numbered("b", 30)
+    make(records, yard, *ids)
+    yard.before_watch, yard.took = fail, 0.02
+    with running(place, yard, concurrency=3):
+        for id in ids:
+            records.becomes(id, "Ready")
+    assert yard.most_inside == 3
+
+
+class Sessions:
+    """A hook that takes its time, in either flavour, and counts who is in it."""
+
+    def __init__(self, most: int) -> None:
+        self._mutex, self._barrier, self._inside, self.most_inside = threading.Lock(), most, 0, 0
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._mutex:
+            self._inside += 1
+            self.most_inside = max(self.most_inside, self._inside)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._inside -= 1
+
+    def blocking(self, id: str) -> bool:
+        with self._counted():
+            time.sleep(0.02)
+            return True
+
+    async def on_a_loop(self, id: str) -> bool:
+        with self._counted():
+            await asyncio.sleep(0.02)
+            return True
+
+
+def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard: Yard, records: Records) -> None:
+    ids, sessions = numbered("b", 30), Sessions(4)
+    make(records, yard, *ids)
+    yard.before_watch = fail
+    hook: Callable[[str], Any] = sessions.on_a_loop if place[1] == "async" else sessions.blocking
+    with running(place, yard, concurrency=4, session_present=hook):
+        for id in ids:
+            records.becomes(id, "Ready")
+    assert sessions.most_inside == 4
+
+
+def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(
+    place: Place, yard: Yard, records: Records
+) -> None:
+    make(records, yard, "a", "b", "c")
+
+    def present(id: str) -> bool:
+        return id != "b" or fail()  # type: ignore[func-returns-value, return-value]
+
+    with running(place, yard, session_present=present) as replica:
+        records.becomes("a", "Ready")
+        records.becomes("c", "Ready")
+        eventually(lambda: replica.counts.sweeps >= 1, "the sweep is complete")
+        assert records.phase("b") is None
+        assert replica.counts.errors >= 1
+
+
+def test_events_of_one_record_that_pile_up_hold_up_no_other(place: Place, yard: Yard, records: Records) -> None:
+    """As many as may be under way, and more, all of one record at which a handler is: what they say is one thing."""
+    make(records, yard, "busy", "other")
+    with running(place, yard, concurrency=2) as replica:
+        records.becomes("busy", "Ready")
+        records.becomes("other", "Ready")
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        with replica.exclusive("busy"):
+            for _ in range(20):
+                yard.put("busy", False, terminal=True)
+            yard.put("other", False, terminal=True)
+            records.becomes("other", "Error")
+            assert records.phase("busy") == "Ready"
+            assert replica.counts.events == 21
+        records.becomes("busy", "Error")
+
+
+def test_a_clock_that_went_back_does_not_make_a_sweep_leave_records_alone(
+    place: Place, yard: Yard, records: Records
+) -> None:
+    """They were updated an hour from now, by the clock as it was then: what counts is the version."""
+    make(records, yard, "b-1")
+    url = place[0]
+    if url.startswith("sqlite"):
+        [(trigger,)] = query(url, "select sql from sqlite_master where name = 'holdfast_object_updated'")
+        query(url, "drop trigger holdfast_object_updated")
+        query(url, "update holdfast_object set updated_at = updated_at + 3600")
+        query(url, trigger)
+    else:
+        query(url, "update holdfast.object set updated_at = updated_at + interval '1 h'")
+    yard.before_watch = fail
+    with running(place, yard) as replica:
+        records.becomes("b-1", "Ready")
+        assert replica.counts.left_alone == 0

@@ -1,0 +1,173 @@
+"""What is asked of an elector at an awkward moment: closed while it works, run or told twice, held up by a callback."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.children import eventually, until
+from tests.test_elector import SLOW, Replica, replicas, replicas_beside
+
+BRIEF: dict[str, Any] = {"ttl": 4.0, "renew_every": 1.0, "retry_every": 0.2, "grace": 0.3}
+
+
+def closing(client: holdfast.Client) -> threading.Thread:
+    thread = threading.Thread(target=client.close, daemon=True)
+    thread.start()
+    return thread
+
+
+def holder(replica: Replica) -> str | None:
+    found = replica.client.leases.get("work")
+    return None if found is None else found.holder
+
+
+def test_a_client_that_is_closed_stops_the_work_before_it_releases_the_lease(either: str) -> None:
+    with replicas(either, 2, **SLOW) as (one, other):
+        one.hold.set()
+        closes = closing(one.client)
+        eventually(one.terms[0].stopping.is_set, "the work is told to stop")
+        assert holder(other) == one.elector.holder, "and until it has, nobody else leads"
+        assert not one.terms[0].lost, "what it still has to do, it may do"
+        one.hold.clear()
+        eventually(lambda: other.leads, "the other one leads at once")
+        assert one.log == ["begin", "end"]
+        closes.join(30)
+        assert not closes.is_alive()
+        one.thread.join(30)
+        assert not one.thread.is_alive(), "run has returned"
+
+
+def test_a_client_that_is_closed_leaves_the_lease_of_work_that_does_not_stop_to_expire(postgres_url: str) -> None:
+    with replicas(postgres_url, 2, **BRIEF) as (one, other):
+        one.hold.set()
+        one.client.close()
+        assert holder(other) == one.elector.holder
+        assert not other.leads
+        eventually(lambda: other.leads, "the other one leads when the TTL is over")
+        assert one.log == ["begin"]
+        assert one.terms[0].lost
+
+
+async def test_on_a_loop_a_client_that_is_closed_lets_the_work_end_first(either: str) -> None:
+    log: list[str] = []
+
+    async def work(term: Any) -> None:
+        log.append("begin")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            log.append(f"still held by {(await onlooker.leases.get('work')).holder}")  # type: ignore[union-attr]
+
+    async with holdfast.AsyncClient(either) as onlooker:
+        client = holdfast.AsyncClient(either)
+        elector = client.elector("work", **SLOW)
+        running = asyncio.create_task(elector.run(work))
+        await until(lambda: log, "it leads")
+        await client.close()
+        assert log == ["begin", f"still held by {elector.holder}"]
+        await asyncio.wait_for(running, 30)
+        assert await onlooker.leases.list() == []
+
+
+async def test_work_that_closes_its_own_client_is_cancelled_and_its_lease_expires(postgres_url: str) -> None:
+    client = holdfast.AsyncClient(postgres_url)
+
+    async def work(term: Any) -> None:
+        await client.close()
+
+    elector = client.elector("work", **BRIEF)
+    await asyncio.wait_for(elector.run(work), 30)
+    with holdfast.Client(postgres_url) as onlooker:
+        await asyncio.to_thread(eventually, lambda: not onlooker.leases.list(), "nothing is left")
+
+
+def test_run_again_works_again_unless_it_was_stopped(either: str) -> None:
+    with holdfast.Client(either) as client:
+        elector, fences = client.elector("work", **SLOW), []
+
+        def work(term: Any) -> None:
+            fences.append(term.fence)
+            if len(fences) == 1:
+                raise LookupError("no such order")
+
+        with pytest.raises(LookupError):
+            elector.run(work)
+        elector.run(work)
+        assert len(fences) == 2
+        assert fences[1] > fences[0]
+        elector.stop()
+        with pytest.raises(RuntimeError, match="was stopped, which is for good"):
+            elector.run(work)
+        assert len(fences) == 2
+
+
+def test_of_two_runs_at_once_the_second_is_refused(sqlite_url: str) -> None:
+    with replicas(sqlite_url, 1, **SLOW) as [one], pytest.raises(RuntimeError, match="is running already"):
+        one.elector.run(one.work)
+
+
+def test_resigning_twice_is_resigning_once(either: str) -> None:
+    """The second time comes while the work stops. Had it undone the first, we would not let the other one go first."""
+    with replicas(either, 2, **SLOW) as (one, other):
+        one.hold.set()
+        assert one.elector.resign() is True
+        eventually(one.terms[0].stopping.is_set, "the work is told to stop")
+        assert one.elector.resign() is False
+        assert one.elector._course.resigned
+        one.hold.clear()
+        eventually(lambda: other.leads, "the other one leads")
+        assert one.log == ["begin", "end"]
+
+
+def test_a_callback_that_hangs_holds_up_neither_a_leader_nor_a_standby(either: str) -> None:
+    hangs, told = threading.Event(), []
+
+    def hang(leader: str) -> None:
+        told.append(leader)
+        hangs.wait()
+
+    try:
+        with (
+            replicas_beside(either, **SLOW, on_new_leader=hang) as one,
+            replicas_beside(either, **SLOW, on_new_leader=hang) as other,
+        ):
+            eventually(lambda: one.leads or other.leads, "one of them leads")
+            first, second = (one, other) if one.leads else (other, one)
+            eventually(lambda: len(told) == 2, "both have been told")
+            first.elector.resign()
+            eventually(lambda: second.leads, "the other one leads")
+            assert len(told) == 2, "the callbacks still hang"
+    finally:
+        hangs.set()
+
+
+async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_the_run(postgres_url: str) -> None:
+    ended, told, leads = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hang(leader: str) -> None:
+        told.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def work(term: Any) -> None:
+        leads.set()
+        await asyncio.Event().wait()
+
+    async with holdfast.AsyncClient(postgres_url) as client:
+        running = asyncio.create_task(client.elector("work", **SLOW, on_new_leader=hang).run(work))
+        async with asyncio.timeout(30):
+            await told.wait()
+            await leads.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await ended.wait()
+        assert await client.leases.list() == []
