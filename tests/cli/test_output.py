@@ -246,7 +246,7 @@ def test_it_also_runs_as_a_module(sqlite_url: str) -> None:
 def test_the_state_of_the_tables_as_json_is_as_its_schema_says(either: str) -> None:
     ask(*at(either, "ls"))
     assert all(row["applied_at"] for row in valid("migrate-status", ask(*at(either, "migrate", "status", "--json"))))
-    ask(*at(either, "migrate", "down", "--to", "0", "--yes"))
+    ask(*at(either, "migrate", "down", "--to", "0", "--yes", "--reason", "not needed"))
     done = call(*at(either, "migrate", "status", "--json"))
     assert done.returncode == 1
     assert not any(row["applied_at"] for row in valid("migrate-status", done.stdout))

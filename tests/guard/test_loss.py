@@ -63,14 +63,22 @@ def test_the_network_is_cut(postgres_url: str, tmp_path: Path) -> None:
             ended_in_time(found, lambda key: ends_at(postgres_url, key))
 
 
+def steal(found: list[Instance], url: str, thief: holdfast.Client) -> dict[str, float]:
+    """Take it from each; when its TTL ended. It stands still for that moment, and so does its heartbeat."""
+    latest = {}
+    for each in found:
+        stand_still(each.pid)
+        latest[each.key] = ends_at(url, each.key)
+        assert thief.leases.force_release(each.key, actor="thief", reason="because")
+        each.signal(signal.SIGCONT)
+    return latest
+
+
 @pytest.mark.timeout(600)
 def test_the_lease_is_stolen(either: str, tmp_path: Path) -> None:
     for _ in range(trials(1)):
         with instances(either, tmp_path) as found, holdfast.Client(either) as thief:
-            latest = {each.key: ends_at(either, each.key) for each in found}
-            for each in found:
-                assert thief.leases.force_release(each.key, actor="thief", reason="because")
-            ended_in_time(found, latest.__getitem__)
+            ended_in_time(found, steal(found, either, thief).__getitem__)
 
 
 def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
@@ -81,9 +89,7 @@ def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
     with instances(either, tmp_path) as found:
         monkeypatch.delenv("HOLDFAST_FAILPOINTS")
         with holdfast.Client(either) as thief:
-            latest = {each.key: ends_at(either, each.key) for each in found}
-            for each in found:
-                assert thief.leases.force_release(each.key, actor="thief", reason="because")
+            latest = steal(found, either, thief)
             for each in found:
                 assert each.worked_until() < latest[each.key]
 

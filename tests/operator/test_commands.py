@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 import holdfast
 from holdfast import operator
-from holdfast.operator import registry
+from holdfast.operator import registry, running
 from tests.children import NONE, query, rows
 from tests.cli.command import ask, at, call, valid
-from tests.conftest import server
 
 ROOT = Path(__file__).parent.parent.parent
 JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
@@ -58,12 +58,10 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
     client.slots("tuner", 4).claim(owner="session-1")
     looked: dict[str, dict[str, Any]] = {
         "lease.release": {"name": "nightly-import"},
-        "lease.wipe": {"guard": "key"},
         "slot.release": {"pool": "tuner", "slot": "1"},
         "gate.open": {"name": "dot_config", "seconds": 60},
         "schema.migrate": {},
         "lock.break": {"pid": 1},
-        "gate.close": {"name": "dot_config"},
     }
     for name, values in looked.items():
         outcome = operator.run(client, name, values, dry_run=True, **JANE)
@@ -117,21 +115,24 @@ def test_one_operator_at_a_time_and_a_refusal_is_recorded(
     assert [(each.outcome or "").partition(":")[0] for each in entries(client, "lease.release")] == ["refused"] * 3
 
 
-def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(client: holdfast.Client) -> None:
+def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(
+    client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fence that was told is the one that is taken."""
     client.lease("nightly-import", holder="one").acquire()
-    command = operator.commands()["lease.release"]
-    window = operator.Window(command, client, "jane", "why", None, break_glass=False)
-    steps = command.steps(window, name="nightly-import")
-    assert "held by one" in next(steps)[0]
-    client.lease("nightly-import", holder="one").acquire()  # the same holder once more, with a higher fence
-    registry.open_windows.add(window)
-    try:
-        with pytest.raises(holdfast.LeaseLost, match="look again"):
-            next(steps)
-    finally:
-        registry.open_windows.discard(window)
-    assert client.leases.get("nightly-import") is not None
+    finish = running._finish
+
+    def too_late(*given: Any) -> None:
+        with holdfast.Client(either) as other:  # the same holder once more, with a higher fence
+            other.lease("nightly-import", holder="one", ttl=60, auto_renew=False).acquire()
+            finish(*given)
+            assert other.leases.get("nightly-import") is not None
+
+    monkeypatch.setattr(running, "_finish", too_late)
+    with pytest.raises(holdfast.LeaseLost, match="look again"):
+        operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
+    assert entries(client, "lease.release")[0].outcome.startswith("refused: ")
+    assert client.leases.history("nightly-import")[0].outcome != "forced"
 
 
 def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str, client: holdfast.Client) -> None:
@@ -154,25 +155,6 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
     assert (first.subject, first.outcome, second.subject) == (operator.RUNTIME, "done", "@gate:leases")
     assert first.fence > stuck.fence
     assert [each.subject for each in entries(client, "gate.window")].count(operator.BREAK_GLASS) == 2
-
-
-def test_the_first_migration_is_recorded_in_what_it_made() -> None:
-    """Before it there is neither a lease nor an audit: bootstrap."""
-    url = server().database()
-    with holdfast.Client(url) as client:
-        plan = operator.run(client, "schema.migrate", dry_run=True, **JANE)
-        assert "migration 0001 lease is applied" in plan.changes
-        with pytest.raises(holdfast.SchemaMismatch):
-            client.leases.list()
-        outcome = operator.run(client, "schema.migrate", **JANE)
-        assert outcome.changes == plan.changes
-        [entry] = client.audit.list()
-        assert (entry.action, entry.actor, entry.outcome, entry.fence) == (
-            "schema.migrate", "jane", "done", outcome.fence,
-        )  # fmt: skip
-        assert entry.detail["bootstrap"] is True
-        again = operator.run(client, "schema.migrate", **JANE)
-        assert (again.changes, "bootstrap" in client.audit.list(most=2)[1].detail) == ([], False)
 
 
 def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client: holdfast.Client, either: str) -> None:
@@ -219,15 +201,46 @@ def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url
         assert wiped == [1]
 
 
-def test_the_wipe_command_needs_a_guard_that_nobody_holds(client: holdfast.Client) -> None:
-    client.lease("a").acquire()
-    with client.guard("key"):
-        with pytest.raises(operator.CommandRefused, match="what it guards runs"):
+def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast.Client, either: str) -> None:
+    """A name that nobody holds is no guard, and neither is one that somebody else holds."""
+    work = client.lease("a").acquire()
+    stale = client.lease("key").acquire()
+    stale.release()
+    names = ["a", "key"]
+    with client.guard("key") as grant:
+        for guard, token in (("unused", grant.token), ("key", stale.token), ("key", str(uuid4())), ("a", grant.token)):
+            for dry_run in (True, False):
+                with pytest.raises(operator.CommandRefused, match="nothing is wiped"):
+                    operator.run(client, "lease.wipe", {"guard": guard, "token": token}, dry_run=dry_run, **JANE)
+        with pytest.raises(ValueError, match="needs 'token'"):
             operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
-        assert [each.name for each in client.leases.list()] == ["a", "key"]
-    operator.run(client, "lease.wipe", {"guard": "key"}, **JANE)
-    assert client.leases.list() == []
-    assert [each.outcome.partition(":")[0] for each in entries(client, "lease.wipe")] == ["done", "refused"]
+        assert [each.name for each in client.leases.list()] == names
+        assert work.renew()
+        plan = operator.run(client, "lease.wipe", {"guard": "key", "token": grant.token}, dry_run=True, **JANE)
+        assert [line.partition(",")[0] for line in plan.changes] == ["lease 'a'"]
+        assert [each.name for each in client.leases.list()] == names
+        ask(*at(either, "do", "lease.wipe", "key", *BY_JANE), HOLDFAST_TOKEN=grant.token)
+        assert [each.name for each in client.leases.list()] == ["key"]
+    told = entries(client, "lease.wipe")
+    assert [each.outcome.partition(":")[0] for each in told] == ["done", *["refused"] * 4]
+    assert {each.detail["parameters"]["token"] for each in told} == {"***"}, "the proof is a secret"
+
+
+def test_a_guard_lost_between_the_look_and_the_wipe_wipes_nothing(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, guard = client.lease("a").acquire(), client.lease("key").acquire()
+    finish = running._finish
+
+    def too_late(*given: Any) -> None:
+        guard.release()
+        finish(*given)
+
+    monkeypatch.setattr(running, "_finish", too_late)
+    with pytest.raises(holdfast.LeaseLost, match="nothing is wiped"):
+        operator.run(client, "lease.wipe", {"guard": "key", "token": guard.token}, **JANE)
+    assert work.renew()
+    assert entries(client, "lease.wipe")[0].outcome.startswith("refused: ")
 
 
 def test_a_slot_is_taken_from_its_owner(client: holdfast.Client) -> None:
@@ -236,54 +249,6 @@ def test_a_slot_is_taken_from_its_owner(client: holdfast.Client) -> None:
     assert client.slots("tuner", 4).in_use() == 0
     with pytest.raises(operator.CommandRefused, match="nobody holds"):
         operator.run(client, "slot.release", {"pool": "tuner", "slot": 3}, **JANE)
-
-
-def test_no_registered_command_bypasses_the_rules() -> None:
-    assert operator.check() == {name: [] for name in operator.commands()}
-    said = ask("commands", "check")
-    assert said.splitlines() == [f"{name}: governed" for name in operator.commands()]
-
-
-def test_the_check_finds_commands_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without a gate and a purpose, and one that runs for anybody."""
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-
-    class Open(operator.Command):
-        def steps(self, window: Any, **values: Any) -> Any:
-            return iter([["it is done"]])
-
-    @operator.command("a.nameless", gate="", subject="x", destructive=True)
-    def nameless(window: Any) -> Any:
-        yield []
-
-    good = operator.commands()["gate.close"]
-    registry._registry["a.open"] = Open("a.open", "x", "x", True, {}, "x", False, good._steps)
-    found = operator.check()
-    assert "it names no gate" in found["a.nameless"]
-    assert "it does not say what it is for" in found["a.nameless"]
-    assert "it runs in a window that nobody has opened" in found["a.open"]
-    assert found["lease.release"] == []
-
-
-def test_a_command_that_yields_twice_or_not_in_a_run_is_stopped(
-    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    done: list[str] = []
-
-    @operator.command("a.double", gate="doubles", subject="x", destructive=False)
-    def double(window: Any) -> Any:
-        """Tell twice."""
-        yield ["one"]
-        yield ["two"]
-        done.append("never")
-
-    with pytest.raises(RuntimeError, match="more than once"):
-        operator.run(client, "a.double", **JANE)
-    assert done == []
-    assert entries(client, "a.double")[0].outcome.startswith("failed: RuntimeError")
-    with pytest.raises(ValueError, match="already"):
-        operator.command("a.double", gate="x", subject="x", destructive=False)
 
 
 def test_a_command_registered_elsewhere_is_a_command_like_any_other(
@@ -306,7 +271,8 @@ def test_a_command_registered_elsewhere_is_a_command_like_any_other(
 def test_the_commands_are_listed_with_what_they_declare() -> None:
     found = valid("commands", ask("commands", "--json"))
     assert {each["name"] for each in found} >= {
-        "lease.release", "lease.wipe", "lock.break", "gate.open", "gate.close", "slot.release", "schema.migrate",
+        "lease.release", "lease.wipe", "leader.resign", "lock.break", "gate.open", "gate.close", "slot.release",
+        "schema.migrate", "schema.revert",
     }  # fmt: skip
     assert all(each["gate"] and each["summary"] for each in found)
     listed = ask("commands")
@@ -316,12 +282,15 @@ def test_the_commands_are_listed_with_what_they_declare() -> None:
 
 def test_the_command_line_changes_others_work_through_these_commands_alone() -> None:
     """What takes away, ends or wipes is called in holdfast.operator, and nowhere in the command line."""
-    governed = {"force_release", "end_session", "wipe", "open", "close"}
+    governed = {"force_release", "recall", "end_session", "wipe", "open", "close", "up", "down", "migrate"}
+    found = set()
     for file in (ROOT / "src/holdfast/cli").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in governed:
                 owner = ast.unparse(node.value)
-                assert not owner.endswith(("leases", "locks", "gates")), f"{file.name}: {owner}.{node.attr}"
+                if owner.endswith(("leases", "locks", "gates", "migrations", "client")):
+                    found.add(f"{file.name}: {owner}.{node.attr}")
+    assert found == {"run.py: client.leases.wipe"}, "but for the guard's own, under its own lease"
 
 
 def test_nothing_is_left_at_rest(either: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -11,7 +12,7 @@ from holdfast._sync.engines import open_engine
 from holdfast._sync.primitives.lease import Lease
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, PolicyDenied, SchemaMismatch
 from holdfast.core.gate import gate_terms
 from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_free_name, check_name, check_sessions
 from holdfast.core.guard import check_guard
@@ -129,17 +130,19 @@ class Client:
         renew_every: float | None = None,
         on_lost: OnLost = "flag",
         failover: Failover = "ttl",
+        strict: bool = False,
     ) -> Lease:
         """A lease to be had: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
         ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
         same holder re-enters with a new token and a higher fence. ``at_least``: hold it for so long even when released
         earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a
-        callable. ``failover="session"``: a standby takes over as soon as our database session is gone.
+        callable. ``failover="session"``: a standby takes over as soon as our database session is gone. ``strict``: lost
+        with the first heartbeat that fails, instead of when trust in it ends.
         """
         terms = LeaseTerms.check(
             check_free_name(name), ttl=ttl, holder=holder, at_least=at_least, auto_renew=auto_renew,
-            renew_every=renew_every, on_lost=on_lost, failover=failover,
+            renew_every=renew_every, on_lost=on_lost, failover=failover, strict=strict,
         )  # fmt: skip
         return Lease(self._engine, terms, timeout)
 
@@ -155,8 +158,8 @@ class Client:
         """
         from holdfast._sync.recipes.guard import Guard
 
-        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat)
-        return Guard(self._engine, terms, strict=strict, wipe_on_start=wipe_on_start)
+        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat, strict=strict)
+        return Guard(self._engine, terms, wipe_on_start=wipe_on_start)
 
     def gate(self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0) -> GateWindow:
         """A window: ``with client.gate("dot_config", actor="jane", reason="…") as grant:`` opens the gate, and it
@@ -257,6 +260,15 @@ class Client:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
         return self.migrations.up()
 
+    def looking(self) -> Self:
+        """A client on the same database that only looks: whatever is asked of it, nothing is written. A context manager
+        of its own, to be closed when it is not needed any more."""
+        other = copy(self)
+        other._engine = open_engine(self._database, looks=True)
+        other._objects, other._locks = None, None
+        other.__dict__.pop("_lock_space", None)
+        return other
+
     def examine(self, *, timeout: float = 10.0) -> Examination:
         """Look the database over, and the way to it: everything that could keep leases from working well, each with its
         remedy. Writes nothing. A database that does not answer in ``timeout`` seconds is a finding, not an error."""
@@ -267,9 +279,15 @@ class Client:
     def close(self) -> None:
         """Release what this client still holds, and close its connections. Harmless a second time.
 
-        An elector's work is stopped first. When it does not stop within its grace, its lease is left to expire."""
+        An elector's work is stopped first; when it does not stop within its grace, its lease is left to expire.
+        RuntimeError inside the block of a guard: it would go on without its lease."""
         if self._engine.closed:
             return
+        if self._engine.pid == os.getpid() and self._engine.guards:
+            raise RuntimeError(
+                f"{self!r} guards this process with {sorted(self._engine.guards)}: leave the guard's block before you "
+                "close it"
+            )
         try:
             self._end_work()
         finally:
@@ -307,6 +325,8 @@ class Client:
     def _open_locks(self) -> LockSpace:
         from holdfast._sync.primitives.lock import LockSpace
 
+        if self._engine.looks:
+            raise PolicyDenied("a client that only looks takes no lock")
         database, (kept, extra) = self._lock_options
         space = LockSpace(self._engine, database, kept=kept, extra=extra)
         self._locks = first = cast("LockSpace", self.__dict__.setdefault("_lock_space", space))  # of two threads
@@ -325,6 +345,8 @@ class Client:
                 last.pop()
             if beats:
                 self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
+        except SchemaMismatch:
+            last = []  # the tables are gone, and what it held with them
         except HoldfastError as error:
             log.warning("what %r held is released later, the database did not take it now: %s", self, error)
         finally:

@@ -75,8 +75,10 @@ def commands(context: click.Context, as_json: bool) -> None:
 def check() -> None:
     """Prove that no command bypasses the rules.
 
-    Each is called without actor, without reason, outside a run and in a forged one, and must refuse; then it is run on
-    a database of its own, and must have told the audit and opened its gate. Connects to no other database.
+    Each is called without actor, without reason, outside a run and in a forged one, and must refuse. How it is made is
+    looked at: it tells what it changes before it does, and has no way to the database but the one that is governed.
+    What it declares is run with a probe in its place, on a database of its own: under the runtime lease, with its gate
+    open, on the record. Nothing of the command itself is run.
 
     \b
     Example:
@@ -118,6 +120,8 @@ def _made(declared: Command) -> click.Command:
         else:
             done = f"{declared.name} done under fence {outcome.fence}"
             click.echo(f"{done}; recorded: {output.clean(actor)}: {output.clean(reason)}")
+        if outcome.doubt is not None:
+            click.echo(f"holdfast: it is done, and afterwards: {output.clean(outcome.doubt)}", err=True)
 
     parameters: list[click.Parameter] = []
     for name, each in declared.parameters.items():
@@ -125,6 +129,8 @@ def _made(declared: Command) -> click.Command:
             option = [f"--{each.option or name}", name]
             text = f"{each.help[0].upper()}{each.help[1:]}."
             needed: dict[str, Any] = {"default": each.default} if each.optional else {"required": True}
+            if each.secret:
+                needed |= {"envvar": each.secret, "show_envvar": True}
             parameters.append(click.Option(option, type=each.kind, help=text, **needed))
         else:
             parameters.append(click.Argument([name], type=each.kind))

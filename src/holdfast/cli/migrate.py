@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from holdfast.cli.app import connected
+from holdfast.cli.app import connected, myself
 
 
 @click.group(invoke_without_command=True)
@@ -27,45 +27,57 @@ def migrate(context: click.Context) -> None:
 
 
 @migrate.command()
+@click.option("--reason", metavar="TEXT", default="this holdfast needs them", help="Why, for the record.")
+@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
 @click.pass_context
-def up(context: click.Context) -> None:
+def up(context: click.Context, reason: str, actor: str | None) -> None:
     """Apply every migration that is missing.
 
-    Safe to run again, and from many machines at once. Fails when the schema is of a later holdfast.
+    Safe to run again, and from many machines at once. Fails when the schema is of a later holdfast. This is the
+    governed command `holdfast do schema.migrate`: one at a time, and on the record, as soon as there are tables for it.
 
     \b
     Example:
       holdfast --url postgresql://owner@db1/app migrate up
     """
+    from holdfast.cli.do import governed
+
     with connected(context) as client:
-        applied = client.migrate()
-        for migration in applied:
-            click.echo(f"applied {migration.version:04} {migration.name}")
-        if not applied:
-            click.echo("nothing to do: the schema is up to date")
+        done = []
+        if client.migrations.version() < client.migrations.scripts()[-1].version:
+            done = governed(client, "schema.migrate", {}, actor=actor or myself(), reason=reason).changes
+    for line in done or ["nothing to do: the schema is up to date"]:
+        click.echo(line)
 
 
 @migrate.command()
 @click.option(
     "--to", type=click.IntRange(min=0), required=True, help="The version to go back to; 0 removes everything."
 )
+@click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
+@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def down(context: click.Context, to: int, yes: bool) -> None:
+def down(context: click.Context, to: int, reason: str, actor: str | None, yes: bool) -> None:
     """Take migrations back, and all that is in their tables.
+
+    This is the governed command `holdfast do schema.revert`: one at a time, and on the record. The record itself goes
+    with the tables below version 5; that is said on stderr.
 
     \b
     Example:
-      holdfast --url postgresql://owner@db1/app migrate down --to 0
+      holdfast --url postgresql://owner@db1/app migrate down --to 0 --reason "not needed any more"
     """
+    from holdfast.cli.do import governed
+
     if not yes:
         click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
     with connected(context) as client:
-        removed = client.migrations.down(to=to)
-        for migration in removed:
-            click.echo(f"took back {migration.version:04} {migration.name}")
-        if not removed:
-            click.echo("nothing to do")
+        done = []
+        if client.migrations.version() > to:
+            done = governed(client, "schema.revert", {"to": to}, actor=actor or myself(), reason=reason).changes
+    for line in done or ["nothing to do"]:
+        click.echo(line)
 
 
 @migrate.command()

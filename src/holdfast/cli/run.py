@@ -15,12 +15,13 @@ from holdfast.cli.supervise import Command
 from holdfast.cli.watcher import Watcher
 
 FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
-_VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str}
+_VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str, "--heartbeat": float}
 _GOODBYE = 3.0
 """Seconds in which the database must have taken the lease back."""
 _UNWATCHED = "its watcher is gone: what the command has started runs on if holdfast is killed"
 _UNWATCHED_GUARDED = "its watcher is gone, so the command is ended"
-_FLAGS = ("--wait", "--skip", "--guard")
+_FLAGS = ("--wait", "--skip", "--guard", "--strict", "--wipe-on-start")
+_GUARDED = ("heartbeat", "strict", "wipe_on_start")
 
 
 def plain(arguments: list[str]) -> dict[str, Any] | None:
@@ -32,7 +33,7 @@ def plain(arguments: list[str]) -> dict[str, Any] | None:
         if argument == "--":
             break
         if argument in _FLAGS:
-            found[argument[2:]] = True
+            found[argument[2:].replace("-", "_")] = True
         elif argument in _VALUED:
             try:
                 found[argument[2:]] = _VALUED[argument](next(rest))
@@ -48,15 +49,19 @@ def plain(arguments: list[str]) -> dict[str, Any] | None:
     return {"name": words[1], "argv": argv, **found}
 
 
-def exclusive(*, timeout: float | None = None, wait: bool = False, skip: bool = False, **_: object) -> bool:
-    """Whether these were given together and contradict each other."""
-    return (timeout is not None) + wait + skip > 1
+def exclusive(**given: Any) -> str | None:
+    """What was given together and contradicts each other, or alone and makes no sense."""
+    if sum(bool(given.get(each)) or given.get(each) == 0 for each in ("timeout", "wait", "skip")) > 1:
+        return "--timeout, --wait and --skip exclude each other"
+    if not given.get("guard") and any(given.get(each) not in (None, False) for each in _GUARDED):
+        return "--heartbeat, --strict and --wipe-on-start are for --guard"
+    return None
 
 
 def run_here(
     *, name: str, argv: list[str], url: str | None = None, schema: str | None = None, ttl: float = 30.0,
     timeout: float | None = None, wait: bool = False, skip: bool = False, guard: bool = False,
-    holder: str | None = None,
+    holder: str | None = None, heartbeat: float | None = None, strict: bool = False, wipe_on_start: bool = False,
 ) -> int:  # fmt: skip
     """Run it and give its exit code. A user's mistake is one line on stderr."""
     from holdfast import HoldfastError
@@ -65,7 +70,9 @@ def run_here(
     patience = None if wait else timeout or 0.0
     try:
         interrupt_waiting()
-        return _run(*settings.database(url, schema), name, argv, ttl, patience, skip, guard, holder)
+        terms = {"ttl": ttl, "timeout": patience, "holder": holder, "renew_every": heartbeat, "strict": strict}
+        _check_heartbeat(ttl, heartbeat)
+        return _run(*settings.database(url, schema), name, argv, terms, skip, guard, wipe_on_start)
     except (HoldfastError, OSError) as error:
         _say(str(error))
         return FAILED
@@ -76,11 +83,20 @@ def run_here(
         return 128 + signal.number
 
 
+def _check_heartbeat(ttl: float, heartbeat: float | None) -> None:
+    """As the guard in Python asks for."""
+    if heartbeat is not None and ttl < 2 * heartbeat:
+        raise ValueError(
+            f"ttl must be clearly above heartbeat, twice at least: ttl={ttl:g} and heartbeat={heartbeat:g} leave no "
+            "room to try again"
+        )
+
+
 def _run(
-    url: str, schema: str, name: str, argv: list[str], ttl: float, timeout: float | None, skip: bool, guard: bool,
-    holder: str | None,
-) -> int:  # fmt: skip
+    url: str, schema: str, name: str, argv: list[str], terms: dict[str, Any], skip: bool, guard: bool, wipe: bool
+) -> int:
     """The two forks come first, before a client brings threads."""
+    ttl = terms["ttl"]
     grace = min(ttl * 0.1, 1.0) / 2  # half of what is left of the TTL when trust in the lease ends
     watcher = Watcher(grace)
     command: Command | None = None
@@ -91,7 +107,7 @@ def _run(
         news = threading.Event()
         with Client(url, schema=schema) as client:
             gc.enable()
-            lease = client.lease(name, ttl=ttl, timeout=timeout, holder=holder, on_lost=lambda _: news.set())
+            lease = client.lease(name, on_lost=lambda _: news.set(), **terms)
             try:
                 grant = lease.acquire()
             except NotAcquired as refusal:
@@ -99,6 +115,8 @@ def _run(
                     return 0
                 _say(str(refusal))
                 return NOT_ACQUIRED
+            if wipe:
+                client.leases.wipe(grant)
             bell = Bell(guard=guard)
             running, command = command, None
             code = _supervise(running, watcher, grant, news, grace, bell, guard, _environment(url, schema, grant))

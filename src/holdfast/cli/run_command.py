@@ -41,6 +41,11 @@ def _cut(args: list[str]) -> int:
     "with it the command, before the TTL is over.",
 )
 @click.option(
+    "--heartbeat", type=float, metavar="S", help="With --guard: renew it so often. Default: a third of --ttl."
+)
+@click.option("--strict", is_flag=True, help="With --guard: the first heartbeat that fails is the end.")
+@click.option("--wipe-on-start", is_flag=True, help="With --guard: take all other leases away first, once it is ours.")
+@click.option(
     "--holder",
     metavar="LABEL",
     help="Who we are. A run of the same holder takes the lease over at once, and the earlier one is ended: give it to "
@@ -108,8 +113,8 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       The password stays out of the process list:
         HOLDFAST_URL=postgresql://app:secret@db/app holdfast run sweep -- ./sweep
     """
-    if exclusive(**wanted):
-        raise click.UsageError("--timeout, --wait and --skip exclude each other")
+    if (problem := exclusive(**wanted)) is not None:
+        raise click.UsageError(problem)
     wanted["argv"] = list(wanted["argv"])
     before = context.obj
     sys.exit(

@@ -102,6 +102,9 @@ class DriverError(HoldfastError):
 class EngineError(HoldfastError):
     """The database refused or could not be reached; the driver's error is the ``__cause__``."""
 
+    certain = True
+    """Whether what was asked for has certainly not happened."""
+
 
 class Unreachable(EngineError):
     """No connection: nothing was sent, so nothing happened."""
@@ -113,6 +116,8 @@ class Busy(Unreachable):
 
 class Unanswered(EngineError):
     """Sent, but not answered: it may or may not have happened."""
+
+    certain = False
 
 
 class Refused(EngineError):

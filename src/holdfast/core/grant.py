@@ -93,6 +93,15 @@ class LeaseTerms(NamedTuple):
     on_beat: OnBeat | None = None
     """Called in the keeper's thread after each heartbeat, with what went wrong and whether the lease is lost with it.
     Whoever wants to be told has a heartbeat of its own."""
+    on_recall: Callable[[], object] | None = None
+    """Called there when an operator asks for the lease to be given back, once the work under it has stopped."""
+    strict: bool = False
+    """Lost with the first heartbeat that fails."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether it needs a heartbeat of its own, of which it is told."""
+        return self.on_beat is not None or self.strict
 
     @classmethod
     def check(
@@ -106,6 +115,7 @@ class LeaseTerms(NamedTuple):
         renew_every: float | None,
         on_lost: OnLost,
         failover: Failover,
+        strict: bool = False,
     ) -> LeaseTerms:
         ttl = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
         if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
@@ -114,6 +124,8 @@ class LeaseTerms(NamedTuple):
             raise ValueError(f"failover must be 'ttl' or 'session', not {failover!r}")
         if not auto_renew and on_lost != "flag":
             raise ValueError("on_lost needs auto_renew=True: without a heartbeat nobody would notice the loss")
+        if not auto_renew and strict:
+            raise ValueError("strict=True needs auto_renew=True: there is no heartbeat that could fail")
         if not auto_renew and failover == "session":
             raise ValueError("failover='session' needs auto_renew=True: it lives with the heartbeat's session")
         if renew_every is not None and check_seconds(renew_every, "renew_every", 0.001, MAX_TTL) > ttl * 2 / 3:
@@ -130,6 +142,7 @@ class LeaseTerms(NamedTuple):
             on_lost,
             failover,
             reenter=holder is not None,
+            strict=strict,
         )
 
 

@@ -9,12 +9,12 @@ REFUSED, UNPROVEN, LOST = 75, 69, 70
 process whose hooks take too long is ended by the kernel instead."""
 
 
-def check_guard(key: str, *, ttl: float, heartbeat: float) -> LeaseTerms:
+def check_guard(key: str, *, ttl: float, heartbeat: float, strict: bool) -> LeaseTerms:
     check_seconds(heartbeat, "heartbeat", 0.001, MAX_TTL)
     check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
     terms = LeaseTerms.check(
         key, ttl=ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=min(heartbeat, ttl / 2), on_lost="flag",
-        failover="ttl",
+        failover="ttl", strict=strict,
     )  # fmt: skip
     if ttl < 2 * heartbeat:
         raise ValueError(

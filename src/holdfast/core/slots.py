@@ -34,41 +34,73 @@ class Claim(NamedTuple):
         return cls(str(of["id"]), of.get("slot"), bool(of.get("terminal")))
 
 
+class Lease(NamedTuple):
+    """Of a slot, as long as it lives: its next grant has another fence."""
+
+    owner: str
+    fence: int
+
+
 class Violation(NamedTuple):
     kind: str
     slot: int
     about: str
+    fence: int | None = None
+    """Of the lease that is about; None when there was none."""
 
 
-def reconcile(sessions: Iterable[Any], owners: Mapping[int, str]) -> tuple[set[int], list[Violation]]:
-    """The slots that are truly in use, and what contradicts. ``owners``: who holds the live lease of which slot."""
-    claims = [Claim.of(each) for each in sessions]
+def judge(
+    sessions: Iterable[Any], before: Mapping[int, Lease], after: Mapping[int, Lease]
+) -> tuple[set[int], list[Violation]]:
+    """The slots that are truly in use, and what contradicts. ``before`` and ``after``: the live leases when the
+    sessions had not been read yet, and when they had. Where these differ, a slot has changed hands meanwhile, and
+    nothing is said against anybody."""
+    true, found = _compare([Claim.of(each) for each in sessions], after)
+    return true, [each for each in found if before.get(each.slot) == after.get(each.slot)]
+
+
+def lasting(found: list[Violation], again: list[Violation]) -> list[Violation]:
+    """What was seen twice: one between two steps of an honest session is not."""
+    left = list(found)
+    kept = []
+    for each in again:
+        if each in left:
+            left.remove(each)
+            kept.append(each)
+    return kept
+
+
+def _compare(claims: list[Claim], leases: Mapping[int, Lease]) -> tuple[set[int], list[Violation]]:
     living: dict[int, list[str]] = {}
     for claim in claims:
         if claim.slot is not None and not claim.terminal:
             living.setdefault(claim.slot, []).append(claim.id)
     found: list[Violation] = []
     true: set[int] = set()
+
+    def wrong(kind: str, slot: int, about: str) -> None:
+        found.append(Violation(kind, slot, about, leases[slot].fence if slot in leases else None))
+
     for slot, claimants in living.items():
-        owner = owners.get(slot)
+        owner = leases[slot].owner if slot in leases else None
         rightful = owner if owner in claimants else claimants[0]
         rest = list(claimants)
         rest.remove(rightful)
-        found += [Violation("duplicate_claim", slot, f"{other} claims it, too") for other in rest]
+        for other in rest:
+            wrong("duplicate_claim", slot, f"{other} claims it, too")
         if owner is None:
-            found.append(Violation("missing_lease", slot, f"{rightful} claims it, and no lease is alive"))
+            wrong("missing_lease", slot, f"{rightful} claims it, and no lease is alive")
         elif owner != rightful:
-            found.append(Violation("wrong_owner", slot, f"{rightful} claims it, and its lease is {owner}'s"))
+            wrong("wrong_owner", slot, f"{rightful} claims it, and its lease is {owner}'s")
         else:
             true.add(slot)
     ended = {claim.id for claim in claims if claim.terminal}
-    for slot, owner in owners.items():
-        if slot in living:
-            continue
+    for slot in sorted(leases.keys() - living.keys()):
+        owner = leases[slot].owner
         if owner in ended:
-            found.append(Violation("terminal_owner", slot, f"its lease is that of {owner}, which has ended"))
+            wrong("terminal_owner", slot, f"its lease is that of {owner}, which has ended")
         else:
-            found.append(Violation("unclaimed_lease", slot, f"its lease is {owner}'s, who does not claim it"))
+            wrong("unclaimed_lease", slot, f"its lease is {owner}'s, who does not claim it")
     return true, found
 
 

@@ -126,6 +126,13 @@ class Books(ABC):
     def purge_soon(self) -> None:
         self._add_chore("purge", {}, patience=PURGE_EVERY, until=False)
 
+    def purge_after(self, delay: float) -> None:
+        """Something ends by itself then, and nobody else may be there to clear it away."""
+        with self._lock:
+            due = now() + delay + 0.01
+            self._chores.append(Chore("purge", {}, due, due + PURGE_EVERY, until=False))
+            self._wake_by(due)
+
     def watch(self, name: str, wake: Wake) -> None:
         """Call ``wake`` when ``name`` may be free, and once when we have begun to listen: no release is missed."""
         self._ears.add(name, wake)

@@ -28,6 +28,8 @@ class Holding(NamedTuple):
     tell: Callable[[HoldfastError], None]
     heard: Callable[[HoldfastError | None], None] | None = None
     """Called there after each heartbeat that leaves it ours, with what went wrong."""
+    recalled: Callable[[], object] | None = None
+    """Called there when an operator asks it back."""
 
 
 class Pulse:

@@ -277,8 +277,8 @@ class Keeper(Books):
             self.release_later(holding.name, holding.token)
 
     def _reconcile(self, pulse: Pulse, generation: int) -> bool:
-        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder. Whether we know
-        whose by now: until then this heartbeat is good news to nobody.
+        """One of ours was taken away while the beat lived: by force, or by a twin of the same holder; or it is asked
+        back. Whether we know whose by now: until then this heartbeat is good news to nobody.
 
         An acquire that is under way may have been granted and taken away already: until it has told us what it got,
         the same generation is looked at again."""
@@ -286,17 +286,20 @@ class Keeper(Books):
             known, under_way = dict(pulse.holdings), pulse.borrowed
         try:
             rows = self._connected(self._patience()).call("beat_leases", {"beat": pulse.beat}, self._patience())
+            wanted = self._connected(self._patience()).call("beat_wanted", {"beat": pulse.beat}, self._patience())
         except EngineError as error:
             self._doubt(error)
             pulse.due = now() + backoff(1, pulse.trust.left(now()))  # the generation still differs: it asks again
             return False
-        left = {row["token"] for row in rows}
+        left, asked = {row["token"] for row in rows}, {row["token"] for row in wanted}
         if not under_way:
             pulse.generation = generation
         for token, holding in known.items():
             if token not in left:
                 self.drop(pulse, token)
                 self._tell(holding, LeaseLost("it was taken away by force, or by another process of the same holder"))
+            elif token in asked and holding.recalled is not None:
+                holding.recalled()
         return True
 
     def _lose(self, pulse: Pulse, error: HoldfastError) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast import LeaseLost
-from holdfast.operator.registry import CommandRefused, Parameter, Steps, command, commands
-from holdfast.operator.running import BREAK_GLASS, RUNTIME
+from holdfast.operator.registry import CommandRefused, CommandUnsettled, Parameter, Steps, command, commands
+from holdfast.operator.running import BREAK_GLASS, MIGRATE, REVERT, RUNTIME
 
 if TYPE_CHECKING:
     from holdfast.operator.running import Window
 
+_LOOK_EVERY = 0.05
 _NEEDED = (RUNTIME, "@gate:leases")
 """What the commands of this gate run under."""
 
 
-@command("lease.release", gate="leases", subject="{name}", destructive=True, name=Parameter("the lease"))
+@command("lease.release", gate="leases", subject="{name}", destructive=True, atomic=True, name=Parameter("the lease"))
 def lease_release(window: Window, *, name: str) -> Steps:
     """Take a lease away from its holder."""
     if name in _NEEDED and not window.break_glass:
@@ -28,20 +30,47 @@ def lease_release(window: Window, *, name: str) -> Steps:
 
 
 @command(
-    "lease.wipe", gate="leases", subject="all but {guard}", destructive=True,
-    guard=Parameter("the guard's key: nobody may hold it, and it is held meanwhile"),
+    "lease.wipe", gate="leases", subject="all but {guard}", destructive=True, atomic=True,
+    guard=Parameter("the guard's key, which must be held: holdfast run --guard KEY -- holdfast do lease.wipe KEY"),
+    token=Parameter("the proof of holding it", option="token", secret="HOLDFAST_TOKEN"),
 )  # fmt: skip
-def lease_wipe(window: Window, *, guard: str) -> Steps:
-    """Take every lease away, under a guard that keeps the guarded program from running."""
-    if (holder := window.client.leases.get(guard)) is not None:
-        raise CommandRefused(f"guard {guard!r} is held by {holder.holder}: what it guards runs")
-    yield [line for each in window.client.leases.list() if each.name not in _NEEDED for line in _taken(each)]
-    with window.client.lease(guard) as grant:
-        window.client.leases.wipe(grant, keep=_NEEDED)
+def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
+    """Take every other lease away, under a guard that is proven to be held."""
+    try:
+        held = window.client.lease(guard).adopt(token)
+    except LeaseLost as error:
+        raise CommandRefused(f"guard {guard!r} is not held by whoever asks, and nothing is wiped: {error}") from None
+    kept = (guard, *_NEEDED)
+    yield [line for each in window.client.leases.list() if each.name not in kept for line in _taken(each)]
+    window.client.leases.wipe(held, keep=_NEEDED)  # which proves it once more, with what it does
 
 
 @command(
-    "lock.break", gate="locks", subject="session {pid}", destructive=True,
+    "leader.resign", gate="leaders", subject="{name}", destructive=True, name=Parameter("the elector"),
+    wait=Parameter("how long to wait until it has stopped, in seconds", float, default=60.0, optional=True),
+)  # fmt: skip
+def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
+    """Ask the leading replica to stop its work and let another one lead."""
+    record = _held(window, name)
+    if not record.info.get("elector"):
+        raise CommandRefused(
+            f"lease {name!r} is not that of a leader: {record.holder} would not hear. See lease.release"
+        )
+    yield [f"{record.holder}, which leads {name!r} with fence {record.fence}, stops its work and lets another lead"]
+    if not window.client.leases.recall(name, fence=record.fence):
+        raise CommandRefused(f"{record.holder} does not lead {name!r} any more: look again")
+    until = time.monotonic() + wait
+    while (now := window.client.leases.get(name)) is not None and now.fence == record.fence:
+        if time.monotonic() > until:
+            raise CommandUnsettled(
+                f"{record.holder} was asked to stop, and has not in {wait:g} s: it does so with its next heartbeat and "
+                "once its work has ended, or its lease expires"
+            )
+        time.sleep(_LOOK_EVERY)
+
+
+@command(
+    "lock.break", gate="locks", subject="session {pid}", destructive=True, atomic=True,
     pid=Parameter("the pid of the server's session", int),
 )  # fmt: skip
 def lock_break(window: Window, *, pid: int) -> Steps:
@@ -52,7 +81,7 @@ def lock_break(window: Window, *, pid: int) -> Steps:
 
 
 @command(
-    "gate.open", gate="gates", subject="gate {name}", destructive=False, name=Parameter("the gate"),
+    "gate.open", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=Parameter("the gate"),
     seconds=Parameter("how long, in seconds", float, option="for"),
 )  # fmt: skip
 def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
@@ -63,17 +92,19 @@ def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
     window.client.gates.open(name, seconds=seconds, actor=window.actor, reason=window.reason, entry=window.entry)
 
 
-@command("gate.close", gate="gates", subject="gate {name}", destructive=False, name=Parameter("the gate"))
+@command("gate.close", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=Parameter("the gate"))
 def gate_close(window: Window, *, name: str) -> Steps:
     """Close a gate that was opened for a time, before that is over."""
-    yield [f"gate {name!r} is closed"]
+    if (record := window.client.leases.get(f"@gate:{name}")) is None:
+        raise CommandRefused(f"gate {name!r} is closed already")
+    yield [f"gate {name!r}, which {record.holder} has opened, is closed"]
     if not window.client.gates.close(name, actor=window.actor, reason=window.reason, entry=window.entry):
         raise CommandRefused(f"gate {name!r} is closed already")
 
 
 @command(
-    "slot.release", gate="slots", subject="slot {slot} of {pool}", destructive=True, pool=Parameter("the pool"),
-    slot=Parameter("the number", int),
+    "slot.release", gate="slots", subject="slot {slot} of {pool}", destructive=True, atomic=True,
+    pool=Parameter("the pool"), slot=Parameter("the number", int),
 )  # fmt: skip
 def slot_release(window: Window, *, pool: str, slot: int) -> Steps:
     """Take a slot away from its owner."""
@@ -82,12 +113,27 @@ def slot_release(window: Window, *, pool: str, slot: int) -> Steps:
     _take(window, record)
 
 
-@command("schema.migrate", gate="schema", subject="schema", destructive=False, bootstrap=True)
+@command(MIGRATE, gate="schema", subject="schema", destructive=False)
 def schema_migrate(window: Window) -> Steps:
     """Create or upgrade the tables."""
-    missing = [each for each, applied in window.client.migrations.status() if applied is None]
+    there = window.client.migrations.version()
+    missing = [each for each in window.client.migrations.scripts() if each.version > there]
     yield [f"migration {each.version:04} {each.name} is applied" for each in missing]
-    window.client.migrate()
+    window.client.migrations.up(entry=window.entry)
+
+
+@command(
+    REVERT, gate="schema", subject="schema", destructive=True,
+    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to"),
+)  # fmt: skip
+def schema_revert(window: Window, *, to: int) -> Steps:
+    """Take migrations back, and all that is in their tables."""
+    there, migrations = window.client.migrations.version(), window.client.migrations.scripts()
+    if not 0 <= to < there:
+        raise CommandRefused(f"to must be a version from 0 to {there - 1}, not {to}: the tables are at {there}")
+    gone = [each for each in reversed(migrations) if to < each.version <= there]
+    yield [f"migration {each.version:04} {each.name} is taken back, and all that is in its tables" for each in gone]
+    window.client.migrations.down(to=max(to, window.client.migrations.foundation), entry=window.entry)
 
 
 def _held(window: Window, name: str) -> Any:

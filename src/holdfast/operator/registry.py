@@ -16,7 +16,11 @@ Steps = Iterator[list[str]]
 
 
 class CommandRefused(HoldfastError):
-    """The command has looked, and there is nothing that it could or should do."""
+    """There is nothing that the command could or should do, and it has changed nothing."""
+
+
+class CommandUnsettled(HoldfastError):
+    """The command has begun what it is about, and could not see its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,9 @@ class Parameter:
     optional: bool = False
     option: str | None = None
     """What the option is called, if not like the parameter."""
+    secret: str | None = None
+    """The environment variable that the command line takes it from: it is not for the list of processes, nor for the
+    audit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +47,30 @@ class Command:
     parameters: Mapping[str, Parameter]
     subject: str
     """A pattern over the parameters: what the audit says that it was done to."""
-    bootstrap: bool
-    """Whether it may run before there is anything to govern it with: the tables themselves."""
-    _steps: Callable[..., Steps]
+    atomic: bool
+    """Whether it is done by one statement: then an error that is certain means that nothing was changed."""
+    function: Callable[..., Steps]
 
     def steps(self, window: Window | None, **values: Any) -> Steps:
-        """Begin it: the first step looks, the second does it, and only in a window that ``run`` has opened."""
-        if window is None or window.command is not self:
+        """Begin it: the first step looks, the second does it, each only in a window that ``run`` has made for it."""
+        if window is None or window.command is not self or window not in windows:
             raise self._denied()
         return self._in(window, values)
 
     def _in(self, window: Window, values: dict[str, Any]) -> Steps:
-        steps = self._steps(window, **values)
+        steps = self.function(window, **values)
         yield next(steps)
-        if window not in open_windows:
+        if not windows.get(window):
             raise self._denied()
         if next(steps, None) is not None:
             raise RuntimeError(f"{self.name} yields more than once: it would change what it has not told")
 
     def _denied(self) -> PolicyDenied:
         return PolicyDenied(f"{self.name} runs through holdfast.operator.run alone: under the runtime lease, on record")
+
+    def told(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parameters, as the audit has them."""
+        return {name: "***" if self.parameters[name].secret else value for name, value in values.items()}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The values of its parameters, or ValueError that names the wrong one."""
@@ -79,8 +90,8 @@ class Command:
 
 
 _registry: dict[str, Command] = {}
-open_windows: set[Window] = set()
-"""Those in which something may be done, for as long as it may."""
+windows: dict[Window, bool] = {}
+"""Those that ``run`` has made, for as long as it runs; and whether something may be done in it now."""
 
 
 def commands() -> Mapping[str, Command]:
@@ -89,16 +100,16 @@ def commands() -> Mapping[str, Command]:
 
 
 def command(
-    name: str, /, *, gate: str, subject: str, destructive: bool, bootstrap: bool = False, **parameters: Parameter
+    name: str, /, *, gate: str, subject: str, destructive: bool, atomic: bool = False, **parameters: Parameter
 ) -> Callable[[Callable[..., Steps]], Command]:
     """Declare a command. The function gets a window and the parameters, looks, yields the lines that say what would
-    change, and then changes it; its docstring says in one line what for."""
+    change, and then changes it; its docstring says in one line what for. ``atomic``: with one statement."""
     if name in _registry:
         raise ValueError(f"there is a command {name!r} already")
 
     def declare(function: Callable[..., Steps]) -> Command:
         summary = (function.__doc__ or "").strip().partition("\n")[0]
-        declared = Command(name, summary, gate, destructive, parameters, subject, bootstrap, function)
+        declared = Command(name, summary, gate, destructive, parameters, subject, atomic, function)
         _registry[name] = declared
         return declared
 

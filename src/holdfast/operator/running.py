@@ -1,55 +1,65 @@
-"""How a command runs: actor and reason, audit entry, runtime lease, gate window; and the two exceptions to it."""
+"""How a command runs: actor and reason, audit entry, runtime lease, gate window; and the exceptions to it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import holdfast
-from holdfast import HoldfastError, PolicyDenied
-from holdfast.operator.registry import Command, commands, open_windows
+from holdfast import PolicyDenied
+from holdfast.operator.account import Account, Stage
+from holdfast.operator.registry import Command, commands, windows
 
 if TYPE_CHECKING:
     from holdfast import Client
+
+log = logging.getLogger("holdfast.operator")
 
 RUNTIME = "holdfast:runtime"
 """The lease that every command runs inside: one operator at a time."""
 BREAK_GLASS = "break-glass"
 """The gate of what ends a lease that commands themselves need, without having it."""
+MIGRATE, REVERT = "schema.migrate", "schema.revert"
+"""Those about the tables that govern them all."""
 _PATIENCE = 5.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """What a command has while it runs: the database, who asks and why, and the entry of the audit."""
+    """What a command has while it runs: the database, who asks and why, and the entry of the audit. Until it may do
+    something, ``client`` is one that only looks."""
 
-    command: Command
-    client: Client
-    actor: str
-    reason: str
-    entry: int | None
-    break_glass: bool
+    def __init__(
+        self, command: Command, client: Client, looking: Client, actor: str, reason: str, *, break_glass: bool
+    ) -> None:
+        self.command, self.actor, self.reason, self.break_glass = command, actor, reason, break_glass
+        self._client, self._looking = client, looking
+        self.entry: int | None = None
+
+    @property
+    def client(self) -> Client:
+        return self._client if windows.get(self) else self._looking
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``changes`` are what was, or on a dry run would be, changed."""
+    """``changes`` are what was, or on a dry run would be, changed. ``doubt``: what went wrong after it was done."""
 
     command: str
     changes: list[str]
     dry_run: bool
     fence: int | None = None
     entry: int | None = None
+    doubt: str | None = None
 
 
 def run(
     client: Client, name: str, parameters: Mapping[str, Any] | None = None, *, actor: str, reason: str,
     dry_run: bool = False, break_glass: bool = False,
 ) -> Outcome:  # fmt: skip
-    """Run a governed command. ``dry_run`` only looks: no lease, no audit. ``break_glass`` has one purpose: to release
-    the runtime lease, or a gate's, when whoever has it does not let go."""
+    """Run a governed command. ``dry_run`` only looks: no lease, no audit, and the database refuses all else.
+    ``break_glass`` has one purpose: to release the runtime lease, or a gate's, when whoever has it does not let go."""
     command = commands().get(name)
     if command is None:
         raise ValueError(f"there is no command {name!r}; there are: {', '.join(commands())}")
@@ -62,75 +72,102 @@ def run(
             f"break-glass is for lease.release of {RUNTIME!r} or of a gate's lease, '@gate:…', and for nothing else"
         )
     if dry_run:
-        steps = command.steps(Window(command, client, actor, reason, None, break_glass), **values)
-        return Outcome(name, next(steps), dry_run=True)
-    if command.bootstrap and any(applied is None for _, applied in client.migrations.status()):
-        return _bootstrap(client, command, values, actor, reason)
-    return _governed(client, command, values, actor, reason, break_glass)
+        with _window(command, client, actor, reason, break_glass) as window:
+            return Outcome(name, next(command.steps(window, **values)), dry_run=True)
+    if name == MIGRATE:
+        return _migrate(client, command, values, actor, reason)
+    outcome = governed(client, command, values, actor, reason, break_glass=break_glass)
+    if name == REVERT:
+        _abolish(client, values["to"], actor, reason)
+    return outcome
 
 
 def for_break_glass(lease: str) -> bool:
     return lease == RUNTIME or lease.startswith("@gate:")
 
 
-def _governed(
-    client: Client, command: Command, values: dict[str, Any], actor: str, reason: str, break_glass: bool
+def governed(
+    client: Client, command: Command, values: dict[str, Any], actor: str, reason: str, *, break_glass: bool = False
 ) -> Outcome:
+    """The one way in which anything is done."""
     action = f"{BREAK_GLASS} {command.name}" if break_glass else command.name
-    detail: dict[str, Any] = {"parameters": values, "destructive": command.destructive}
+    detail: dict[str, Any] = {"parameters": command.told(values), "destructive": command.destructive}
     entry = client.audit.begin(action, _subject(command, values), actor=actor, reason=reason, detail=detail)
-    with _told(client, entry), ExitStack() as stack:
+    with Account(client, entry, atomic=command.atomic) as account, ExitStack() as stack:
         grants = []
         if not break_glass:
             grants.append(stack.enter_context(client.lease(RUNTIME, timeout=_PATIENCE)))
         gate = BREAK_GLASS if break_glass else command.gate
         grants.append(stack.enter_context(client.gate(gate, actor=actor, reason=reason)))
-        window = Window(command, client, actor, reason, entry, break_glass)
+        client.audit.note(entry, fence=grants[0].fence)
+        window = stack.enter_context(_window(command, client, actor, reason, break_glass))
+        window.entry = entry
         steps = command.steps(window, **values)
         changes = next(steps)
-        client.audit.note(entry, fence=grants[0].fence, detail={**detail, "changes": changes[:1000]})
+        client.audit.note(entry, detail={**detail, "changes": changes[:1000]})
         client.gates.require(gate)
         for grant in grants:
             grant.check()
+        account.stage = Stage.DOING
         _finish(window, steps)
-        for grant in grants:  # done, but perhaps not alone: it is told
+        account.stage = Stage.DONE
+        for grant in grants:  # done, but perhaps not alone
             grant.check()
-    return Outcome(command.name, changes, dry_run=False, fence=grants[0].fence, entry=entry)
+    return Outcome(command.name, changes, dry_run=False, fence=grants[0].fence, entry=entry, doubt=account.doubt)
 
 
-def _bootstrap(client: Client, command: Command, values: dict[str, Any], actor: str, reason: str) -> Outcome:
-    """Tables that are missing cannot hold a lease nor an audit: they are made first, behind the migrations' own lock,
-    and told as soon as there is where to tell it."""
-    window = Window(command, client, actor, reason, None, break_glass=False)
-    steps = command.steps(window, **values)
-    changes = next(steps)
-    _finish(window, steps)
-    detail = {"parameters": values, "bootstrap": True, "changes": changes}
-    entry = client.audit.begin(command.name, _subject(command, values), actor=actor, reason=reason, detail=detail)
-    with _told(client, entry), client.lease(RUNTIME, timeout=_PATIENCE) as grant:
-        client.audit.note(entry, fence=grant.fence)
-    return Outcome(command.name, changes, dry_run=False, fence=grant.fence, entry=entry)
+def _migrate(client: Client, command: Command, values: dict[str, Any], actor: str, reason: str) -> Outcome:
+    """Tables that are missing cannot hold a lease nor an audit. The first ones, up to those, are made behind the
+    migrations' own lock, and told as soon as there is where to tell it; all later ones are governed by them."""
+    foundation = client.migrations.foundation
+    made: list[str] = []
+    with client.migrations.governed():
+        if client.migrations.version() < foundation:
+            made = [
+                f"migration {each.version:04} {each.name} is applied" for each in client.migrations.up(to=foundation)
+            ]
+        first = _told(client, command, made, actor, reason) if made else None
+        if first is not None and client.migrations.version() >= client.migrations.scripts()[-1].version:
+            return first
+        later = governed(client, command, values, actor, reason)
+    return Outcome(command.name, [*made, *later.changes], dry_run=False, fence=later.fence, entry=later.entry)
 
 
-def _finish(window: Window, steps: Iterator[list[str]]) -> None:
-    open_windows.add(window)
-    try:
-        next(steps, None)
-    finally:
-        open_windows.discard(window)
+def _told(client: Client, command: Command, made: list[str], actor: str, reason: str) -> Outcome:
+    detail = {"parameters": {}, "bootstrap": True, "changes": made}
+    entry = client.audit.begin(command.name, _subject(command, {}), actor=actor, reason=reason, detail=detail)
+    fence = None
+    with Account(client, entry, atomic=True) as account:
+        account.stage = Stage.DONE
+        with client.lease(RUNTIME, timeout=_PATIENCE) as grant:
+            client.audit.note(entry, fence=(fence := grant.fence))
+    return Outcome(command.name, made, dry_run=False, fence=fence, entry=entry, doubt=account.doubt)
+
+
+def _abolish(client: Client, to: int, actor: str, reason: str) -> None:
+    """The other end of it: what was governed down to those tables has the audit to tell it in, and they have not."""
+    for each in client.migrations.down(to=to) if to < client.migrations.foundation else ():
+        log.warning("migration %04d %s is taken back, for %s: %s", each.version, each.name, actor, reason)
 
 
 @contextmanager
-def _told(client: Client, entry: int) -> Iterator[None]:
-    """Whatever comes of it, the entry says so; unless the database is gone, and then its end is open."""
+def _window(command: Command, client: Client, actor: str, reason: str, break_glass: bool) -> Iterator[Window]:
+    """In it the command may look; that it may do something is said elsewhere."""
+    with client.looking() as looking:
+        window = Window(command, client, looking, actor, reason, break_glass=break_glass)
+        windows[window] = False
+        try:
+            yield window
+        finally:
+            del windows[window]
+
+
+def _finish(window: Window, steps: Iterator[list[str]]) -> None:
+    windows[window] = True
     try:
-        yield
-    except BaseException as error:
-        kind = "refused" if isinstance(error, HoldfastError) else f"failed: {type(error).__name__}"
-        with suppress(holdfast.EngineError):
-            client.audit.end(entry, f"{kind}: {error}")
-        raise
-    client.audit.end(entry, "done")
+        next(steps, None)
+    finally:
+        windows[window] = False
 
 
 def _subject(command: Command, values: Mapping[str, Any]) -> str:

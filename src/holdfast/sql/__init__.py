@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 Dialect = Literal["postgres", "sqlite"]
 
 SCHEMA = "holdfast"
+FOUNDATION = 5
+"""The version that has what migrations are governed with: leases, gates, the audit and its fences."""
 _HERE = os.path.dirname(__file__)
 # What PostgreSQL would take for a keyword.
 _RESERVED = frozenset(

@@ -6,11 +6,11 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._wire.database import Database
 
 
-def open_engine(database: Database) -> AsyncEngine:
+def open_engine(database: Database, *, looks: bool = False) -> AsyncEngine:
     if database.dialect == "sqlite":
         from holdfast._async.engines.sqlite import AsyncSqliteEngine
 
-        return AsyncSqliteEngine(database)
+        return AsyncSqliteEngine(database, looks=looks)
     from holdfast._async.engines.postgres import AsyncPostgresEngine
 
-    return AsyncPostgresEngine(database)
+    return AsyncPostgresEngine(database, looks=looks)

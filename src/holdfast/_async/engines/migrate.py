@@ -2,25 +2,31 @@
 
 Each script records itself, so it is applied whole or not at all. On PostgreSQL the scripts queue behind an advisory
 lock; whoever comes second fails on what is already there, looks again, and is content.
+
+Once there is an audit, every change of the tables is told in it, whichever way it comes: as the governed command, as
+``client.migrate()``, or because a file was opened by a newer holdfast.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from holdfast._async.engines.engine import DENIED, AsyncEngine, AsyncSession, grants
 from holdfast._wire import Row
 from holdfast._wire.database import Database
-from holdfast.core.errors import Refused
-from holdfast.sql import Migration, migrations, statements
+from holdfast.core.errors import EngineError, Refused
+from holdfast.sql import FOUNDATION, Migration, migrations, statements
 
 _ABSENT = frozenset({"3F000", "42P01"})
 TIMEOUT = 60.0
 
 
 class AsyncMigrations:
-    """The tables of one database: what there is, what is missing."""
+    """The tables of one database: what there is, what is missing. From version ``foundation`` on they hold what changes
+    of them are governed with."""
+
+    foundation = FOUNDATION
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine, self._database = engine, engine.database
@@ -45,25 +51,61 @@ class AsyncMigrations:
             self._refuse_newer(max(when, default=0))
         return [(migration, when.get(migration.version)) for migration in self.scripts()]
 
-    async def up(self) -> list[Migration]:
-        """Apply what is missing; returns what was applied. A role that may only use the schema has nothing to do where
-        nothing is missing."""
+    async def version(self) -> int:
+        """The version of the tables; 0 when there are none. For a role that may only use them, too."""
+        if self._engine.looks and not self._engine.there():
+            return 0
         async with self._session() as session:
             try:
-                self._refuse_newer(await _version(session, TIMEOUT))
-                return await up(self._database, session, TIMEOUT)
+                version = await _version(session, TIMEOUT)
             except Refused as error:
-                if error.sqlstate != DENIED or await self._said_version(session) < self._engine.newest:
+                if error.sqlstate != DENIED or self._engine.looks:
+                    raise
+                version = await self._said_version(session)
+            self._refuse_newer(version)
+        return version
+
+    async def up(self, *, to: int | None = None, entry: int | None = None) -> list[Migration]:
+        """Apply what is missing, up to version ``to``; returns what was applied. A role that may only use the schema
+        has nothing to do where nothing is missing. ``entry``: of the audit, where this is told already."""
+        wanted = self._engine.newest if to is None else self._check(to)
+        async with self._session() as session:
+            try:
+                self._refuse_newer(version := await _version(session, TIMEOUT))
+                if version >= wanted:
+                    return []
+                async with told(self._engine, session, "schema.migrate", version, wanted, entry):
+                    return await up(self._database, session, TIMEOUT, to=wanted)
+            except Refused as error:
+                if error.sqlstate != DENIED or await self._said_version(session) < wanted:
                     raise
                 return []
 
-    async def down(self, *, to: int) -> list[Migration]:
-        """Take back every migration above version ``to``, and all that is in those tables with it."""
+    async def down(self, *, to: int, entry: int | None = None) -> list[Migration]:
+        """Take back every migration above version ``to``, and all that is in those tables with it; the audit itself,
+        below ``foundation``. ``entry``: of the audit, where this is told already."""
+        self._check(to)
+        async with self._session() as session:
+            self._refuse_newer(version := await _version(session, TIMEOUT))
+            if version <= to:
+                return []
+            async with told(self._engine, session, "schema.revert", version, to, entry):
+                return await down(self._database, session, TIMEOUT, to=to)
+
+    @asynccontextmanager
+    async def governed(self) -> AsyncIterator[None]:
+        """Inside, this client makes do with tables that are not the newest, from ``foundation`` on: for whoever governs
+        what makes them so. Leases, gates and the audit work, the rest may not."""
+        self._engine.lenient = True
+        try:
+            yield
+        finally:
+            self._engine.lenient = False
+
+    def _check(self, to: int) -> int:
         if not 0 <= to <= self._engine.newest:
             raise ValueError(f"to must be a version from 0 to {self._engine.newest}, not {to}")
-        async with self._session() as session:
-            self._refuse_newer(await _version(session, TIMEOUT))
-            return await down(self._database, session, TIMEOUT, to=to)
+        return to
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[AsyncSession]:
@@ -104,10 +146,39 @@ async def applied(session: AsyncSession, timeout: float) -> list[Row]:
         raise
 
 
-async def up(database: Database, session: AsyncSession, timeout: float) -> list[Migration]:
-    """Apply what is missing; returns what was applied."""
+@asynccontextmanager
+async def told(
+    engine: AsyncEngine, session: AsyncSession, action: str, version: int, to: int, entry: int | None = None
+) -> AsyncIterator[None]:
+    """For the record, unless it is there already; as far as there is a record before, and after."""
+    if entry is not None or version < FOUNDATION:
+        yield
+        return
+    parameters = {
+        "action": action,
+        "subject": "schema",
+        "actor": engine.process["label"],
+        "reason": f"this holdfast was asked to bring version {version} to version {to}",
+    }
+    [row] = await session.call("audit_begin", parameters, TIMEOUT)
+    outcome = "done"
+    try:
+        yield
+    except BaseException as error:
+        outcome = f"failed: {error}"[:200] if isinstance(error, Refused) else "unknown: it was interrupted"
+        raise
+    finally:
+        if to >= FOUNDATION or outcome != "done":
+            with suppress(EngineError):
+                await session.call("audit_end", {"entry": row["entry"], "outcome": outcome}, TIMEOUT)
+
+
+async def up(database: Database, session: AsyncSession, timeout: float, *, to: int | None = None) -> list[Migration]:
+    """Apply what is missing, up to version ``to``; returns what was applied."""
     done = []
     for migration in migrations(database.dialect, database.schema):
+        if to is not None and migration.version > to:
+            break
         if migration.version <= await _version(session, timeout):
             continue
         if await _apply(database, session, migration.up, range(migration.version, 10**9), timeout):

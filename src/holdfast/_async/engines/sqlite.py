@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast._async.engines.engine import CALL_TIMEOUT, Answers, AsyncEngine, AsyncSession, Calls
+from holdfast._async.engines.engine import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast._wire import Row
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.sqlite import boot_id
-from holdfast.core.errors import Refused
+from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 
 
 class AsyncSqliteEngine(AsyncEngine):
     poll = 0.01
 
     async def _connect(self, timeout: float) -> AsyncSession:
+        if self.looks and not self.there():
+            self.check_version(None)
         return await AsyncSqliteSession.open(self.database, timeout)
 
     async def call_when_free(
-        self, name: str, parameters: Mapping[str, Any], *, patience: float, timeout: float = CALL_TIMEOUT
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        *,
+        patience: float,
+        timeout: float = CALL_TIMEOUT,
+        again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
         """Here an open transaction of anybody's holds up all that write, and it may be the caller's own."""
-        return await self.call(name, parameters, timeout=min(timeout, max(1.0, patience)))
+        return await self.call(name, parameters, timeout=min(timeout, max(1.0, patience)), again=again)
 
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         self.check_usable()
+        if self.looks:
+            raise Refused("a rehearsal is not for looking: it writes, and takes it back")
         session = await AsyncSqliteSession.open(self.database, timeout)
         try:
             return await session.rehearse(calls, timeout)
@@ -34,10 +45,11 @@ class AsyncSqliteEngine(AsyncEngine):
 
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         version = await self._version(session, timeout)
-        if (version or 0) < self.newest:
+        if (version or 0) < self.newest and not self.suffices(version) and not self.closing:
             from holdfast._async.engines import migrate
 
-            await migrate.up(self.database, session, timeout)
+            async with migrate.told(self, session, "schema.migrate", version or 0, self.newest):
+                await migrate.up(self.database, session, timeout)
             version = await self._version(session, timeout)
         self.check_version(version)
 
@@ -50,3 +62,13 @@ class AsyncSqliteEngine(AsyncEngine):
             return None
         version: int | None = row["version"]
         return version
+
+    def there(self) -> bool:
+        return os.path.exists(self.database.target)
+
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        if error.sqlstate == "42P01":
+            return SchemaMismatch(
+                f"the tables in {self.database} are not complete: run 'holdfast migrate up' ({error})"
+            )
+        return error

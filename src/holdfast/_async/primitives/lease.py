@@ -39,12 +39,16 @@ class AsyncHandle(ABC, Generic[G]):
     _what, _statement = "lease", "lease_acquire"
     _more: Mapping[str, Any] = {}
 
-    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None) -> None:
+    def __init__(
+        self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, info: Mapping[str, Any] | None = None
+    ) -> None:
+        """``info``: for the people who look at the lease, where its heartbeat is its own."""
         if terms.on_lost == "cancel" and not AsyncScope.cancels:
             raise ValueError(
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
+        self._info = info
         self._entered: list[tuple[int, G]] = []
 
     @property
@@ -180,7 +184,7 @@ class AsyncHandle(ABC, Generic[G]):
         engine.check_usable()
         session_key = await self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
-        shares = terms.auto_renew and terms.on_beat is None
+        shares = terms.auto_renew and not terms.apart
         pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
         try:
             row, asked_at = await self._ask(token, pulse, session_key)
@@ -236,7 +240,8 @@ class AsyncHandle(ABC, Generic[G]):
 
     @property
     def _process(self) -> dict[str, Any]:
-        return self._engine.process
+        process = self._engine.process
+        return process if self._info is None else {**process, "info": self._info}
 
     @property
     def _holder(self) -> str:

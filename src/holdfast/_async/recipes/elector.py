@@ -142,7 +142,7 @@ class AsyncElector:
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             await self._course.pause(self._terms.retry_every)
-        keeper, lease = self._engine.keeper, AsyncLease(self._engine, self._lease_terms(), 0.0)
+        keeper, lease = self._engine.keeper, AsyncLease(self._engine, self._lease_terms(), 0.0, {"elector": True})
         keeper.watch(self.name, self._course.bell.ring)
         try:
             while not self._course.is_over():
@@ -205,7 +205,7 @@ class AsyncElector:
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(
             self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_beat=self._beaten
-        )
+        )._replace(on_recall=self.resign)
 
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""

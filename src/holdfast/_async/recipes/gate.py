@@ -7,7 +7,6 @@ meanwhile, nobody closes it underneath, and a crash closes it by expiry.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.audit import AsyncAudit
@@ -37,7 +36,7 @@ class AsyncGateWindow:
         try:
             grant = await self._lease.acquire()
         except Exception as error:
-            await self._audit.end(entry, f"refused: {error}")
+            await self._tell(entry, f"refused: {error}")
             raise
         try:
             await self._audit.note(entry, fence=grant.fence)
@@ -54,14 +53,21 @@ class AsyncGateWindow:
         lost = grant.lost
         outcome = "closed" if error is None else f"closed after {type(error).__name__}: {error}"
         try:
-            await grant.__aexit__(kind, error, trace)
+            await grant.release()
+        except EngineError as problem:
+            grant.abandon()
+            outcome = f"not closed yet, at the latest when its lease expires: {problem}"
+            log.warning("gate %r is %s", self._name, outcome)
         finally:
-            try:
-                await self._audit.end(entry, "lost while it was open" if lost else outcome)
-            except EngineError as problem:
-                log.warning("gate %r: its audit entry %d has no outcome: %s", self._name, entry, problem)
+            await self._tell(entry, "lost while it was open" if lost else outcome)
         if lost and kind is None:
             grant.check()
+
+    async def _tell(self, entry: int, outcome: str) -> None:
+        try:
+            await self._audit.end(entry, outcome)
+        except EngineError as problem:
+            log.warning("gate %r: its audit entry %d has no outcome: %s", self._name, entry, problem)
 
 
 class AsyncGates:
@@ -74,6 +80,7 @@ class AsyncGates:
         """PolicyDenied unless the gate is open; who has opened it, as its lease says."""
         record = await self._leases.get(gate_lease(name))
         if record is None:
+            await self._clear(name)
             raise PolicyDenied(
                 f"gate {name!r} is closed: open it with client.gate({name!r}, actor=…, reason=…), or for a while with "
                 f"'holdfast do gate.open'"
@@ -92,7 +99,7 @@ class AsyncGates:
         terms = gate_terms(name, actor=actor, ttl=check_seconds(seconds, "seconds", 1.0, 86400.0), auto_renew=False)
         told = entry if entry is not None else await self._begin("gate.open", name, actor, reason)
         try:
-            grant = await _TimedGate(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
+            grant = await AsyncLease(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
         except Exception as error:
             if entry is None:
                 await self._audit.end(told, f"refused: {error}")
@@ -103,6 +110,7 @@ class AsyncGates:
             grant.abandon()  # nobody is told that it is open
             raise
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
+        self._engine.keeper.purge_after(seconds)
         if entry is None:
             await self._audit.end(told, f"open for {seconds:g} s")
         return grant
@@ -114,22 +122,25 @@ class AsyncGates:
         if record is not None and "for" not in record.info:
             raise PolicyDenied(f"gate {name!r} is a window that {record.holder} has open, and closes with its work")
         told = entry if entry is not None else await self._begin("gate.close", name, actor, reason)
-        done = record is not None and await self._leases.force_release(
-            record.name, actor=actor, reason=reason, fence=record.fence
-        )
+        try:
+            done = record is not None and await self._leases.force_release(
+                record.name, actor=actor, reason=reason, fence=record.fence
+            )
+        except EngineError as error:
+            if entry is None:
+                await self._audit.end(told, f"{'refused' if error.certain else 'unknown'}: {error}")
+            raise
         if entry is None:
             await self._audit.end(told, "closed" if done else "refused: it is closed")
         return done
 
+    async def _clear(self, name: str) -> None:
+        """One that was open for a time leaves nothing, once somebody has asked for it."""
+        if not self._engine.looks:
+            try:
+                await self._engine.call("lease_clear", {"name": gate_lease(name)})
+            except EngineError as problem:
+                log.debug("gate %r is closed, and its row is left for others to purge: %s", name, problem)
+
     async def _begin(self, action: str, name: str, actor: str, reason: str) -> int:
         return await self._audit.begin(action, name, actor=actor, reason=reason)
-
-
-class _TimedGate(AsyncLease):
-    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, info: dict[str, Any]) -> None:
-        super().__init__(engine, terms, timeout)
-        self._info = info
-
-    @property
-    def _process(self) -> dict[str, Any]:
-        return {**self._engine.process, "info": self._info}

@@ -7,13 +7,15 @@ by the kernel. A process that is stopped meanwhile never goes on.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from types import TracebackType
+from typing import Any
 
-from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.lease import AsyncHandle
 from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire.clock import now
 from holdfast._wire.dead_man import DeadMan
@@ -22,7 +24,7 @@ from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, NotAcquired
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.guard import LOST, REFUSED, UNPROVEN
-from holdfast.core.renewal import margin
+from holdfast.core.renewal import Trust, margin
 
 log = logger("holdfast.guard")
 
@@ -30,14 +32,38 @@ _GOODBYE = 3.0
 """Seconds in which the database must have taken the lease back."""
 
 
+class AsyncGuardGrant(AsyncLeaseGrant):
+    """The lease behind a guard. It is given back by leaving the block, and by nothing that is done inside it."""
+
+    inside = False
+
+    async def release(self, *, timeout: float = CALL_TIMEOUT) -> bool:
+        """RuntimeError inside the guard's block: what is in it would go on without its lease."""
+        self._refuse_inside()
+        return await super().release(timeout=timeout)
+
+    def abandon(self) -> None:
+        self._refuse_inside()
+        super().abandon()
+
+    def _refuse_inside(self) -> None:
+        if self.inside and self._pid == os.getpid():
+            raise RuntimeError(f"guard {self.name!r} is released by leaving its block, and not inside it")
+
+
+class _AsyncGuardLease(AsyncHandle[AsyncGuardGrant]):
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncGuardGrant:
+        return AsyncGuardGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
+
+
 class AsyncGuard:
     """``async with client.guard(key) as grant``: SystemExit unless it is ours; the process ends when it may not be."""
 
-    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, *, strict: bool, wipe_on_start: bool) -> None:
-        self._engine, self._strict, self._wipe = engine, strict, wipe_on_start
+    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:
+        self._engine, self._wipe = engine, wipe_on_start
         self._terms = terms._replace(on_beat=self._heard)
         self._lock = threading.Lock()
-        self._grant: AsyncLeaseGrant | None = None
+        self._grant: AsyncGuardGrant | None = None
         self._problem: HoldfastError | None = None
         self._dead_man: DeadMan | None = None
         self._ending = Ending()
@@ -52,26 +78,25 @@ class AsyncGuard:
         """The secret proof, while it is held."""
         return None if self._grant is None else self._grant.token
 
-    async def __aenter__(self) -> AsyncLeaseGrant:
+    async def __aenter__(self) -> AsyncGuardGrant:
         if self._grant is not None:
             raise RuntimeError(f"guard {self.name!r} is held already, by this very object")
         self._pid, self._problem = os.getpid(), None
         self._ending.prepare()
         try:
             self._dead_man = DeadMan()
-            grant = await AsyncLease(self._engine, self._terms, 0.0).acquire()
-        except NotAcquired as refusal:
-            raise self._exit(REFUSED, refusal) from refusal
-        except Exception as error:  # whatever it is: we do not know that it is ours
-            raise self._exit(UNPROVEN, error) from error
+            grant = await _AsyncGuardLease(self._engine, self._terms, 0.0).acquire()
+        except BaseException as error:
+            self._stand_down()
+            if isinstance(error, Exception):  # whatever it is: we do not know that it is ours
+                raise self._exit(REFUSED if isinstance(error, NotAcquired) else UNPROVEN, error) from error
+            raise
         try:
-            self._arm(grant)
+            self._begin(grant)
             if self._wipe:
                 count = await AsyncLeases(self._engine).wipe(grant)
                 log.warning("guard %r is ours, with fence %d: wiped %d other lease(s)", self.name, grant.fence, count)
-            grant.check()
-            if self._problem is not None:
-                raise self._problem
+            self._prove(grant)
         except BaseException as error:
             await self._give_back(grant)
             if isinstance(error, Exception):
@@ -87,57 +112,83 @@ class AsyncGuard:
         if grant is None or self._pid != os.getpid():  # a fork of it: the lease, the timer and the signals are not ours
             return
         if self._problem is not None or grant.lost:  # the timer stays: hooks that come after us may take their time
+            self._leave(grant)
             grant.let_expire()
             if kind is None or not issubclass(kind, SystemExit):
                 raise self._exit(LOST, self._problem or "it could not be confirmed in time")
             return
         await self._give_back(grant)
 
-    def _arm(self, grant: AsyncLeaseGrant) -> None:
-        """Unless we come back here, the kernel ends us."""
+    def _begin(self, grant: AsyncGuardGrant) -> None:
+        """Unless a heartbeat comes back, the kernel ends us. One may have failed already, before we were here."""
+        self._engine.guards.append(self.name)
+        atexit.register(self._let_expire)
+        grant.inside = True
         with self._lock:
             self._grant = grant
-            if self._problem is None and self._dead_man is not None:
+            if self._dead_man is not None:
                 self._dead_man.ends_at(self._end_of(grant))
+        self._prove(grant)
 
-    def _end_of(self, grant: AsyncLeaseGrant) -> float:
+    def _prove(self, grant: AsyncGuardGrant) -> None:
+        grant.check()
+        if self._problem is not None:
+            raise self._problem
+
+    def _end_of(self, grant: AsyncGuardGrant) -> float:
         """When trust has ended and the hooks had most of the time that is left until the TTL does, too."""
         return grant.trusted_until + 0.9 * margin(self._terms.ttl)
 
-    async def _give_back(self, grant: AsyncLeaseGrant) -> None:
+    async def _give_back(self, grant: AsyncGuardGrant) -> None:
+        self._leave(grant)
         try:
             await grant.release(timeout=_GOODBYE)
         except EngineError as problem:
             log.warning("guard %r is released later, or expires: %s", self.name, problem)
         finally:
-            with self._lock:
-                self._grant = None
-                if self._dead_man is not None:
-                    self._dead_man.close()
-                    self._dead_man = None
-            self._ending.forget()
+            self._stand_down()
+
+    def _leave(self, grant: AsyncGuardGrant) -> None:
+        """From here on nothing of the block runs, so the lease may go."""
+        atexit.unregister(self._let_expire)
+        grant.inside = False
+        if self.name in self._engine.guards:
+            self._engine.guards.remove(self.name)
+
+    def _stand_down(self) -> None:
+        with self._lock:
+            self._grant = None
+            if self._dead_man is not None:
+                self._dead_man.close()
+                self._dead_man = None
+        self._ending.forget()
+
+    def _let_expire(self) -> None:
+        """The interpreter goes while a thread is in the block still: what cannot be stopped is not released."""
+        if self._grant is not None and self._pid == os.getpid():
+            self._grant.let_expire()
 
     def _heard(self, problem: HoldfastError | None, lost: bool) -> None:
-        """In the keeper's thread, after each heartbeat. It is the main thread that ends the process, or the kernel."""
-        grant = self._grant
-        if problem is None and grant is not None:
-            self._arm(grant)
-        if problem is None or not (lost or self._strict):
-            return
+        """In the keeper's thread, after each heartbeat. It is the main thread that ends the process, or the kernel.
+
+        All under one lock: the block may be left this very moment, and then there is nothing to put off or to end."""
         with self._lock:
+            grant, dead_man = self._grant, self._dead_man
+            if problem is None or not lost:
+                if problem is None and self._problem is None and grant is not None and dead_man is not None:
+                    dead_man.ends_at(self._end_of(grant))
+                return
             if self._problem is not None:
                 return
             self._problem = problem
-            if self._grant is None or self._dead_man is None:  # not entered yet, or left already
+            if grant is None or dead_man is None:  # not entered yet, or left already
                 return
-            self._grant.let_expire()  # whoever closes the client would give it away while hooks and threads still work
+            grant.let_expire()  # whoever closes the client would give it away while hooks and threads still work
             if isinstance(problem, LeaseLost):  # somebody else may be at work already
-                self._dead_man.ends_at(min(now() + margin(self._terms.ttl), self._end_of(self._grant)))
+                dead_man.ends_at(min(now() + margin(self._terms.ttl), self._end_of(grant)))
         log.critical("guard %r is lost: %s; this process ends with code %d", self.name, problem, LOST)
         self._ending.begin(LOST)
 
     def _exit(self, code: int, why: object) -> SystemExit:
-        if code != LOST:
-            self._ending.forget()
         log.critical("guard %r: %s; this process ends with code %d", self.name, why, code)
         return SystemExit(code)

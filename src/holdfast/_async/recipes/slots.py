@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncHandle
+from holdfast._wire.aio_waiting import settled
 from holdfast._wire.log import logger
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
@@ -15,6 +16,8 @@ from holdfast.core.grant import Held, LeaseTerms
 from holdfast.core.renewal import Trust
 
 log = logger("holdfast.slots")
+
+Sessions = Iterable[Any]
 
 
 class AsyncSlotGrant(AsyncLeaseGrant):
@@ -74,18 +77,34 @@ class AsyncSlots:
 
     async def owners(self) -> dict[int, str]:
         """Who holds which slot."""
-        return {row["slot"]: row["holder"] for row in await self._engine.call("slot_list", {"pool": self._prefix})}
+        return {slot: lease.owner for slot, lease in (await self._held()).items()}
 
-    async def reconcile(self, sessions: Iterable[Any]) -> int:
+    async def reconcile(self, sessions: Sessions | Callable[[], Sessions | Awaitable[Sessions]]) -> int:
         """How many slots are truly in use: claimed by a session that has not ended and owns the slot's living lease,
         each counted once. Everything else is logged, and counted by kind in ``invariant_violation_total``.
 
-        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``."""
-        true, violations = slots.reconcile(list(sessions), await self.owners())
-        for each in violations:
-            log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
-            self._engine.violations[self.pool, each.kind] += 1
+        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``; where they
+        change meanwhile, a function that reads them. It is called between two looks at the leases, so that what is
+        claimed or released in this moment is told from what is wrong, and again before anything is said to be."""
+        read = sessions if callable(sessions) else list(sessions).copy
+        true, found = await self._judge(read)
+        if found:
+            true, again = await self._judge(read)
+            for each in slots.lasting(found, again):
+                log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
+                self._engine.violations[self.pool, each.kind] += 1
         return len(true)
+
+    async def _judge(
+        self, read: Callable[[], Sessions | Awaitable[Sessions]]
+    ) -> tuple[set[int], list[slots.Violation]]:
+        before = await self._held()
+        told = list(await settled(read()))
+        return slots.judge(told, before, await self._held())
+
+    async def _held(self) -> dict[int, slots.Lease]:
+        rows = await self._engine.call("slot_list", {"pool": self._prefix})
+        return {row["slot"]: slots.Lease(row["holder"], row["fence"]) for row in rows}
 
     @property
     def invariant_violation_total(self) -> Mapping[str, int]:

@@ -7,11 +7,11 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._wire.database import Database
 
 
-def open_engine(database: Database) -> Engine:
+def open_engine(database: Database, *, looks: bool = False) -> Engine:
     if database.dialect == "sqlite":
         from holdfast._sync.engines.sqlite import SqliteEngine
 
-        return SqliteEngine(database)
+        return SqliteEngine(database, looks=looks)
     from holdfast._sync.engines.postgres import PostgresEngine
 
-    return PostgresEngine(database)
+    return PostgresEngine(database, looks=looks)

@@ -22,7 +22,7 @@ from holdfast._wire.log import logger
 from holdfast._wire.waiting import Gate, Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.keeper import Keeper, keeper_of
-from holdfast.sql import migrations
+from holdfast.sql import FOUNDATION, migrations
 
 log = logger("holdfast.engine")
 
@@ -37,7 +37,7 @@ def grants(schema: str) -> str:
     return f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
 
 
-_NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Answers = list[list[Row] | Refused]
@@ -63,13 +63,18 @@ class Engine(ABC):
     poll = 1.0
     """How often a waiter asks again when nobody wakes it."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    def __init__(self, database: Database, *, looks: bool = False) -> None:
+        """``looks``: through it nothing is written, whoever tries."""
+        self.database, self.looks = database, looks
+        self.lenient = False
+        """Whether tables that are not the newest will do, as far as they can govern what makes them so."""
         self.owner = Owner()
         self.pid = os.getpid()
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
+        self.guards: list[str] = []
+        """Keys of guards whose block somebody is in: this client must not be closed."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
         self.working: set[Working] = set()
@@ -96,7 +101,7 @@ class Engine(ABC):
         parameters: Mapping[str, Any],
         *,
         timeout: float = CALL_TIMEOUT,
-        again: Mapping[str, Any] | None = _NOTHING,
+        again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
         """Run a named statement; once more on a new connection when the old one turns out to be dead.
 
@@ -123,13 +128,19 @@ class Engine(ABC):
                 raise told from error
 
     def call_when_free(
-        self, name: str, parameters: Mapping[str, Any], *, patience: float, timeout: float = CALL_TIMEOUT
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        *,
+        patience: float,
+        timeout: float = CALL_TIMEOUT,
+        again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
         """A statement that is refused while a protected transaction is open: ask again for a while, in nobody's way."""
         until, deadline, pause = now() + patience, now() + timeout, 0.002
         while True:
             try:
-                return self.call(name, parameters, timeout=deadline - now())
+                return self.call(name, parameters, timeout=deadline - now(), again=again)
             except Refused as error:
                 if error.sqlstate != LOCKED or now() + pause > until:
                     raise
@@ -152,7 +163,12 @@ class Engine(ABC):
     def connect(self, timeout: float, *, to_look: bool = False) -> Session:
         """A session of the caller's own; ``to_look`` when one to a server that cannot be used will do."""
         self.check_usable()
-        return self._connect_to_look(timeout) if to_look else self._connect(timeout)
+        session = self._connect_to_look(timeout) if to_look else self._connect(timeout)
+        if not self.looks:
+            return session
+        from holdfast._sync.engines.looking import looking
+
+        return looking(session, self.database.dialect, timeout)
 
     def close(self) -> None:
         self._notice_fork()
@@ -187,9 +203,10 @@ class Engine(ABC):
             return self._session
         with self._gate:
             if self._session is None:
-                session = self._connect(max(0.05, deadline - now()))
+                session = self.connect(max(0.05, deadline - now()))
                 try:
-                    self._hello(session, max(0.05, deadline - now()))
+                    if not self.looks:
+                        self._hello(session, max(0.05, deadline - now()))
                 except BaseException:
                     session.close()
                     raise
@@ -205,7 +222,7 @@ class Engine(ABC):
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
         if self.pid != os.getpid():
             self.pid, self._session, self._identity = os.getpid(), None, this_process()
-            self.unkept = {}
+            self.unkept, self.guards = {}, []
             self._turn, self._gate = Turn(), Gate()
             self._reaping = False
 
@@ -256,13 +273,20 @@ class Engine(ABC):
 
     def check_version(self, found: int | None) -> None:
         wanted = self.newest
-        if found != wanted:
+        if found != wanted and not self.suffices(found):
             state = f"is at version {found}" if found else "is not there"
             remedy = "run 'holdfast migrate up' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
             raise SchemaMismatch(
                 f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
                 f"{remedy}"
             )
+
+    def there(self) -> bool:
+        """Whether there is a database at all to look at; to look must not make one."""
+        return True
+
+    def suffices(self, found: int | None) -> bool:
+        return self.lenient and FOUNDATION <= (found or 0) <= self.newest
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         return error

@@ -3,25 +3,31 @@
 
 Each script records itself, so it is applied whole or not at all. On PostgreSQL the scripts queue behind an advisory
 lock; whoever comes second fails on what is already there, looks again, and is content.
+
+Once there is an audit, every change of the tables is told in it, whichever way it comes: as the governed command, as
+``client.migrate()``, or because a file was opened by a newer holdfast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from holdfast._sync.engines.engine import DENIED, Engine, Session, grants
 from holdfast._wire import Row
 from holdfast._wire.database import Database
-from holdfast.core.errors import Refused
-from holdfast.sql import Migration, migrations, statements
+from holdfast.core.errors import EngineError, Refused
+from holdfast.sql import FOUNDATION, Migration, migrations, statements
 
 _ABSENT = frozenset({"3F000", "42P01"})
 TIMEOUT = 60.0
 
 
 class Migrations:
-    """The tables of one database: what there is, what is missing."""
+    """The tables of one database: what there is, what is missing. From version ``foundation`` on they hold what changes
+    of them are governed with."""
+
+    foundation = FOUNDATION
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._database = engine, engine.database
@@ -46,25 +52,61 @@ class Migrations:
             self._refuse_newer(max(when, default=0))
         return [(migration, when.get(migration.version)) for migration in self.scripts()]
 
-    def up(self) -> list[Migration]:
-        """Apply what is missing; returns what was applied. A role that may only use the schema has nothing to do where
-        nothing is missing."""
+    def version(self) -> int:
+        """The version of the tables; 0 when there are none. For a role that may only use them, too."""
+        if self._engine.looks and not self._engine.there():
+            return 0
         with self._session() as session:
             try:
-                self._refuse_newer(_version(session, TIMEOUT))
-                return up(self._database, session, TIMEOUT)
+                version = _version(session, TIMEOUT)
             except Refused as error:
-                if error.sqlstate != DENIED or self._said_version(session) < self._engine.newest:
+                if error.sqlstate != DENIED or self._engine.looks:
+                    raise
+                version = self._said_version(session)
+            self._refuse_newer(version)
+        return version
+
+    def up(self, *, to: int | None = None, entry: int | None = None) -> list[Migration]:
+        """Apply what is missing, up to version ``to``; returns what was applied. A role that may only use the schema
+        has nothing to do where nothing is missing. ``entry``: of the audit, where this is told already."""
+        wanted = self._engine.newest if to is None else self._check(to)
+        with self._session() as session:
+            try:
+                self._refuse_newer(version := _version(session, TIMEOUT))
+                if version >= wanted:
+                    return []
+                with told(self._engine, session, "schema.migrate", version, wanted, entry):
+                    return up(self._database, session, TIMEOUT, to=wanted)
+            except Refused as error:
+                if error.sqlstate != DENIED or self._said_version(session) < wanted:
                     raise
                 return []
 
-    def down(self, *, to: int) -> list[Migration]:
-        """Take back every migration above version ``to``, and all that is in those tables with it."""
+    def down(self, *, to: int, entry: int | None = None) -> list[Migration]:
+        """Take back every migration above version ``to``, and all that is in those tables with it; the audit itself,
+        below ``foundation``. ``entry``: of the audit, where this is told already."""
+        self._check(to)
+        with self._session() as session:
+            self._refuse_newer(version := _version(session, TIMEOUT))
+            if version <= to:
+                return []
+            with told(self._engine, session, "schema.revert", version, to, entry):
+                return down(self._database, session, TIMEOUT, to=to)
+
+    @contextmanager
+    def governed(self) -> Iterator[None]:
+        """Inside, this client makes do with tables that are not the newest, from ``foundation`` on: for whoever governs
+        what makes them so. Leases, gates and the audit work, the rest may not."""
+        self._engine.lenient = True
+        try:
+            yield
+        finally:
+            self._engine.lenient = False
+
+    def _check(self, to: int) -> int:
         if not 0 <= to <= self._engine.newest:
             raise ValueError(f"to must be a version from 0 to {self._engine.newest}, not {to}")
-        with self._session() as session:
-            self._refuse_newer(_version(session, TIMEOUT))
-            return down(self._database, session, TIMEOUT, to=to)
+        return to
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
@@ -105,10 +147,39 @@ def applied(session: Session, timeout: float) -> list[Row]:
         raise
 
 
-def up(database: Database, session: Session, timeout: float) -> list[Migration]:
-    """Apply what is missing; returns what was applied."""
+@contextmanager
+def told(
+    engine: Engine, session: Session, action: str, version: int, to: int, entry: int | None = None
+) -> Iterator[None]:
+    """For the record, unless it is there already; as far as there is a record before, and after."""
+    if entry is not None or version < FOUNDATION:
+        yield
+        return
+    parameters = {
+        "action": action,
+        "subject": "schema",
+        "actor": engine.process["label"],
+        "reason": f"this holdfast was asked to bring version {version} to version {to}",
+    }
+    [row] = session.call("audit_begin", parameters, TIMEOUT)
+    outcome = "done"
+    try:
+        yield
+    except BaseException as error:
+        outcome = f"failed: {error}"[:200] if isinstance(error, Refused) else "unknown: it was interrupted"
+        raise
+    finally:
+        if to >= FOUNDATION or outcome != "done":
+            with suppress(EngineError):
+                session.call("audit_end", {"entry": row["entry"], "outcome": outcome}, TIMEOUT)
+
+
+def up(database: Database, session: Session, timeout: float, *, to: int | None = None) -> list[Migration]:
+    """Apply what is missing, up to version ``to``; returns what was applied."""
     done = []
     for migration in migrations(database.dialect, database.schema):
+        if to is not None and migration.version > to:
+            break
         if migration.version <= _version(session, timeout):
             continue
         if _apply(database, session, migration.up, range(migration.version, 10**9), timeout):

@@ -3,29 +3,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast._sync.engines.engine import CALL_TIMEOUT, Answers, Calls, Engine, Session
+from holdfast._sync.engines.engine import CALL_TIMEOUT, NOTHING, Answers, Calls, Engine, Session
 from holdfast._wire import Row
 from holdfast._wire.sqlite import SqliteSession, boot_id
-from holdfast.core.errors import Refused
+from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 
 
 class SqliteEngine(Engine):
     poll = 0.01
 
     def _connect(self, timeout: float) -> Session:
+        if self.looks and not self.there():
+            self.check_version(None)
         return SqliteSession.open(self.database, timeout)
 
     def call_when_free(
-        self, name: str, parameters: Mapping[str, Any], *, patience: float, timeout: float = CALL_TIMEOUT
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        *,
+        patience: float,
+        timeout: float = CALL_TIMEOUT,
+        again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
         """Here an open transaction of anybody's holds up all that write, and it may be the caller's own."""
-        return self.call(name, parameters, timeout=min(timeout, max(1.0, patience)))
+        return self.call(name, parameters, timeout=min(timeout, max(1.0, patience)), again=again)
 
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         self.check_usable()
+        if self.looks:
+            raise Refused("a rehearsal is not for looking: it writes, and takes it back")
         session = SqliteSession.open(self.database, timeout)
         try:
             return session.rehearse(calls, timeout)
@@ -34,10 +45,11 @@ class SqliteEngine(Engine):
 
     def _hello(self, session: Session, timeout: float) -> None:
         version = self._version(session, timeout)
-        if (version or 0) < self.newest:
+        if (version or 0) < self.newest and not self.suffices(version) and not self.closing:
             from holdfast._sync.engines import migrate
 
-            migrate.up(self.database, session, timeout)
+            with migrate.told(self, session, "schema.migrate", version or 0, self.newest):
+                migrate.up(self.database, session, timeout)
             version = self._version(session, timeout)
         self.check_version(version)
 
@@ -50,3 +62,13 @@ class SqliteEngine(Engine):
             return None
         version: int | None = row["version"]
         return version
+
+    def there(self) -> bool:
+        return os.path.exists(self.database.target)
+
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        if error.sqlstate == "42P01":
+            return SchemaMismatch(
+                f"the tables in {self.database} are not complete: run 'holdfast migrate up' ({error})"
+            )
+        return error

@@ -137,8 +137,8 @@ class LeaseGrant:
 
     def keep(self, beat: str, session_key: int | None) -> None:
         """From now on the heartbeat renews it."""
-        heard = None if self._terms.on_beat is None else self._heard
-        holding = Holding(self.name, self.token, self._engine.owner, self._lose, heard)
+        heard = self._heard if self._terms.apart else None
+        holding = Holding(self.name, self.token, self._engine.owner, self._lose, heard, self._terms.on_recall)
         self._pulse = self._engine.keeper.keep(
             beat, self._trust, self._terms.renew_every, holding, session_key=session_key
         )
@@ -203,7 +203,12 @@ class LeaseGrant:
 
     def _heard(self, problem: HoldfastError | None) -> None:
         """In the keeper's thread."""
-        if self._terms.on_beat is not None and not self._released:
+        if self._released:
+            return
+        if problem is not None and self._terms.strict:
+            self.let_expire()
+            self._lose(problem)
+        elif self._terms.on_beat is not None:
             self._terms.on_beat(problem, False)
 
     def _lose(self, error: HoldfastError) -> None:

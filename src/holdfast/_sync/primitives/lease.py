@@ -40,12 +40,16 @@ class Handle(ABC, Generic[G]):
     _what, _statement = "lease", "lease_acquire"
     _more: Mapping[str, Any] = {}
 
-    def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None) -> None:
+    def __init__(
+        self, engine: Engine, terms: LeaseTerms, timeout: float | None, info: Mapping[str, Any] | None = None
+    ) -> None:
+        """``info``: for the people who look at the lease, where its heartbeat is its own."""
         if terms.on_lost == "cancel" and not Scope.cancels:
             raise ValueError(
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
+        self._info = info
         self._entered: list[tuple[int, G]] = []
 
     @property
@@ -181,7 +185,7 @@ class Handle(ABC, Generic[G]):
         engine.check_usable()
         session_key = self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
-        shares = terms.auto_renew and terms.on_beat is None
+        shares = terms.auto_renew and not terms.apart
         pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
         try:
             row, asked_at = self._ask(token, pulse, session_key)
@@ -237,7 +241,8 @@ class Handle(ABC, Generic[G]):
 
     @property
     def _process(self) -> dict[str, Any]:
-        return self._engine.process
+        process = self._engine.process
+        return process if self._info is None else {**process, "info": self._info}
 
     @property
     def _holder(self) -> str:

@@ -74,7 +74,8 @@ class Leases:
         }
         try:
             statement = "lease_force_release" if fence is None else "lease_force_release_if"
-            [row] = self._engine.call_when_free(statement, parameters, patience=_PATIENCE)
+            # Once: asked again, it would find nothing to take, because the first time it was taken.
+            [row] = self._engine.call_when_free(statement, parameters, patience=_PATIENCE, again=None)
         except Refused as error:
             if error.sqlstate != LOCKED:
                 raise
@@ -84,6 +85,12 @@ class Leases:
                 LOCKED,
             ) from error
         self._engine.keeper.wake(name)
+        return bool(row["done"])
+
+    def recall(self, name: str, *, fence: int) -> bool:
+        """Ask its holder to give it back. An elector does, once its work has stopped, and lets another replica lead; it
+        learns of it with its next heartbeat. Nothing is taken away. False when it is no longer that grant's."""
+        [row] = self._engine.call("lease_recall", {"name": check_name(name), "fence": fence})
         return bool(row["done"])
 
     def wipe(self, guard: Guarding | None, *, keep: Sequence[str] = ()) -> int:

@@ -8,7 +8,7 @@ import json
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._wire.locking.holders import Holder, holders
 from holdfast._wire.locking.kernel import offset
-from holdfast.core.errors import Refused
+from holdfast.core.errors import Refused, Unanswered
 from holdfast.core.grant import check_name
 from holdfast.core.records import LockRecord
 
@@ -56,6 +56,8 @@ class LockMonitor:
         if entry is None:
             self._engine.call("audit_end", {"entry": row["entry"], "outcome": outcome})
         if outcome != ENDED:
+            if not outcome.startswith("refused"):  # it may end yet
+                raise Unanswered(f"session {pid} was {outcome}")
             raise Refused(f"session {pid} was not ended: {outcome.removeprefix('refused: ')}")
         return records
 

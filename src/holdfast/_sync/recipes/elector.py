@@ -143,7 +143,7 @@ class Elector:
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             self._course.pause(self._terms.retry_every)
-        keeper, lease = self._engine.keeper, Lease(self._engine, self._lease_terms(), 0.0)
+        keeper, lease = self._engine.keeper, Lease(self._engine, self._lease_terms(), 0.0, {"elector": True})
         keeper.watch(self.name, self._course.bell.ring)
         try:
             while not self._course.is_over():
@@ -206,7 +206,7 @@ class Elector:
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(
             self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_beat=self._beaten
-        )
+        )._replace(on_recall=self.resign)
 
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""

@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Handle
 from holdfast._wire.log import logger
+from holdfast._wire.waiting import settled
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
 from holdfast.core.grant import Held, LeaseTerms
 from holdfast.core.renewal import Trust
 
 log = logger("holdfast.slots")
+
+Sessions = Iterable[Any]
 
 
 class SlotGrant(LeaseGrant):
@@ -75,18 +78,32 @@ class Slots:
 
     def owners(self) -> dict[int, str]:
         """Who holds which slot."""
-        return {row["slot"]: row["holder"] for row in self._engine.call("slot_list", {"pool": self._prefix})}
+        return {slot: lease.owner for slot, lease in (self._held()).items()}
 
-    def reconcile(self, sessions: Iterable[Any]) -> int:
+    def reconcile(self, sessions: Sessions | Callable[[], Sessions]) -> int:
         """How many slots are truly in use: claimed by a session that has not ended and owns the slot's living lease,
         each counted once. Everything else is logged, and counted by kind in ``invariant_violation_total``.
 
-        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``."""
-        true, violations = slots.reconcile(list(sessions), self.owners())
-        for each in violations:
-            log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
-            self._engine.violations[self.pool, each.kind] += 1
+        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``; where they
+        change meanwhile, a function that reads them. It is called between two looks at the leases, so that what is
+        claimed or released in this moment is told from what is wrong, and again before anything is said to be."""
+        read = sessions if callable(sessions) else list(sessions).copy
+        true, found = self._judge(read)
+        if found:
+            true, again = self._judge(read)
+            for each in slots.lasting(found, again):
+                log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
+                self._engine.violations[self.pool, each.kind] += 1
         return len(true)
+
+    def _judge(self, read: Callable[[], Sessions]) -> tuple[set[int], list[slots.Violation]]:
+        before = self._held()
+        told = list(settled(read()))
+        return slots.judge(told, before, self._held())
+
+    def _held(self) -> dict[int, slots.Lease]:
+        rows = self._engine.call("slot_list", {"pool": self._prefix})
+        return {row["slot"]: slots.Lease(row["holder"], row["fence"]) for row in rows}
 
     @property
     def invariant_violation_total(self) -> Mapping[str, int]:

@@ -47,6 +47,12 @@ select holdfast.lease_force_release(:name, :actor, :reason, false) as done
 -- name: lease_force_release_if
 select holdfast.lease_force_release_if(:name, :fence::bigint, :actor, :reason) as done
 
+-- name: lease_recall
+select holdfast.lease_recall(:name, :fence::bigint) as done
+
+-- name: lease_clear
+select holdfast.lease_clear(:name) as done
+
 -- name: lease_wipe
 select holdfast.lease_wipe(:name, :token::uuid, :keep::jsonb) as ended
 
@@ -78,6 +84,9 @@ select generation from holdfast.beat_renew(:beat::uuid)
 
 -- name: beat_leases
 select token from holdfast.beat_leases(:beat::uuid)
+
+-- name: beat_wanted
+select token from holdfast.beat_wanted(:beat::uuid)
 
 -- name: beat_end
 select holdfast.beat_end(:beat::uuid) as ended

@@ -102,6 +102,20 @@ select 1 as done;
 select 0 as done where not exists (select 1 from holdfast_lease where name = :name and fence = :fence);
 -- as: lease_force_release
 
+-- name: lease_recall
+-- stop
+select 0 as done where not exists (select 1 from holdfast_live where name = :name and fence = :fence);
+select beat as old_beat, token as old_token from holdfast_live where name = :name;
+update holdfast_beat set generation = generation + 1, wanted = json_insert(coalesce(wanted, '[]'), '$[#]', :old_token) where id = :old_beat;
+select 1 as done;
+
+-- name: lease_clear
+-- stop
+select 0 as done where not exists (
+    select 1 from holdfast_lease where name = :name and name not in (select v.name from holdfast_live v where v.name = :name));
+-- as: purge
+select 1 as done;
+
 -- name: lease_wipe
 -- stop
 select null as ended where not exists (select 1 from holdfast_live where name = :name and token = :token);
@@ -163,6 +177,9 @@ update holdfast_beat set expires_at = {now} + ttl where id = :beat and not dead 
 
 -- name: beat_leases
 select token from holdfast_lease where beat = :beat;
+
+-- name: beat_wanted
+select value as token from holdfast_beat b, json_each(b.wanted) where b.id = :beat;
 
 -- name: beat_end
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)

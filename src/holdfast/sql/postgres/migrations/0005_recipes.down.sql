@@ -8,6 +8,10 @@ drop function holdfast.slot_claim(text, integer, text, double precision, uuid, u
 drop function holdfast.slot_list(text);
 drop function holdfast.slot_rows(text);
 drop index holdfast.lease_slot;
+drop function holdfast.lease_recall(text, bigint);
+drop function holdfast.beat_wanted(uuid);
+drop function holdfast.lease_clear(text);
+alter table holdfast.beat drop column wanted;
 alter table holdfast.audit drop column fence;
 create or replace function holdfast.wake(name text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -4,6 +4,9 @@
 alter table holdfast.audit add column fence bigint;
 comment on column holdfast.audit.fence is 'of the lease under which it was done';
 
+alter table holdfast.beat add column wanted uuid[];
+comment on column holdfast.beat.wanted is 'tokens of those of its leases that an operator asks back';
+
 -- For the slots of one pool, however many leases there are.
 create index lease_slot on holdfast.lease (name text_pattern_ops) where name like '@slot:%';
 
@@ -131,6 +134,36 @@ begin
     return found and holdfast.lease_force_release(name, actor, reason, false);
 end $$;
 
+-- Ask whoever has it to give it back, when the work under it has stopped: it learns of it with its next heartbeat. Nothing
+-- is taken away, and the lease's row is left alone: a write to it would refuse the transactions that it protects.
+create function holdfast.lease_recall(name text, fence bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    update holdfast.beat b set generation = b.generation + 1, wanted = array_append(array_remove(b.wanted, l.token), l.token)
+      from holdfast.lease l where l.name = lease_recall.name and l.fence = lease_recall.fence and b.id = l.beat
+       and not b.dead and b.expires_at > clock_timestamp();
+    return found;
+end $$;
+
+create function holdfast.beat_wanted(beat uuid) returns table (token uuid)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select unnest(b.wanted) from holdfast.beat b where b.id = beat_wanted.beat;
+end $$;
+
+-- A lease whose time is over is nobody's, and its row goes when somebody purges; here, when somebody comes upon it.
+create function holdfast.lease_clear(name text) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if exists (select from holdfast.lease l where l.name = lease_clear.name
+                  and not exists (select from holdfast.beat b where b.id = l.beat and not b.dead and b.expires_at > clock_timestamp())) then
+        perform holdfast.purge();
+        return true;
+    end if;
+    return false;
+end $$;
+
 -- What has become known since it began, before its end.
 create function holdfast.audit_note(entry bigint, fence bigint, detail jsonb) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -154,6 +187,7 @@ end $$;
 revoke all on function holdfast.slot_rows(text), holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb), holdfast.slot_list(text),
                        holdfast.slot_abandon(text, uuid, boolean), holdfast.lease_wipe(text, uuid, jsonb),
                        holdfast.lease_force_release_if(text, bigint, text, text), holdfast.audit_note(bigint, bigint, jsonb),
+                       holdfast.lease_recall(text, bigint), holdfast.beat_wanted(uuid), holdfast.lease_clear(text),
                        holdfast.audit_list(integer) from public;
 
 insert into holdfast.schema_version (version, name) values (5, 'recipes');

@@ -1,5 +1,6 @@
 -- What the recipes need: the audit learns of fences, and slots, which are '<pool>:<number>' by name, are found by pool.
 alter table holdfast_audit add column fence integer;
+alter table holdfast_beat add column wanted text;
 
 create view holdfast_slot as
 select name, substr(name, 1, length(rtrim(name, '0123456789')) - 1) as pool, cast(substr(name, length(rtrim(name, '0123456789')) + 1) as integer) as slot,
