@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast._sync.client import Client
     from holdfast._sync.process_driver import ProcessDriver
     from holdfast._sync.recipes.driver import Driver
+    from holdfast.checksums import checksum_file
     from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
     from holdfast.core.errors import (
         AcquireTimeout,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
@@ -46,14 +48,17 @@ _HOME = {
     "Client": "holdfast._sync.client",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
+    "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
     "ProcessDriver": "holdfast._sync.process_driver",
+    "checksum_file": "holdfast.checksums",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
     "MustCreate": "holdfast.core.objects",
     "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
     "row_lock": "holdfast.rows",
+    "time_bucket": "holdfast.core.keys",
 }
 __all__ = [
     "AcquireTimeout",
@@ -77,6 +82,7 @@ __all__ = [
     "MatchVersion",
     "MustCreate",
     "NotAcquired",
+    "OperationKey",
     "OwnershipUnknown",
     "Phase",
     "PolicyDenied",
@@ -84,9 +90,11 @@ __all__ = [
     "SchemaMismatch",
     "SessionUnsafe",
     "Unconditional",
+    "checksum_file",
     "file_lock",
     "inherited",
     "row_lock",
+    "time_bucket",
 ]
 
 
