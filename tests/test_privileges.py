@@ -19,14 +19,16 @@ from tests.conftest import MAJORS, fresh, server
 Connect = Callable[..., Any]
 TABLES = [
     "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit",
-    "object", "object_change", "object_trimmed", "object_watched",
-    "object_late",
+    "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal", "outbox",
+    "review",
 ]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
     "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
     "object_put", "object_delete", "object_get", "object_get_by_name", "object_list", "object_cursor", "object_changes",
+    "operation_get", "operation_begin", "operation_write", "operation_list", "operation_entries", "operation_review",
+    "operation_reviews",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
@@ -35,6 +37,7 @@ INSIDE = {
     " 'released', false",
     "next_fence": "",
     "slot_rows": "'@slot:x'",
+    "operation_alive": "'x', 1",
     "check_epoch": "",
     "object_epoch": "",
     "object_fence": "'x', gen_random_uuid()",

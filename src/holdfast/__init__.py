@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast._sync.client import Client
     from holdfast._sync.process_driver import ProcessDriver
     from holdfast._sync.recipes.driver import Driver
+    from holdfast.checksums import checksum_file
     from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
     from holdfast.core.errors import (
         AcquireTimeout,
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
         EngineError,
         FencedOut,
         HoldfastError,
+        KeyReused,
         LeaseLost,
         LockReentered,
         NotAcquired,
+        OperationFailed,
+        OperationInProgress,
         OwnershipUnknown,
         PolicyDenied,
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
@@ -46,14 +51,17 @@ _HOME = {
     "Client": "holdfast._sync.client",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
+    "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
     "ProcessDriver": "holdfast._sync.process_driver",
+    "checksum_file": "holdfast.checksums",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
     "MustCreate": "holdfast.core.objects",
     "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
     "row_lock": "holdfast.rows",
+    "time_bucket": "holdfast.core.keys",
 }
 __all__ = [
     "AcquireTimeout",
@@ -72,11 +80,15 @@ __all__ = [
     "EngineError",
     "FencedOut",
     "HoldfastError",
+    "KeyReused",
     "LeaseLost",
     "LockReentered",
     "MatchVersion",
     "MustCreate",
     "NotAcquired",
+    "OperationFailed",
+    "OperationInProgress",
+    "OperationKey",
     "OwnershipUnknown",
     "Phase",
     "PolicyDenied",
@@ -84,9 +96,11 @@ __all__ = [
     "SchemaMismatch",
     "SessionUnsafe",
     "Unconditional",
+    "checksum_file",
     "file_lock",
     "inherited",
     "row_lock",
+    "time_bucket",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -13,7 +14,7 @@ from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, PolicyDenied, SchemaMismatch
 from holdfast.core.gate import gate_terms
-from holdfast.core.grant import Failover, LeaseTerms, OnLost, check_free_name, check_name, check_sessions
+from holdfast.core.grant import Failover, LeaseTerms, OnLost, Unset, check_free_name, check_name, check_sessions
 from holdfast.core.guard import check_guard
 from holdfast.sql import Migration
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
     from holdfast._async.primitives.locks import AsyncLockMonitor
     from holdfast._async.primitives.objects import AsyncObjects
+    from holdfast._async.primitives.operations.operation import AsyncOperation
+    from holdfast._async.primitives.operations.operations import AsyncOperations
     from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._async.recipes.elector import AsyncElector, OnNewLeader
     from holdfast._async.recipes.gate import AsyncGates, AsyncGateWindow
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from holdfast._async.recipes.slots import AsyncSlots
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
+    from holdfast.core.keys import OperationKey
+    from holdfast.core.operation import Function, OnPartial, WhenLocked
     from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")
@@ -69,6 +74,7 @@ class AsyncClient:
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: AsyncLockSpace | None = None
         self._objects: AsyncObjects | None = None
+        self._operations: AsyncOperations | None = None
 
     @property
     def leases(self) -> AsyncLeases:
@@ -92,6 +98,16 @@ class AsyncClient:
 
             self._objects = AsyncObjects(self._engine)
         return self._objects
+
+    @property
+    def operations(self) -> AsyncOperations:
+        """What became of operations, and mending those whose owners died."""
+        if self._operations is None:
+            from holdfast._async.primitives.operations.operations import AsyncOperations
+
+            made = AsyncOperations(self._engine)
+            self._operations = cast("AsyncOperations", self.__dict__.setdefault("_made", made))  # of two threads
+        return self._operations
 
     @property
     def audit(self) -> AsyncAudit:
@@ -189,6 +205,56 @@ class AsyncClient:
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+
+    def operation(
+        self,
+        key: OperationKey | str | Callable[..., OperationKey | str],
+        *,
+        tx: Any = None,
+        payload: Any = Unset.UNSET,
+        rollback: Function | str | None = None,
+        verify: Function | None = None,
+        on_partial: OnPartial | None = None,
+        when_locked: WhenLocked = "wait",
+        timeout: float | None = 15.0,
+        ttl: float = 30.0,
+        max_attempts: int = 3,
+        retries: int = 0,
+        remember_errors: Sequence[type[BaseException]] = (),
+        preconditions: Sequence[Function] = (),
+        postconditions: Sequence[Function] = (),
+        keep: float | None = None,
+        marks_effect: bool = False,
+        actor: str | None = None,
+        justification: str | None = None,
+    ) -> AsyncOperation:
+        """An operation: ``await client.operation(key, tx=conn).run(load)`` calls ``load`` once, whatever the retries.
+
+        ``tx``: a connection; claim, what the function writes on it, and the result are one transaction: exactly once.
+        Without it the effect is outside, and there is at most one live attempt, under a lease of ``ttl`` seconds. One
+        that died is rolled back (``rollback``: a function, or the name of one that is registered), or ``verify`` says
+        whether it is done, or it is refused: ``on_partial``.
+
+        ``payload``: whatever must be the same in every retry, or KeyReused. ``when_locked``: what to do while somebody
+        else is at it: "wait" for the result and "backoff" (``timeout`` seconds at most), "skip", "fail", "escalate". A
+        failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
+        ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
+        which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
+        """
+        from holdfast._async.primitives.operations.operation import AsyncOperation
+        from holdfast.core.canonical import digest
+        from holdfast.core.keys import as_key
+
+        terms = {
+            "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
+            "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
+            "marks_effect": marks_effect, "actor": actor, "justification": justification,
+        }  # fmt: skip
+        plan = self.operations.plan(
+            rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms
+        )
+        fingerprint = None if isinstance(payload, Unset) else digest(payload, "payload")
+        return AsyncOperation(plan, key if callable(key) else as_key(key), fingerprint, tx)
 
     def elector(
         self,

@@ -73,6 +73,14 @@ def check_function(function: Callable[..., Any]) -> None:
         raise TypeError(f"{function!r} is not a coroutine function: decorate an async def, or use Client")
 
 
+def check_called(function: Callable[..., Any], what: str) -> None:
+    """What is called here may be awaited, or have done its work when it returns."""
+    if not callable(function):
+        raise TypeError(f"{what} must be a function, not {function!r:.80}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{what} is {function!r:.80}, a generator, which only begins when it is called")
+
+
 class AsyncSignal:
     """Set from any thread, awaited by one task."""
 

@@ -38,7 +38,7 @@ from holdfast.sql import statements
 
 VARIABLE = "HOLDFAST_FAILPOINTS"
 SCRIPT = "script"
-_ELSEWHERE = frozenset({"protect", "protect_at_commit", "migrate_lock"})
+_ELSEWHERE = frozenset({"protect", "protect_at_commit", "operation_begin", "migrate_lock"})
 """Statements that no session is asked for by name."""
 _TIMED = frozenset({"pause", "delay"})
 _CHANCE = random.SystemRandom()

@@ -39,6 +39,19 @@ def encode(value: Any) -> bytes | None:
     return str(value).encode()
 
 
+def decoded(result: pq.abc.PGresult) -> list[Row]:
+    """The rows of an answer in text format."""
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    decoders = [_DECODE.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
+    return [
+        {
+            name: None if (raw := result.get_value(row, column)) is None else decode(raw)
+            for column, (name, decode) in enumerate(zip(names, decoders, strict=True))
+        }
+        for row in range(result.ntuples)
+    ]
+
+
 class PgWire:
     """One connection and its statements. The pumps below it decide how to wait."""
 
@@ -116,15 +129,7 @@ class PgWire:
             raise Unanswered(
                 f"{self.database} answered without waiting for its synchronous standby: the commit may be lost"
             )
-        names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
-        decoders = [_DECODE.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
-        return [
-            {
-                name: None if (raw := result.get_value(row, column)) is None else decode(raw)
-                for column, (name, decode) in enumerate(zip(names, decoders, strict=True))
-            }
-            for row in range(result.ntuples)
-        ]
+        return decoded(result)
 
     def _refusal(self, result: pq.abc.PGresult) -> EngineError:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()

@@ -73,6 +73,13 @@ def check_function(function: Callable[..., Any]) -> None:
         raise TypeError(f"{function!r} only begins when it is called: decorate a plain function, or use AsyncClient")
 
 
+def check_called(function: Callable[..., Any], what: str) -> None:
+    """What is called here must have done its work when it returns."""
+    if not callable(function):
+        raise TypeError(f"{what} must be a function, not {function!r:.80}")
+    check_function(function)
+
+
 class Signal:
     """Set from any thread, awaited by one."""
 

@@ -10,6 +10,9 @@
     ├ Conflict               the object is not at the version that was expected
     ├ AlreadyExists          there is such an object already, or one of that name
     ├ CursorExpired          the changes since then are not kept any more: list, and watch from now on
+    ├ OperationInProgress    somebody else is at it, and has the lock that it needs
+    ├ OperationFailed        it failed for good, was left half done, or what it asked for does not hold
+    ├ KeyReused              the same key with another payload
     ├ PolicyDenied           a rule says no: a closed gate, no guard, no actor or reason
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
@@ -21,7 +24,9 @@ Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 
 class HoldfastError(Exception):
@@ -76,6 +81,31 @@ class AlreadyExists(HoldfastError):
 
 class CursorExpired(HoldfastError):
     """Changes since that point may be missing from the log: list what there is, and watch from ``objects.cursor()``."""
+
+
+class OperationInProgress(HoldfastError):
+    """Somebody else is at it, or has the lock of its dataset and operation. It may succeed yet: ask again later."""
+
+    def __init__(self, message: str, *, key: str, label: str) -> None:
+        super().__init__(message)
+        self.key, self.label = key, label
+
+
+class OperationFailed(HoldfastError):
+    """It is not tried again before somebody has looked at it. ``status``: "failure" or "partial" (its owner died, and
+    what it has done is not known); ``error``: what was recorded, with ``type`` and ``message``, if anything was."""
+
+    def __init__(self, message: str, *, key: str, label: str, status: str, error: Mapping[str, Any] | None) -> None:
+        super().__init__(message)
+        self.key, self.label, self.status, self.error = key, label, status, error
+
+
+class KeyReused(HoldfastError):
+    """This key belongs to an operation with another payload: a retry sends the same, and a new operation a new key."""
+
+    def __init__(self, message: str, *, key: str, label: str) -> None:
+        super().__init__(message)
+        self.key, self.label = key, label
 
 
 class PolicyDenied(HoldfastError):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ class AsyncConnection(Protocol):
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """A transaction around a block, committed at its end."""
+
+    def nested(self) -> AbstractAsyncContextManager[Any]:
+        """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         """Run a protecting statement in the open transaction; None when it found nothing to protect."""
@@ -72,6 +75,24 @@ def _scripts(database: Database, name: str, style: str) -> list[str]:
     return found
 
 
+@contextmanager
+def commit_known(connection: Any) -> Iterator[None]:
+    """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
+    doubts: list[str] = []
+
+    def hear(notice: Any) -> None:
+        if notice.source_function == "SyncRepWaitForLSN":
+            doubts.append(notice.message_primary)
+
+    connection.add_notice_handler(hear)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(hear)
+    if doubts:
+        raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
+
+
 class AsyncPsycopg:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         if database.dialect != "postgres":
@@ -88,21 +109,13 @@ class AsyncPsycopg:
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[None]:
-        """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
-        doubts: list[str] = []
-
-        def hear(notice: Any) -> None:
-            if notice.source_function == "SyncRepWaitForLSN":
-                doubts.append(notice.message_primary)
-
-        self._connection.add_notice_handler(hear)
-        try:
+        with commit_known(self._connection):
             async with self._connection.transaction():
                 yield
-        finally:
-            self._connection.remove_notice_handler(hear)
-        if doubts:
-            raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
+
+    def nested(self) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = self._connection.transaction()
+        return block
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from psycopg import AsyncCursor
@@ -138,6 +151,10 @@ class AsyncSqlAlchemy:
         block: AbstractAsyncContextManager[Any] = self._connection.begin()
         return block
 
+    def nested(self) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = self._connection.begin_nested()
+        return block
+
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
 
@@ -158,7 +175,8 @@ class AsyncSqlAlchemy:
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
         for sql in _scripts(self._database, statement, ":{}"):
-            row = (await connection.execute(text(sql), parameters)).mappings().first()
+            result = await connection.execute(text(sql), parameters)
+            row = result.mappings().first() if result.returns_rows else None
             if row is not None:
                 return dict(row)
         return {}
@@ -203,6 +221,17 @@ class AsyncSqlite3:
 
     def begin(self) -> AsyncSqliteTransaction:
         return AsyncSqliteTransaction(self._connection)
+
+    @asynccontextmanager
+    async def nested(self) -> AsyncIterator[None]:
+        self._ask("savepoint holdfast", {})
+        try:
+            yield
+        except BaseException:
+            self._ask("rollback to holdfast", {})
+            raise
+        finally:
+            self._ask("release holdfast", {})
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         rows = self._ask(_sql(self._database, statement, ":{}"), parameters).fetchall()

@@ -31,6 +31,9 @@ class Connection(Protocol):
     def begin(self) -> AbstractContextManager[Any]:
         """A transaction around a block, committed at its end."""
 
+    def nested(self) -> AbstractContextManager[Any]:
+        """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
+
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         """Run a protecting statement in the open transaction; None when it found nothing to protect."""
 
@@ -73,6 +76,24 @@ def _scripts(database: Database, name: str, style: str) -> list[str]:
     return found
 
 
+@contextmanager
+def commit_known(connection: Any) -> Iterator[None]:
+    """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
+    doubts: list[str] = []
+
+    def hear(notice: Any) -> None:
+        if notice.source_function == "SyncRepWaitForLSN":
+            doubts.append(notice.message_primary)
+
+    connection.add_notice_handler(hear)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(hear)
+    if doubts:
+        raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
+
+
 class Psycopg:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         if database.dialect != "postgres":
@@ -89,21 +110,13 @@ class Psycopg:
 
     @contextmanager
     def begin(self) -> Iterator[None]:
-        """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
-        doubts: list[str] = []
-
-        def hear(notice: Any) -> None:
-            if notice.source_function == "SyncRepWaitForLSN":
-                doubts.append(notice.message_primary)
-
-        self._connection.add_notice_handler(hear)
-        try:
+        with commit_known(self._connection):
             with self._connection.transaction():
                 yield
-        finally:
-            self._connection.remove_notice_handler(hear)
-        if doubts:
-            raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
+
+    def nested(self) -> AbstractContextManager[Any]:
+        block: AbstractContextManager[Any] = self._connection.transaction()
+        return block
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from psycopg import Cursor
@@ -139,6 +152,10 @@ class SqlAlchemy:
         block: AbstractContextManager[Any] = self._connection.begin()
         return block
 
+    def nested(self) -> AbstractContextManager[Any]:
+        block: AbstractContextManager[Any] = self._connection.begin_nested()
+        return block
+
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
 
@@ -159,7 +176,8 @@ class SqlAlchemy:
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
         for sql in _scripts(self._database, statement, ":{}"):
-            row = (connection.execute(text(sql), parameters)).mappings().first()
+            result = connection.execute(text(sql), parameters)
+            row = result.mappings().first() if result.returns_rows else None
             if row is not None:
                 return dict(row)
         return {}
@@ -204,6 +222,17 @@ class Sqlite3:
 
     def begin(self) -> SqliteTransaction:
         return SqliteTransaction(self._connection)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        self._ask("savepoint holdfast", {})
+        try:
+            yield
+        except BaseException:
+            self._ask("rollback to holdfast", {})
+            raise
+        finally:
+            self._ask("release holdfast", {})
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         rows = self._ask(_sql(self._database, statement, ":{}"), parameters).fetchall()

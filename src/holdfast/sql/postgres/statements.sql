@@ -220,6 +220,36 @@ select cursor, version, extract(epoch from clock_timestamp())::double precision 
 select snapshot, place, version, type, id, kind, expired from holdfast.object_changes(
     :epoch::bigint, :since::pg_snapshot, :until::pg_snapshot, :after::bigint, :type, :most::int, :listening::boolean)
 
+-- name: operation_get
+select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now from holdfast.operation_get(:key)
+
+-- name: operation_begin
+-- These two also run in the user's own transaction, hence the casts.
+select state, began, fixed, status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now
+  from holdfast.operation_begin(cast(:key as text), cast(:lock as bigint), cast(:lease as text))
+
+-- name: operation_write
+select holdfast.operation_write(
+    cast(:key as text), cast(:expected as text), cast(:pointer as text), cast(:number as int), cast(:entries as text), cast(:status as text),
+    cast(:attempt as int), cast(:fence as bigint), cast(:fingerprint as text), cast(:result as text), cast(:result_hash as text), cast(:error as text),
+    cast(:keep as double precision), cast(:effect_started as boolean), cast(:failures as int), cast(:rollback as text), cast(:owner as text), cast(cast(:token as text) as uuid),
+    cast(:lock as bigint), cast(:began as text), cast(:outbox as text), cast(:label as text), cast(:pipeline as text), cast(:task as text),
+    cast(:dataset as text), cast(:operation as text), cast(:checksum as text), cast(:params_hash as text)) as state
+
+-- name: operation_list
+select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
+       created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
+
+-- name: operation_entries
+select xid::text as place, key, number, entries from holdfast.operation_entries(
+    :key, :since::double precision, :after_place::xid8, :after_key, :after_number::int, :most::int)
+
+-- name: operation_review
+select holdfast.operation_review(:key, :label, :reason, :detail) as id
+
+-- name: operation_reviews
+select id, key, label, reason, detail, opened_at from holdfast.operation_reviews(:most::int)
+
 -- name: begin
 begin
 

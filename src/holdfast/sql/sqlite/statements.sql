@@ -303,6 +303,53 @@ select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.
         order by version limit :most) c
  order by c.version;
 
+-- name: operation_get
+select status, fingerprint, result, result_hash, error, attempt, fence, wal_pointer as pointer, rollback, effect_started, failures, alive,
+       coalesce(expires_at <= {now}, 0) as expired, {now} as now
+  from (select 1) left join holdfast_operation on idem_key = :key;
+
+-- name: operation_begin
+-- The first statement changes nothing, and makes this transaction the one that writes.
+update holdfast_idempotency_log set attempt = attempt where 0;
+select case when exists (select 1 from holdfast_live where name = :lease) then 'busy' else 'free' end as state, null as began, 1 as fixed,
+       status, fingerprint, result, result_hash, error, attempt, fence, wal_pointer as pointer, rollback, effect_started, failures, alive,
+       coalesce(expires_at <= {now}, 0) as expired, {now} as now
+  from (select 1) left join holdfast_operation on idem_key = :key;
+
+-- name: operation_write
+-- stop
+select 'fenced' as state where :token is not null and not exists (select 1 from holdfast_live where name = :owner and token = :token);
+-- stop
+select 'changed' as state where :expected is not (select wal_pointer from holdfast_idempotency_log where idem_key = :key);
+insert into holdfast_idempotency_log values (:key, :pipeline, :task, :dataset, :operation, :status, :result_hash, {now}, {now}, :checksum, :params_hash, :pointer,
+       :fingerprint, :result, :attempt, :fence, :error, {now} + :keep, :label, :owner, :rollback, :effect_started, :failures)
+    on conflict (idem_key) do update set status = excluded.status, result_hash = excluded.result_hash, updated_at = excluded.updated_at,
+       wal_pointer = excluded.wal_pointer, fingerprint = excluded.fingerprint, result = excluded.result, attempt = excluded.attempt, fence = excluded.fence,
+       error = excluded.error, expires_at = excluded.expires_at, owner = excluded.owner, rollback = excluded.rollback, effect_started = excluded.effect_started, failures = excluded.failures;
+insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
+insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
+select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(coalesce(:outbox, '[]'));
+select 'done' as state;
+
+-- name: operation_list
+select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
+       result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
+  from holdfast_operation
+ where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
+ order by updated_at desc, idem_key limit :most;
+
+-- name: operation_entries
+select cast(id as text) as place, idem_key as key, number, entries from holdfast_wal
+ where (:key is null or idem_key = :key) and (:since is null or at >= :since) and (:after_place is null or id > cast(:after_place as integer))
+ order by id limit :most;
+
+-- name: operation_review
+insert into holdfast_review (idem_key, label, reason, detail, opened_at) values (:key, :label, :reason, :detail, {now}) on conflict do nothing;
+select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
+
+-- name: operation_reviews
+select id, idem_key as key, label, reason, detail, opened_at from holdfast_review where closed_at is null order by id limit :most;
+
 -- name: examine_journal
 select journal_mode as mode from pragma_journal_mode;
 

@@ -1,0 +1,1 @@
+"""Operations: at most one effect, whatever the retries."""

@@ -1,0 +1,219 @@
+"""An operation whose effect is outside: at most one live attempt, under a lease and never under a database lock.
+
+The claim is a short transaction that leaves ``partial`` in the log, and so does a process that dies: whether its owner
+lives is for the lease to say. The end is written only while the lease is held, so a late owner is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from holdfast._async.primitives.grant import AsyncLeaseGrant
+from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
+from holdfast._async.primitives.operations.running import AsyncRunning
+from holdfast._async.primitives.operations.within import claimed
+from holdfast._async.primitives.protect import fenced_out
+from holdfast._wire import drivers
+from holdfast._wire.clock import now
+from holdfast._wire.log import logger
+from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
+from holdfast.core.grant import LeaseTerms
+from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
+
+log = logger("holdfast.operation")
+
+PAUSE = 5.0
+"""Seconds for which a finished operation waits for its lease to be released; it would expire by itself."""
+
+
+class AsyncExternal(AsyncAttempt):
+    def __init__(self, plan: AsyncPlan) -> None:
+        super().__init__(plan)
+        terms = LeaseTerms.check(
+            plan.lease, ttl=plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
+            on_lost="flag", failover="ttl",
+        )  # fmt: skip
+        self._lease = AsyncLease(plan.engine, terms, 0.0)
+        self._grant: AsyncLeaseGrant | None = None
+        self._asked_at = 0.0
+
+    async def begin(self) -> AsyncRunning | Outcome:
+        started, asked = now(), 0
+        try:
+            while True:
+                prior = await self._look()
+                act = self.plan.decide(prior)
+                if (outcome := self.settled(act, prior)) is not None:
+                    return outcome
+                if act is not Act.RUNNING and await self._acquire(started):
+                    found = await self._claim(prior, act)
+                    if found is not None:
+                        return found
+                if (outcome := await self.locked(asked, started)) is not None:
+                    return outcome
+                asked += 1
+        except OperationFailed as error:
+            await self.refused(error)
+            raise
+
+    async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
+        try:
+            result = kept(value)
+        except ValueError as error:
+            await self._leave(op, {**told(error), "where": "result"})
+            raise
+        op.note("success", payload_hash=result["result_hash"])
+        await self._close(op, "success", keep=self.plan.terms.keep, **result)
+        return Outcome("success", False, op.attempt, value=value)
+
+    async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
+        """Whoever was interrupted does not know what it has done: that stays partial."""
+        if self._grant is None:
+            return False  # it is written down already, or refused
+        if not isinstance(error, Exception):
+            await self._let_go()
+            return False
+        said = told(error, remembered=self.remembers(error))
+        op.outbox = []
+        op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+        try:
+            await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
+        except HoldfastError as problem:
+            log.warning("that operation %r failed could not be recorded: %s", op.key.label, problem)
+        return False
+
+    async def _look(self) -> Prior:
+        self._asked_at = now()
+        [row] = await self.plan.engine.call("operation_get", {"key": self.plan.key.digest})
+        return Prior.of(row)
+
+    async def _acquire(self, started: float) -> bool:
+        terms = self.plan.terms
+        if terms.when_locked != "wait":
+            self._grant = await self._lease.try_acquire()
+            return self._grant is not None
+        try:
+            self._grant = await self._lease.acquire(timeout=max(0.0, started + terms.timeout - now()))
+        except AcquireTimeout as error:
+            raise in_progress(self.plan.key, now() - started, f"{error.holder or 'somebody else'} is at it") from error
+        return True
+
+    async def _claim(self, prior: Prior, act: Act) -> AsyncRunning | Outcome | None:
+        """Under the lease: what was seen must still be so, or it is looked at again. None: a transaction is at it."""
+        try:
+            while True:
+                if (outcome := self.settled(act, prior)) is not None:
+                    await self._let_go()
+                    return outcome
+                state: str | None = None
+                if act is not Act.RUNNING:
+                    found, state = await self._take(prior, act)
+                    if found is not None:
+                        return found
+                if act is Act.RUNNING or state == "busy":
+                    await self._let_go()
+                    return None
+                prior = await self._look()
+                act = self.plan.decide(prior)
+        except BaseException:
+            await self._let_go()
+            raise
+
+    async def _take(self, prior: Prior, act: Act) -> tuple[AsyncRunning | Outcome | None, str]:
+        """Make it ours; then mend what a dead attempt left, and begin the next one."""
+        plan, self.prior = self.plan, prior
+        op = AsyncRunning(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self._held.fence)
+        crashed = prior.failures + (prior.status == "partial")
+        self.prior = prior._replace(failures=crashed)
+        if act in (Act.ROLL_BACK, Act.VERIFY):
+            op.attempt, op.began = prior.attempt, True
+            op.note("lock_acquired")
+            if (state := await self._write(op, "partial", lock=plan.key.lock_key)) != "done":
+                return None, state
+            outcome = await self._mend(op, prior, act)
+            if outcome is not None:
+                return outcome, "done"
+            op.attempt, op.began = prior.attempt + 1, False
+        else:
+            op.note("lock_acquired")
+        op.note("claimed", claimed(plan))
+        if not plan.preconditions and not plan.terms.marks_effect:
+            op.began = True
+            op.note("effect_started")
+        state = await self._write(op, "partial", lock=plan.key.lock_key)
+        op._save = lambda: self._save(op)
+        return (op, state) if state == "done" else (None, state)
+
+    async def _mend(self, op: AsyncRunning, prior: Prior, act: Act) -> Outcome | None:
+        plan = self.plan
+        try:
+            if act is Act.ROLL_BACK and plan.rollback is not None:
+                await self.undo(plan.rollback, prior, self._asked_at)
+                op.note("rollback", {"attempt": prior.attempt, "name": plan.handler})
+            elif plan.verify is not None:
+                done = await self.probe(plan.verify, prior, self._asked_at)
+                if done is not None:
+                    return await self.succeed(op, done.result)
+            op.note("lock_released", {"held": round(op.held(), 6)})
+            op.attempt += 1
+            op.note("lock_acquired")
+            op.attempt -= 1
+            return None
+        except Exception as error:
+            await self._leave(op, {**told(error), "where": act.name.lower()})
+            raise
+
+    async def _save(self, op: AsyncRunning) -> None:
+        if (state := await self._write(op, "partial")) != "done":
+            raise fenced_out(f"{op.key.label}: {state}")
+
+    async def _leave(self, op: AsyncRunning, said: dict[str, Any]) -> None:
+        """What it has done is not known, or cannot be kept: that stays to be mended."""
+        await self._close(op, "partial", error=json.dumps(said))
+
+    async def _close(self, op: AsyncRunning, status: str, **more: Any) -> None:
+        op.note("lock_released", {"held": round(op.held(), 6)})
+        try:
+            state = await self._write(op, status, **more)
+            if state != "done":
+                raise fenced_out(self._held.name)
+        finally:
+            await self._let_go()
+
+    async def _write(self, op: AsyncRunning, status: str, **more: Any) -> str:
+        """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
+        held = self._held
+        more = {"failures": self.prior.failures, "owner": held.name, "token": held.token, **more}
+        parameters = self.plan.parameters(op, status, **more)
+        try:
+            [row] = await self.plan.engine.call("operation_write", parameters)
+        except Refused as error:
+            if error.sqlstate != drivers.SQLSTATE:
+                raise
+            raise fenced_out(held.name) from error
+        state: str = row["state"]
+        if state == "fenced":
+            raise fenced_out(held.name)
+        if state == "changed" and (await self._look()).pointer == parameters["pointer"]:
+            state = "done"
+        if state == "done":
+            op.chain.written()
+            op.outbox = []
+        return state
+
+    @property
+    def _held(self) -> AsyncLeaseGrant:
+        assert self._grant is not None
+        return self._grant
+
+    async def _let_go(self) -> None:
+        grant, self._grant = self._grant, None
+        if grant is None:
+            return
+        try:
+            await grant.release(timeout=PAUSE)
+        except EngineError as error:
+            log.warning("the lease of operation %r is released later: %s", self.plan.key.label, error)
+            grant.abandon()

@@ -1,0 +1,118 @@
+"""The handle of an operation: run a function, decorate one, or put a block in it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, call
+from holdfast._async.primitives.operations.external import AsyncExternal
+from holdfast._async.primitives.operations.running import AsyncRunning
+from holdfast._async.primitives.operations.within import within
+from holdfast._wire.aio_waiting import check_called, check_function, here, sleep
+from holdfast._wire.clock import jitter
+from holdfast.core.canonical import digest
+from holdfast.core.errors import OperationFailed
+from holdfast.core.operation import Function, Outcome, pause
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncOperation:
+    """An operation to be run: at most one effect, whatever the retries."""
+
+    def __init__(
+        self, plan: Callable[[object, str | None], AsyncPlan], key: Any, fingerprint: str | None, tx: Any
+    ) -> None:
+        self._plan_of, self._key, self._fingerprint, self._tx = plan, key, fingerprint, tx
+        self._entered: list[tuple[int, AsyncAttempt, AsyncRunning]] = []
+
+    async def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
+        """Call it, unless it has been done: then the result is the one it had. The function is given ``op`` if it takes
+        a parameter of that name, and what else is given here."""
+        check_called(function, "function")
+        return await self._run(self._plan(), function, args, kwargs)
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome]]:
+        """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
+        payload was given, the arguments are it: the same key with others is KeyReused."""
+        check_function(function)
+        name = f"{function.__module__}.{function.__qualname__}"
+
+        @wraps(function)
+        async def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+            key = self._key(*args, **kwargs) if callable(self._key) else self._key
+            sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
+            return await self._run(self._plan_of(key, sent), function, args, kwargs)
+
+        return once
+
+    async def __aenter__(self) -> AsyncRunning | Outcome:
+        """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
+        body does it, and says what the result is: ``op.result = …``."""
+        attempt = self._attempt(self._plan())
+        op = await attempt.begin()
+        if isinstance(op, AsyncRunning):
+            try:
+                await attempt.check(op)
+            except BaseException as error:
+                await attempt.fail(op, error)
+                raise
+            self._entered.append((here(), attempt, op))
+        else:
+            self._entered.append((here(), attempt, None))  # type: ignore[arg-type]
+        return op
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        entry = next(each for each in reversed(self._entered) if each[0] == here())
+        self._entered.remove(entry)
+        _, attempt, op = entry
+        if op is None:
+            return
+        if error is not None:
+            await attempt.fail(op, error)
+            return
+        try:
+            await attempt.check_after(op)
+            await attempt.succeed(op, op.result)
+        except BaseException as problem:
+            await attempt.fail(op, problem)
+            raise
+
+    def _plan(self) -> AsyncPlan:
+        if callable(self._key):
+            raise TypeError("key is a function of the arguments: this operation is a decorator")
+        return self._plan_of(self._key, self._fingerprint)
+
+    def _attempt(self, plan: AsyncPlan) -> AsyncAttempt:
+        plan.engine.check_usable()
+        return AsyncExternal(plan) if self._tx is None else within(plan, self._tx)
+
+    async def _run(self, plan: AsyncPlan, function: Function, args: Any, kwargs: Any) -> Outcome:
+        retries, tried = plan.terms.retries, 0
+        while True:
+            attempt = self._attempt(plan)
+            again = False
+            while True:
+                op = await attempt.begin()
+                if isinstance(op, Outcome):
+                    return op
+                try:
+                    await attempt.check(op)
+                    value = await call(function, op, *args, **kwargs)
+                    await attempt.check_after(op)
+                    return await attempt.succeed(op, value)
+                except BaseException as error:
+                    if not await attempt.fail(op, error):
+                        again = tried < retries and isinstance(error, Exception) and not attempt.remembers(error)
+                        if not again or isinstance(error, OperationFailed):
+                            raise
+                        break
+                await sleep(jitter(0.0, 0.01))
+            tried += 1
+            await sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))

@@ -1,0 +1,147 @@
+"""The operations of a database: what became of them, and mending what dead owners left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.operations.attempt import AsyncPlan
+from holdfast._async.primitives.operations.mending import AsyncMending
+from holdfast._wire.aio_waiting import check_called
+from holdfast._wire.log import logger
+from holdfast.core.grant import check_name
+from holdfast.core.keys import OperationKey, as_key
+from holdfast.core.operation import LEASE, Function, OperationRecord, OperationTerms, StoredKey
+
+log = logger("holdfast.operation")
+
+MOST = 10_000
+MENDING = OperationTerms.check(
+    when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
+    keep=None, marks_effect=False, actor=None, justification=None, undoes=False, probes=False,
+)  # fmt: skip
+_STATUSES = ("success", "failure", "partial", "running")
+
+Records = list[OperationRecord]
+
+
+class Handlers(NamedTuple):
+    """What can be done about an operation whose owner died."""
+
+    rollback: Function | None
+    verify: Function | None
+
+
+class AsyncOperations:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._handlers: dict[str, Handlers] = {}
+
+    def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
+        """Name what undoes an operation, or says whether it is done: ``client.operation(key, rollback=name)`` uses it,
+        and ``recover()`` finds it for one whose owner died."""
+        check_name(name)
+        if rollback is None and verify is None:
+            raise ValueError(f"nothing to register as {name!r}: give rollback= or verify=")
+        for function, what in ((rollback, "rollback"), (verify, "verify")):
+            if function is not None:
+                check_called(function, what)
+        self._handlers[name] = Handlers(rollback, verify)
+
+    async def get(self, key: OperationKey | str) -> OperationRecord | None:
+        """What became of it, or None when nobody has begun it."""
+        rows = await self._engine.call("operation_list", {"key": as_key(key).digest, "most": 1})
+        return OperationRecord.of(rows[0]) if rows else None
+
+    async def list(self, *, status: str | None = None, dataset: str | None = None, most: int = 100) -> Records:
+        """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
+        if status is not None and status not in _STATUSES:
+            raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
+        if not 1 <= most <= MOST:
+            raise ValueError(f"most must be a whole number from 1 to {MOST}, not {most!r}")
+        unfinished = status in ("partial", "running")
+        asked = {
+            "status": "partial" if unfinished else status,
+            "dataset": dataset,
+            "most": MOST if unfinished else most,
+        }
+        found = [OperationRecord.of(row) for row in await self._engine.call("operation_list", asked)]
+        return [each for each in found if status in (None, each.status)][:most]
+
+    async def recover(self, *, most: int = MOST) -> dict[str, str]:
+        """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
+
+        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with.
+        """
+        done: dict[str, str] = {}
+        for record in await self.list(status="partial", most=most):
+            if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
+                continue
+            try:
+                outcome = await self._mending(record).recover()
+            except Exception:
+                log.exception("operation %r cannot be recovered", record.label)
+                continue
+            if outcome is not None:
+                done[record.key] = outcome
+        return done
+
+    async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
+        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then."""
+        check_name(actor, "actor")
+        check_name(reason, "reason", 1000)
+        await self._mending(await self._known(key)).roll_back(actor, reason)
+
+    async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
+        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, and its history is
+        kept, with who reset it and why. OperationInProgress while somebody is at it."""
+        check_name(actor, "actor")
+        check_name(reason, "reason", 1000)
+        await self._mending(await self._known(key)).reset(actor, reason)
+
+    async def _known(self, key: OperationKey | str) -> OperationRecord:
+        record = await self.get(key)
+        if record is None:
+            raise LookupError(f"there is no operation {as_key(key).label!r}")
+        return record
+
+    def _mending(self, record: OperationRecord) -> AsyncMending:
+        handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
+        stored = StoredKey(record.key, record.label)
+        owner = record.owner or f"{LEASE}{record.key[:32]}"
+        plan = AsyncPlan(
+            self._engine, stored, None, MENDING, handlers.rollback, record.rollback, handlers.verify, owner=owner
+        )
+        return AsyncMending(plan)
+
+    def plan(
+        self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
+        postconditions: Sequence[Function], terms: Mapping[str, Any],
+    ) -> Callable[[object, str | None], AsyncPlan]:  # fmt: skip
+        """What was said about an operation, checked; its key and its payload come when it is run."""
+        undo, probe, name = self._found(rollback, verify)
+        for function, what in ((undo, "rollback"), (probe, "verify")):
+            if function is not None:
+                check_called(function, what)
+        for function in (*preconditions, *postconditions):
+            check_called(function, "a condition")
+        checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
+        before, after = tuple(preconditions), tuple(postconditions)
+
+        def made(key: object, fingerprint: str | None) -> AsyncPlan:
+            return AsyncPlan(self._engine, as_key(key), fingerprint, checked, undo, name, probe, before, after)
+
+        return made
+
+    def _found(
+        self, rollback: Function | str | None, verify: Function | None
+    ) -> tuple[Function | None, Function | None, str | None]:
+        if isinstance(rollback, str):
+            if rollback not in self._handlers:
+                known = ", ".join(sorted(self._handlers)) or "none"
+                raise ValueError(f"no rollback is registered as {rollback!r}; there are: {known}")
+            handlers = self._handlers[rollback]
+            return handlers.rollback, verify or handlers.verify, rollback
+        name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
+        return rollback, verify, name

@@ -1,0 +1,85 @@
+"""An operation while it runs, as its own function sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from holdfast._wire.clock import now
+from holdfast.core import results
+from holdfast.core.chain import Chain
+from holdfast.core.grant import check_name
+from holdfast.core.operation import Key, Prior
+
+
+class Done(NamedTuple):
+    """What a probe says when the effect is there, with the result that it had."""
+
+    result: Any = None
+
+
+class AsyncRunning:
+    """``op``: for a function that takes a parameter of that name, and for the body of a ``with``."""
+
+    replayed = False
+    status = "running"
+
+    def __init__(
+        self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
+        checkpoints: Mapping[str, Any] | None = None, save: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
+        self.key, self.attempt, self.fence = key, attempt, fence
+        self.checkpoints = dict(checkpoints or {})
+        """What was noted so far; for a rollback or a probe, what the attempt had noted that died."""
+        self.result: Any = None
+        """In a ``with``: what the body says that it is, or what it was the first time."""
+        self.began = False
+        self.chain = Chain(key.digest, prior.pointer)
+        self.outbox: list[tuple[str, str]] = []
+        self._save, self._asked_at, self._server_time = save, asked_at, prior.now
+
+    def __repr__(self) -> str:
+        return f"<operation {self.key.label!r} attempt {self.attempt}>"
+
+    async def effect_started(self) -> None:
+        """From here on there may be an effect: should we die, it is not tried again without a rollback or a probe.
+
+        Said by itself before the function is called, unless the operation was made with ``marks_effect=True``.
+        """
+        if not self.began:
+            self.began = True
+            self.note("effect_started")
+            if self._save is not None:
+                await self._save()
+
+    async def checkpoint(self, name: str, value: Any = None) -> None:
+        """Note how far it has come: whoever rolls it back, or asks whether it is done, finds it in ``checkpoints``."""
+        check_name(name, "name")
+        results.encode(value)
+        self.checkpoints[name] = value
+        self.began = True  # there would be nothing to note otherwise
+        self.note("checkpoint", {"name": name, "value": json.loads(json.dumps(value))})
+        if self._save is not None:
+            await self._save()
+
+    def emit(self, topic: str, payload: Any) -> None:
+        """To be told to others: kept in the outbox together with the effect, if there is one."""
+        check_name(topic, "topic")
+        self.outbox.append((topic, json.dumps(payload, allow_nan=False)))
+
+    def done(self, result: Any = None) -> Done:
+        """For a probe, when the effect is there: ``return op.done(result)``."""
+        results.encode(result)
+        return Done(result)
+
+    def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
+        self.chain.add(kind, self.attempt, self.fence, self.time(), detail, payload_hash)
+
+    def time(self) -> float:
+        """Seconds since 1970, by the database's clock."""
+        return self._server_time + self.held()
+
+    def held(self) -> float:
+        """Seconds since the lock was asked for."""
+        return now() - self._asked_at

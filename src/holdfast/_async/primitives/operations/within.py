@@ -1,0 +1,185 @@
+"""An operation whose effect is what it writes in the user's own database: claim, effect, result and entries are one
+transaction, so it happens exactly once.
+
+While it runs, its transaction has the advisory lock of its dataset and operation (on SQLite, the file). Nothing is
+there before the commit, so a process that dies leaves nothing, and whoever waits tries again by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
+
+from holdfast._async.primitives.connections import AsyncConnection, recognise
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
+from holdfast._async.primitives.operations.running import AsyncRunning
+from holdfast._async.primitives.operations.transactions import owned
+from holdfast._wire import Row
+from holdfast._wire.clock import now
+from holdfast._wire.log import logger
+from holdfast.core.errors import HoldfastError, OperationFailed
+from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
+
+log = logger("holdfast.operation")
+
+PASSES = 10
+"""How often a transaction is begun again because others got in its way."""
+
+
+class AsyncWithin(AsyncAttempt):
+    """In a transaction that it begins and commits."""
+
+    def __init__(self, plan: AsyncPlan, known: AsyncConnection, connection: Any) -> None:
+        super().__init__(plan)
+        self._transaction = owned(plan.engine.database, known, connection)
+        self._began: str | None = None
+        self._passes = 0
+
+    async def begin(self) -> AsyncRunning | Outcome:
+        started, asked = now(), 0
+        while True:
+            asked_at = now()
+            try:
+                row = await self._transaction.begin("operation_begin", claim(self.plan))
+                prior = Prior.of(row)
+                act = self.plan.decide(prior)
+                if (outcome := self.settled(act, prior)) is not None:
+                    await self._transaction.rollback()
+                    return outcome
+                if row["state"] == "free" and act is not Act.RUNNING:
+                    self.prior, self._began = prior, row["began"]
+                    return await ready(self, act, prior, asked_at)
+            except OperationFailed as error:
+                await self._undo()
+                await self.refused(error)
+                raise
+            except BaseException:
+                await self._undo()
+                raise
+            await self._transaction.rollback()
+            if (outcome := await self.locked(asked, started)) is not None:
+                return outcome
+            asked += 1
+
+    async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
+        parameters = success(self, op, value, self._began)
+        await self._transaction.commit("operation_write", parameters)
+        return Outcome("success", False, op.attempt, value=value)
+
+    async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
+        await self._undo()
+        if self.transient(error):
+            self._passes += 1
+            return self._passes <= PASSES
+        if isinstance(error, Exception):
+            await self._record(op, error)
+        return False
+
+    async def _undo(self) -> None:
+        with suppress(Exception):  # the connection is gone, or the caller hears of it with what went wrong first
+            await self._transaction.rollback()
+
+    async def _record(self, op: AsyncRunning, error: Exception) -> None:
+        """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
+        said = told(error, remembered=self.remembers(error))
+        op.outbox, op.began = [], False
+        op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+        op.note("lock_released", {"held": round(op.held(), 6)})
+        parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
+        try:
+            await self.plan.engine.call("operation_write", parameters)
+        except HoldfastError as problem:
+            log.warning("that operation %r failed could not be recorded: %s", op.key.label, problem)
+
+
+class AsyncJoined(AsyncAttempt):
+    """In a transaction that is open already, and that the caller commits. What fails leaves nothing in it."""
+
+    def __init__(self, plan: AsyncPlan, known: AsyncConnection) -> None:
+        super().__init__(plan)
+        self._known = known
+        self._began: str | None = None
+        self._block: AbstractAsyncContextManager[Any] | None = None
+
+    async def begin(self) -> AsyncRunning | Outcome:
+        started, asked = now(), 0
+        while True:
+            asked_at = now()
+            row = await self._known.write("operation_begin", claim(self.plan))
+            prior = Prior.of(row)
+            act = self.plan.decide(prior)
+            if (outcome := self.settled(act, prior)) is not None:
+                return outcome
+            if row["state"] == "free" and act is not Act.RUNNING:
+                self.prior, self._began = prior, row["began"]
+                self._block = self._known.nested()
+                await self._block.__aenter__()
+                return await ready(self, act, prior, asked_at)
+            if row["fixed"] and self.plan.terms.when_locked in ("wait", "backoff"):
+                raise in_progress(
+                    self.plan.key,
+                    why="somebody else is at it, and this transaction would not see its result: roll back, then again",
+                )
+            if (outcome := await self.locked(asked, started)) is not None:
+                return outcome
+            asked += 1
+
+    async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
+        row = await self._known.write("operation_write", success(self, op, value, self._began))
+        if row["state"] != "done":
+            raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
+        block, self._block = self._block, None
+        if block is not None:
+            await block.__aexit__(None, None, None)
+        return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
+        block, self._block = self._block, None
+        if block is not None:
+            with suppress(Exception):
+                await block.__aexit__(type(error), error, error.__traceback__)
+        return False
+
+
+def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
+    known = recognise(plan.engine.database, connection, "the log of operations is")
+    if known.in_transaction():
+        return AsyncJoined(plan, known)
+    return AsyncWithin(plan, known, connection)
+
+
+def claim(plan: AsyncPlan) -> Row:
+    return {"key": plan.key.digest, "lock": plan.key.lock_key, "lease": plan.lease}
+
+
+async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) -> AsyncRunning | Outcome:
+    """It is ours: mend what a dead attempt left, and begin the next one."""
+    plan = attempt.plan
+    op = AsyncRunning(plan.key, prior, asked_at, attempt=prior.attempt + 1)
+    if act is Act.VERIFY and plan.verify is not None:
+        done = await attempt.probe(plan.verify, prior, asked_at)
+        if done is not None:
+            op.attempt = prior.attempt
+            op.note("lock_acquired")
+            return await attempt.succeed(op, done.result)
+    op.note("lock_acquired")
+    if act is Act.ROLL_BACK and plan.rollback is not None:
+        await attempt.undo(plan.rollback, prior, asked_at)
+        op.note("rollback", {"attempt": prior.attempt, "name": plan.handler})
+    op.note("claimed", claimed(plan))
+    op.began = True  # it is not known outside before it is whole
+    return op
+
+
+def claimed(plan: AsyncPlan) -> Row:
+    said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | None) -> Row:
+    """What is written with the effect. ``began``: the transaction that it has to be in."""
+    result = kept(value)
+    op.note("success", payload_hash=result["result_hash"])
+    op.note("lock_released", {"held": round(op.held(), 6)})
+    return attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)

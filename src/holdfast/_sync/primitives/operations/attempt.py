@@ -1,0 +1,208 @@
+# Generated from _async/primitives/operations/attempt.py by scripts/unasync.py. Do not edit.
+"""What both ways to run an operation share: what is known of it, what follows from that, and how it is written down."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.operations.running import Done, Running
+from holdfast._wire import Row, drivers
+from holdfast._wire.clock import jitter, now
+from holdfast._wire.waiting import settled, sleep
+from holdfast.core import operation, replay, results, wal
+from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.operation import LEASE, Act, Function, Key, OperationTerms, Outcome, Prior
+from holdfast.core.wal import Entry
+
+PAGE = 1000
+
+
+class Plan(NamedTuple):
+    """All that was said about an operation."""
+
+    engine: Engine
+    key: Key
+    fingerprint: str | None
+    terms: OperationTerms
+    rollback: Function | None = None
+    handler: str | None = None
+    """The name under which rollback and probe are registered."""
+    verify: Function | None = None
+    preconditions: Sequence[Function] = ()
+    postconditions: Sequence[Function] = ()
+    owner: str | None = None
+
+    @property
+    def lease(self) -> str:
+        """The name of the lease under which it is done, if it is not done in a transaction."""
+        return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
+
+    def decide(self, prior: Prior) -> Act:
+        terms = self.terms
+        return operation.decide(
+            prior, self.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
+            undoes=self.rollback is not None,
+        )  # fmt: skip
+
+    def parameters(self, op: Running, status: str, **more: Any) -> Row:
+        """What is written of it, with the entries that are waiting."""
+        key, written = self.key, op.chain.waiting()
+        known = {
+            "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,
+            "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash,
+            "fingerprint": self.fingerprint, "rollback": self.handler, "status": status, "attempt": op.attempt,
+            "fence": op.fence, "effect_started": op.began, "outbox": json.dumps(op.outbox) if op.outbox else None,
+            "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
+            "lock": None, "began": None, "failures": 0,
+        }  # fmt: skip
+        return {**known, **written._asdict(), **more}
+
+
+def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
+    """With ``op`` if it takes one."""
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else _names(function)
+    if "op" in names:
+        kwargs["op"] = op
+    return settled(function(*args, **kwargs))
+
+
+def _names(function: Function) -> Sequence[str]:
+    import inspect
+
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:  # one that is not written in Python
+        return ()
+
+
+def read_entries(engine: Engine, key: str) -> list[Entry]:
+    """The chain of one operation."""
+    found: list[Entry] = []
+    place: Mapping[str, Any] = {}
+    while True:
+        rows = engine.call("operation_entries", {"key": key, "most": PAGE, **place})
+        for row in rows:
+            found += wal.load(row["key"], row["entries"])
+        if len(rows) < PAGE:
+            return found
+        last = rows[-1]
+        place = {"after_place": last["place"], "after_key": last["key"], "after_number": last["number"]}
+
+
+class Attempt(ABC):
+    """One way to run an operation: begin, then succeed or fail."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.prior: Prior
+
+    @abstractmethod
+    def begin(self) -> Running | Outcome:
+        """Claim it, and wait for that as it was told to; or how it ended before."""
+
+    @abstractmethod
+    def succeed(self, op: Running, value: Any) -> Outcome: ...
+
+    @abstractmethod
+    def fail(self, op: Running, error: BaseException) -> bool:
+        """Write it down; True when nothing came of it, and it can begin again at once."""
+
+    def check(self, op: Running) -> None:
+        """What must hold before: what does not is recorded, and nothing is begun."""
+        self._hold("precondition", self.plan.preconditions, op)
+        if not self.plan.terms.marks_effect:
+            op.effect_started()
+
+    def check_after(self, op: Running) -> None:
+        self._hold("postcondition", self.plan.postconditions, op)
+
+    def _hold(self, kind: str, conditions: Sequence[Function], op: Running) -> None:
+        for condition in conditions:
+            name = getattr(condition, "__name__", type(condition).__name__)
+            try:
+                holds, problem = call(condition, op), None
+            except Exception as error:
+                holds, problem = False, error
+            said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
+            op.note(kind, {"name": name, "ok": holds is not False, **said})
+            if holds is False:
+                why = f": {said['error']}" if said else ""
+                raise OperationFailed(
+                    f"operation {op.key.label!r}: {kind} {name!r} does not hold{why}", key=op.key.digest,
+                    label=op.key.label, status="failure", error={"where": kind, "name": name, **said},
+                ) from problem  # fmt: skip
+
+    def settled(self, act: Act, prior: Prior) -> Outcome | None:
+        """How it ended before, if it did; an error when it must not go on."""
+        if act is Act.REPLAY:
+            return Outcome("success", True, prior.attempt, value=prior.value())
+        if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
+            raise operation.refusal(act, prior, self.plan.key)
+        return None
+
+    def refused(self, error: OperationFailed) -> None:
+        """One that is never tried again by itself goes to the people who look."""
+        if error.error is None or not error.error.get("remembered"):
+            self.review("attempts", str(error))
+
+    def review(self, reason: str, detail: str) -> int:
+        key = self.plan.key
+        asked = {"key": key.digest, "label": key.label, "reason": reason, "detail": detail[:1000]}
+        [row] = self.plan.engine.call("operation_review", asked)
+        number: int = row["id"]
+        return number
+
+    def locked(self, asked: int, started: float) -> Outcome | None:
+        """Somebody else is at it. None: ask again now."""
+        key, terms, waited = self.plan.key, self.plan.terms, now() - started
+        if terms.when_locked == "skip":
+            return Outcome("skipped", False, 0)
+        if terms.when_locked == "fail":
+            raise operation.in_progress(key)
+        if terms.when_locked == "escalate":
+            number = self.review("locked", f"{key.label} is locked by somebody else")
+            raise operation.in_progress(key, why=f"somebody else is at it, and it is up for review as number {number}")
+        if waited >= terms.timeout:
+            raise operation.in_progress(key, waited)
+        chance = jitter(0.0, 1.0)
+        if terms.when_locked == "backoff":
+            seconds = operation.pause(asked, waited, terms.timeout, chance)
+        else:
+            seconds = min(0.05, 0.001 * 2 ** min(asked, 6)) * (0.5 + chance)
+        sleep(min(seconds, max(0.0, terms.timeout - waited)))
+        return None
+
+    def transient(self, error: BaseException) -> bool:
+        return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))
+
+    def remembers(self, error: BaseException) -> bool:
+        return isinstance(error, self.plan.terms.remember_errors) and not self.transient(error)
+
+    def undo(self, function: Function, prior: Prior, asked_at: float) -> Running:
+        """Roll back what a dead attempt may have done; the operation as it was then."""
+        op = self.dead(prior, asked_at)
+        call(function, op)
+        return op
+
+    def probe(self, function: Function, prior: Prior, asked_at: float) -> Done | None:
+        """Ask whether the effect of a dead attempt is there; None when it is not."""
+        said = call(function, self.dead(prior, asked_at))
+        return said if isinstance(said, Done) else Done() if said is True else None
+
+    def dead(self, prior: Prior, asked_at: float) -> Running:
+        digest = self.plan.key.digest
+        states = replay.fold(read_entries(self.plan.engine, digest))
+        noted = states[digest].checkpoints if digest in states else {}
+        return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=prior.fence, checkpoints=noted)
+
+
+def kept(value: Any) -> dict[str, Any]:
+    """A result as it is written; ValueError when it cannot be."""
+    encoded = results.encode(value)
+    return {"result": encoded.hex(), "result_hash": sha256(encoded).hexdigest()}

@@ -1,0 +1,117 @@
+# Generated from _async/primitives/operations/operation.py by scripts/unasync.py. Do not edit.
+"""The handle of an operation: run a function, decorate one, or put a block in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call
+from holdfast._sync.primitives.operations.external import External
+from holdfast._sync.primitives.operations.running import Running
+from holdfast._sync.primitives.operations.within import within
+from holdfast._wire.clock import jitter
+from holdfast._wire.waiting import check_called, check_function, here, sleep
+from holdfast.core.canonical import digest
+from holdfast.core.errors import OperationFailed
+from holdfast.core.operation import Function, Outcome, pause
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Operation:
+    """An operation to be run: at most one effect, whatever the retries."""
+
+    def __init__(self, plan: Callable[[object, str | None], Plan], key: Any, fingerprint: str | None, tx: Any) -> None:
+        self._plan_of, self._key, self._fingerprint, self._tx = plan, key, fingerprint, tx
+        self._entered: list[tuple[int, Attempt, Running]] = []
+
+    def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
+        """Call it, unless it has been done: then the result is the one it had. The function is given ``op`` if it takes
+        a parameter of that name, and what else is given here."""
+        check_called(function, "function")
+        return self._run(self._plan(), function, args, kwargs)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome]:
+        """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
+        payload was given, the arguments are it: the same key with others is KeyReused."""
+        check_function(function)
+        name = f"{function.__module__}.{function.__qualname__}"
+
+        @wraps(function)
+        def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+            key = self._key(*args, **kwargs) if callable(self._key) else self._key
+            sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
+            return self._run(self._plan_of(key, sent), function, args, kwargs)
+
+        return once
+
+    def __enter__(self) -> Running | Outcome:
+        """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
+        body does it, and says what the result is: ``op.result = …``."""
+        attempt = self._attempt(self._plan())
+        op = attempt.begin()
+        if isinstance(op, Running):
+            try:
+                attempt.check(op)
+            except BaseException as error:
+                attempt.fail(op, error)
+                raise
+            self._entered.append((here(), attempt, op))
+        else:
+            self._entered.append((here(), attempt, None))  # type: ignore[arg-type]
+        return op
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        entry = next(each for each in reversed(self._entered) if each[0] == here())
+        self._entered.remove(entry)
+        _, attempt, op = entry
+        if op is None:
+            return
+        if error is not None:
+            attempt.fail(op, error)
+            return
+        try:
+            attempt.check_after(op)
+            attempt.succeed(op, op.result)
+        except BaseException as problem:
+            attempt.fail(op, problem)
+            raise
+
+    def _plan(self) -> Plan:
+        if callable(self._key):
+            raise TypeError("key is a function of the arguments: this operation is a decorator")
+        return self._plan_of(self._key, self._fingerprint)
+
+    def _attempt(self, plan: Plan) -> Attempt:
+        plan.engine.check_usable()
+        return External(plan) if self._tx is None else within(plan, self._tx)
+
+    def _run(self, plan: Plan, function: Function, args: Any, kwargs: Any) -> Outcome:
+        retries, tried = plan.terms.retries, 0
+        while True:
+            attempt = self._attempt(plan)
+            again = False
+            while True:
+                op = attempt.begin()
+                if isinstance(op, Outcome):
+                    return op
+                try:
+                    attempt.check(op)
+                    value = call(function, op, *args, **kwargs)
+                    attempt.check_after(op)
+                    return attempt.succeed(op, value)
+                except BaseException as error:
+                    if not attempt.fail(op, error):
+                        again = tried < retries and isinstance(error, Exception) and not attempt.remembers(error)
+                        if not again or isinstance(error, OperationFailed):
+                            raise
+                        break
+                sleep(jitter(0.0, 0.01))
+            tried += 1
+            sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))

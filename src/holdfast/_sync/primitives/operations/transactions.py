@@ -1,0 +1,167 @@
+# Generated from _async/primitives/operations/transactions.py by scripts/unasync.py. Do not edit.
+"""A transaction on the user's connection that an operation begins and ends itself, in as few round trips as it takes.
+
+The claim travels with BEGIN and the end of the operation with COMMIT where the driver lets them: with psycopg. What the
+end says may not be heard before the COMMIT then, so it is an error when it must not be committed.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
+from typing import Any, Protocol
+
+from holdfast._sync.primitives.connections import Connection, Psycopg, commit_known
+from holdfast._wire import Row
+from holdfast._wire.database import Database
+from holdfast.core.errors import Refused
+from holdfast.sql import statements
+
+CHANGED = "40001"
+
+
+class Owned(Protocol):
+    def begin(self, statement: str, parameters: Row) -> Row:
+        """BEGIN, and a statement that answers with one row. Roll back if it fails."""
+
+    def commit(self, statement: str, parameters: Row) -> None:
+        """A statement, and COMMIT if it is done. Roll back if it fails."""
+
+    def rollback(self) -> None: ...
+
+
+def owned(database: Database, known: Connection, connection: Any) -> Owned:
+    if isinstance(known, Psycopg) and not connection.pgconn.pipeline_status:
+        return OwnedPsycopg(database, connection)
+    return OwnedBlock(known)
+
+
+class _Undone(Exception):
+    """Leaves a block that is not to be committed."""
+
+
+class OwnedBlock:
+    """Whatever the driver, one statement after the other."""
+
+    def __init__(self, known: Connection) -> None:
+        self._known = known
+        self._block: AbstractContextManager[Any] | None = None
+
+    def begin(self, statement: str, parameters: Row) -> Row:
+        block = self._known.begin()
+        block.__enter__()
+        self._block = block
+        return self._known.write(statement, parameters)
+
+    def commit(self, statement: str, parameters: Row) -> None:
+        if not self._known.in_transaction() and not self._known.begins_by_itself():
+            raise over(parameters["label"])
+        row = self._known.write(statement, parameters)
+        if row["state"] != "done":
+            raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            error = _Undone()
+            with suppress(_Undone):
+                block.__exit__(_Undone, error, None)
+
+
+def over(label: str) -> RuntimeError:
+    return RuntimeError(
+        f"operation {label!r}: its function has ended the transaction that it runs in, so what it wrote and that it "
+        "did are not one any more. Leave commit and rollback to run()"
+    )
+
+
+class OwnedPsycopg:
+    """Past the cursors: BEGIN and the claim are one message to the server, and so are the end and COMMIT."""
+
+    def __init__(self, database: Database, connection: Any) -> None:
+        self._database, self._connection = database, connection
+        self._open = False
+
+    def begin(self, statement: str, parameters: Row) -> Row:
+        from holdfast._wire.pgconn import decoded
+
+        results = self._send(self._begin() + b"; " + self._filled(statement, parameters))
+        self._guard(1)
+        self._open = True
+        [row] = decoded(results[-1])
+        return row
+
+    def commit(self, statement: str, parameters: Row) -> None:
+        with commit_known(self._connection):
+            self._send(self._filled(statement, parameters) + b"; commit")
+        self._close()
+
+    def rollback(self) -> None:
+        from psycopg.pq import TransactionStatus
+
+        status = self._connection.pgconn.transaction_status
+        self._close()
+        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            self._send(b"rollback")
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._guard(-1)
+
+    def _guard(self, change: int) -> None:
+        """As in ``connection.transaction()``: commit() and rollback() are refused, and what nests is a savepoint."""
+        if hasattr(self._connection, "_num_transactions"):
+            self._connection._num_transactions += change
+
+    def _begin(self) -> bytes:
+        connection, words = self._connection, ["begin"]
+        if connection.isolation_level is not None:
+            words.append("isolation level " + connection.isolation_level.name.replace("_", " "))
+        if connection.read_only is not None:
+            words.append("read only" if connection.read_only else "read write")
+        if connection.deferrable is not None:
+            words.append("deferrable" if connection.deferrable else "not deferrable")
+        return " ".join(words).encode()
+
+    def _filled(self, statement: str, parameters: Row) -> bytes:
+        from psycopg.pq import Escaping
+
+        encoding, escape = self._connection.info.encoding, Escaping(self._connection.pgconn).escape_literal
+        texts, names = _pieces(self._database.schema, statement)
+        found = [texts[0]]
+        for text, name in zip(texts[1:], names, strict=True):
+            value = parameters.get(name)
+            if value is None:
+                found.append(b"null")
+            elif isinstance(value, str):
+                found.append(bytes(escape(value.encode(encoding))))
+            else:
+                found.append(str(value).encode())  # true, false, and numbers
+            found.append(text)
+        return b"".join(found)
+
+    def _send(self, text: bytes) -> list[Any]:
+        from psycopg import errors, generators
+        from psycopg.pq import ExecStatus
+
+        connection = self._connection
+        with connection.lock:
+            connection.pgconn.send_query(text)
+            results: list[Any] = connection.wait(generators.execute(connection.pgconn))
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise errors.error_from_result(result, encoding=connection.info.encoding)
+        return results
+
+
+@lru_cache
+def _pieces(schema: str, statement: str) -> tuple[list[bytes], list[str]]:
+    """The text between the parameters, and their names in this order."""
+    found = statements("postgres", schema)[statement]
+    pieces = re.split(r"\$(\d+)", found.steps[0].sql)
+    return [text.encode() for text in pieces[::2]], [found.parameters[int(number) - 1] for number in pieces[1::2]]

@@ -1,0 +1,290 @@
+"""What to do with an operation, decided from what the log says of it. Asks nobody and does nothing itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+from holdfast.core import results
+from holdfast.core.errors import HoldfastError, KeyReused, OperationFailed, OperationInProgress
+from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds, check_timeout
+from holdfast.core.keys import OperationKey, PlainKey
+
+WhenLocked = Literal["wait", "backoff", "skip", "fail", "escalate"]
+OnPartial = Literal["rollback", "verify", "refuse"]
+Row = Mapping[str, Any]
+Function = Callable[..., Any]
+
+LEASE = "@op:"
+"""What the names of the leases begin with under which operations are done."""
+_WHEN = ("wait", "backoff", "skip", "fail", "escalate")
+_PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """The key of an operation that is in the log, whatever it was made of."""
+
+    digest: str
+    label: str
+    pipeline: None = None
+    task: None = None
+    dataset: None = None
+    operation: None = None
+    checksum: None = None
+    params_hash: None = None
+    lock_key: None = None
+
+
+Key = OperationKey | PlainKey | StoredKey
+
+
+class Act(Enum):
+    EXECUTE = "execute"
+    REPLAY = "replay"
+    MISMATCH = "mismatch"
+    RUNNING = "running"
+    ROLL_BACK = "roll back, then execute"
+    VERIFY = "ask whether it is done"
+    REFUSE_PARTIAL = "refuse: left half done"
+    REFUSE_FAILED = "refuse: the error is remembered"
+    EXHAUSTED = "refuse: attempts are used up"
+
+
+class Prior(NamedTuple):
+    """What the log says. Without a status there is nothing."""
+
+    status: str | None
+    fingerprint: str | None
+    result: str | None
+    result_hash: str | None
+    error: str | None
+    attempt: int
+    fence: int
+    pointer: str | None
+    rollback: str | None
+    effect_started: bool
+    failures: int
+    alive: bool
+    expired: bool
+    now: float
+
+    @classmethod
+    def of(cls, row: Row) -> Prior:
+        found = {name: row[name] for name in cls._fields}
+        numbers = {name: found[name] or 0 for name in ("attempt", "fence", "failures")}
+        truths = {name: bool(found[name]) for name in ("effect_started", "alive", "expired")}
+        return cls(**{**found, **numbers, **truths})
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The error as it was recorded."""
+        return json.loads(self.error) if self.error else {}
+
+    def value(self) -> Any:
+        return results.decode(bytes.fromhex(self.result or ""))
+
+
+def decide(prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool) -> Act:
+    """``undoes``: whether there is a rollback that can be called."""
+    if prior.status is None or (prior.expired and prior.status != "partial") or prior.told.get("reset"):
+        return Act.EXECUTE
+    if prior.fingerprint != fingerprint:
+        return Act.MISMATCH
+    if prior.status == "success":
+        return Act.REPLAY
+    if prior.alive:
+        return Act.RUNNING
+    if prior.told.get("remembered"):
+        return Act.REFUSE_FAILED
+    if prior.failures + (prior.status == "partial") >= max_attempts:
+        return Act.EXHAUSTED
+    if not prior.effect_started:
+        return Act.EXECUTE
+    if prior.status == "failure":
+        return Act.ROLL_BACK if undoes else Act.EXECUTE
+    return {"rollback": Act.ROLL_BACK, "verify": Act.VERIFY, "refuse": Act.REFUSE_PARTIAL}[on_partial]
+
+
+def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
+    """In words."""
+    what = f"operation {key.label!r}"
+    if act is Act.MISMATCH:
+        return KeyReused(
+            f"{what} was begun with another payload: a retry has to send the same one, and a new operation needs a new "
+            "key",
+            key=key.digest, label=key.label,
+        )  # fmt: skip
+    if act is Act.REFUSE_FAILED:
+        message = f"{what} failed before, and the error is remembered: {describe(prior.told)}"
+    elif act is Act.EXHAUSTED:
+        last = f", the last time with {describe(prior.told)}" if prior.error else ""
+        message = (
+            f"{what} was tried {prior.attempt} times{last}: it is up for review, and not tried again before it is reset"
+        )
+    else:
+        message = (
+            f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, and what it did is not known. "
+            "Give rollback= or verify=, or reset it"
+        )
+    status = prior.status or "failure"
+    return OperationFailed(message, key=key.digest, label=key.label, status=status, error=prior.told or None)
+
+
+def in_progress(key: Key, waited: float | None = None, why: str = "somebody else is at it") -> OperationInProgress:
+    more = "" if waited is None else f"; waited {waited:.1f} s"
+    return OperationInProgress(f"operation {key.label!r}: {why}{more}", key=key.digest, label=key.label)
+
+
+def describe(error: Mapping[str, Any]) -> str:
+    return f"{error.get('type')}: {error.get('message')}"
+
+
+def told(error: BaseException, *, remembered: bool = False, where: str | None = None) -> dict[str, Any]:
+    """An error as it is recorded."""
+    said = {"type": type(error).__name__, "message": str(error)[:1000]}
+    return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+
+
+def passes(error: BaseException, sqlstate: str | None) -> bool:
+    """Whether it says nothing about the operation: the database was busy with others, or could not be reached."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    if sqlstate is not None:
+        return sqlstate in _PASSING or sqlstate.startswith("08")
+    name, text = type(error).__name__, str(error).lower()
+    return name in ("OperationalError", "InterfaceError") and ("lock" in text or "connection" in text or "busy" in text)
+
+
+def pause(asked: int, waited: float, limit: float, chance: float) -> float:
+    """Seconds until somebody who backs off asks again: longer each time, and shorter again towards the end of its time,
+    so that whoever has waited longest asks most often. ``chance``: from 0 to 1, or they would all ask at once."""
+    left = 1.0 if limit <= 0 or limit == float("inf") else max(0.05, 1.0 - waited / limit)
+    return float(min(1.0, 0.005 * 2 ** min(asked, 10)) * left * (0.5 + chance))
+
+
+class OperationTerms(NamedTuple):
+    """The arguments of ``client.operation(…)``, checked."""
+
+    when_locked: WhenLocked
+    timeout: float
+    ttl: float
+    max_attempts: int
+    retries: int
+    on_partial: OnPartial
+    remember_errors: tuple[type[BaseException], ...]
+    keep: float | None
+    marks_effect: bool
+    actor: str | None
+    justification: str | None
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        when_locked: WhenLocked,
+        timeout: float | None,
+        ttl: float,
+        max_attempts: int,
+        retries: int,
+        on_partial: OnPartial | None,
+        remember_errors: Sequence[type[BaseException]],
+        keep: float | None,
+        marks_effect: bool,
+        actor: str | None,
+        justification: str | None,
+        undoes: bool,
+        probes: bool,
+    ) -> OperationTerms:
+        if when_locked not in _WHEN:
+            raise ValueError(f"when_locked must be one of {', '.join(_WHEN)}, not {when_locked!r}")
+        chosen = on_partial or ("rollback" if undoes else "verify" if probes else "refuse")
+        if chosen not in ("rollback", "verify", "refuse"):
+            raise ValueError(f"on_partial must be 'rollback', 'verify' or 'refuse', not {on_partial!r}")
+        if (chosen == "rollback" and not undoes) or (chosen == "verify" and not probes):
+            raise ValueError(f"on_partial={chosen!r} needs {chosen}=, a function")
+        _check_count(max_attempts, "max_attempts", 1)
+        _check_count(retries, "retries", 0)
+        kinds: tuple[Any, ...] = tuple(remember_errors)
+        if not all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
+            raise TypeError(f"remember_errors must be exception classes, not {remember_errors!r}")
+        return cls(
+            when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL), max_attempts, retries,
+            chosen, kinds, None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),
+            marks_effect, None if actor is None else check_name(actor, "actor"),
+            None if justification is None else check_name(justification, "justification", 1000),
+        )  # fmt: skip
+
+
+def _check_count(value: object, what: str, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{what} must be {least} or more, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``status``: "success", or "skipped" because somebody else was at it."""
+
+    status: Literal["success", "skipped"]
+    replayed: bool
+    attempt: int
+    committed: bool = True
+    """False when it is part of a transaction that was open already: then the commit is the caller's, and until then it
+    has not happened."""
+    value: Any = field(default=None, repr=False)
+
+    @property
+    def result(self) -> Any:
+        """What the function returned, now or when it ran; RuntimeError when it was skipped."""
+        if self.status == "skipped":
+            raise RuntimeError("the operation was skipped because somebody else was at it: there is no result")
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """An operation as ``client.operations`` shows it. ``status``: success | failure | running | partial: its owner is
+    dead, and left it half done."""
+
+    key: str
+    label: str
+    status: str
+    attempt: int
+    failures: int
+    fence: int
+    pipeline: str | None
+    task: str | None
+    dataset: str | None
+    operation: str | None
+    result_hash: str | None
+    error: Mapping[str, Any] | None
+    pointer: str
+    """The end of its chain in the log of entries."""
+    rollback: str | None
+    """The name of the function that is registered to undo it."""
+    owner: str | None
+    """The lease that its last attempt was made under."""
+    effect_started: bool
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime | None
+
+    @classmethod
+    def of(cls, row: Row) -> OperationRecord:
+        status = "running" if row["alive"] else row["status"]
+        times = {name: _when(row[name]) for name in ("created_at", "updated_at", "expires_at")}
+        error = json.loads(row["error"]) if row["error"] else None
+        known = {name: row[name] for name in cls.__slots__ if name in row}
+        return cls(
+            **{**known, **times, "status": status, "error": error, "effect_started": bool(row["effect_started"])}
+        )
+
+
+def _when(seconds: float | None) -> Any:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

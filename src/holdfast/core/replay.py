@@ -1,0 +1,103 @@
+"""What the log says became of operations: entries folded into state and results. Nothing is executed, ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.core.wal import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An operation as its entries tell it. ``status``: partial | success | failure | reset; partial is also what is
+    under way, because the log does not know who is alive."""
+
+    operation: str
+    status: str = "partial"
+    attempt: int = 0
+    fence: int = 0
+    effect_started: bool = False
+    """Whether the attempt under way, or the last one, may have had an effect that was not rolled back."""
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)
+    result_hash: str | None = None
+    result: bytes | None = None
+    """As it was encoded; None where it was not kept, or has expired."""
+    error: str | None = None
+    resets: int = 0
+    sovereignty: bool = False
+    number: int = 0
+    """Of the last entry."""
+    at: int = 0
+
+
+def fold(entries: Iterable[Entry], before: Mapping[str, State] | None = None) -> dict[str, State]:
+    """The state of every operation after these entries, which come in the order of their chain; ``before``: after those
+    that came before them. Folding all at once or piece by piece is the same."""
+    states = dict(before or {})
+    for entry in entries:
+        states[entry.operation] = step(states.get(entry.operation) or State(entry.operation), entry)
+    return states
+
+
+def step(state: State, entry: Entry) -> State:
+    """What one entry makes of a state."""
+    state = replace(state, number=entry.number, at=entry.at, fence=max(state.fence, entry.fence))
+    match entry.kind:
+        case "claimed":
+            return replace(state, status="partial", attempt=entry.attempt, effect_started=False, checkpoints={},
+                           result_hash=None, result=None, error=None)  # fmt: skip
+        case "effect_started":
+            return replace(state, effect_started=True)
+        case "checkpoint":
+            told = _detail(entry)
+            return replace(state, checkpoints={**state.checkpoints, str(told.get("name")): told.get("value")})
+        case "success":
+            return replace(state, status="success", result_hash=entry.payload_hash, result=entry.payload, error=None)
+        case "failure":
+            return replace(state, status="failure", error=_text(_detail(entry).get("error")))
+        case "rollback":
+            return replace(state, status="failure", effect_started=False, checkpoints={})
+        case "reset":
+            kept = {name: getattr(state, name) for name in ("attempt", "fence", "sovereignty", "number", "at")}
+            return State(entry.operation, status="reset", resets=state.resets + 1, **kept)
+        case "sovereignty":
+            return replace(state, sovereignty=True)
+        case "archived":
+            return _restored(state, entry)
+    return state
+
+
+def snapshot(state: State) -> dict[str, Any]:
+    """What an ``archived`` entry says of the entries before it, so that what comes after can be folded without them."""
+    return {
+        "status": state.status,
+        "attempt": state.attempt,
+        "effect_started": state.effect_started,
+        "checkpoints": dict(state.checkpoints),
+        "result_hash": state.result_hash,
+        "error": state.error,
+        "resets": state.resets,
+        "sovereignty": state.sovereignty,
+    }
+
+
+def _restored(state: State, entry: Entry) -> State:
+    if state.attempt:  # the entries before it are there as well
+        return state
+    told, known = _detail(entry).get("state"), snapshot(state)
+    return replace(state, **{name: told[name] for name in known if name in told}) if isinstance(told, dict) else state
+
+
+def _detail(entry: Entry) -> Mapping[str, Any]:
+    try:
+        told = json.loads(entry.detail)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,89 @@
+"""A Great Expectations checkpoint as a condition of an operation, before or after it:
+
+    from holdfast.integrations.great_expectations import expects
+    client.operation(key, tx=conn, postconditions=[expects(context.checkpoints.get("parcels"))]).run(load)
+
+The library itself reports success for a suite without expectations, and for a checkpoint without validations. Here that
+is a failure: nothing was expected of the data, so nothing is known about it. The package is not imported; what a
+checkpoint's ``run`` returns is read as versions 0.18 and 1.x have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_SHOWN = 5
+
+
+class ExpectationsFailed(Exception):
+    """The data are not as expected, or nothing was expected of them."""
+
+
+class expects:  # noqa: N801 - reads as a sentence where it is used
+    """``checkpoint`` is run with ``arguments`` whenever the condition is asked; True, or ExpectationsFailed."""
+
+    def __init__(self, checkpoint: Any, /, *, name: str | None = None, **arguments: Any) -> None:
+        if not callable(getattr(checkpoint, "run", None)):
+            raise TypeError(f"checkpoint must have a method run, as a Checkpoint has: {checkpoint!r:.80}")
+        self._checkpoint, self._arguments = checkpoint, arguments
+        self.__name__ = name or f"checkpoint {getattr(checkpoint, 'name', None) or 'without a name'}"
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}>"
+
+    def __call__(self, *_: object) -> bool:
+        if told := list(problems(self._checkpoint.run(**self._arguments))):
+            more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+            raise ExpectationsFailed(f"{self.__name__}: {'; '.join(told[:_SHOWN])}{more}")
+        return True
+
+
+def problems(result: Any) -> Iterator[str]:
+    """What is wrong with what a checkpoint, or a validation, has returned; nothing, if all was met."""
+    validations = list(_validations(result))
+    if not validations:
+        yield "it validated nothing"
+    said = False
+    for number, validation in enumerate(validations, 1):
+        for problem in _of_one(validation, number):
+            said = True
+            yield problem
+    if validations and not said and not _get(result, "success"):
+        yield "it says that it did not succeed, and not why"
+
+
+def _validations(result: Any) -> Iterator[Any]:
+    runs = _get(result, "run_results")
+    if runs is None:  # a validation by itself
+        if _get(result, "statistics") is not None or _get(result, "results") is not None:
+            yield result
+        return
+    for run in runs.values():
+        inner = _get(run, "validation_result")  # as 0.18 wraps it
+        yield run if inner is None else inner
+
+
+def _of_one(validation: Any, number: int) -> Iterator[str]:
+    suite = _get(validation, "suite_name") or _get(_get(validation, "meta"), "expectation_suite_name") or number
+    results = _get(validation, "results") or []
+    evaluated = _get(_get(validation, "statistics"), "evaluated_expectations")
+    if not (len(results) if evaluated is None else evaluated):
+        yield f"suite {suite!r} is empty: nothing was expected of the data"
+        return
+    failed = [_expectation(each) for each in results if not _get(each, "success")]
+    for expectation in failed:
+        yield f"suite {suite!r}: {expectation} was not met"
+    if not failed and not _get(validation, "success"):
+        yield f"suite {suite!r} was not met"
+
+
+def _expectation(result: Any) -> str:
+    told = _get(result, "expectation_config")
+    kind = _get(told, "type") or _get(told, "expectation_type") or "an expectation"
+    column = _get(_get(told, "kwargs"), "column")
+    return f"{kind}({column})" if column else str(kind)
+
+
+def _get(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

@@ -1,0 +1,14 @@
+delete from holdfast.schema_version where version = 6;
+drop function holdfast.operation_reviews(int);
+drop function holdfast.operation_review(text, text, text, text);
+drop function holdfast.operation_entries(text, double precision, xid8, text, int, int);
+drop function holdfast.operation_list(text, text, text, int);
+drop function holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
+    bigint, text, text, text, text, text, text, text, text, text);
+drop function holdfast.operation_begin(text, bigint, text);
+drop function holdfast.operation_get(text);
+drop function holdfast.operation_alive(text, bigint);
+drop table holdfast.review;
+drop table holdfast.outbox;
+drop table holdfast.wal;
+drop table holdfast.idempotency_log;

@@ -1,0 +1,248 @@
+-- Operations that take effect once: what became of each, and how it came to that.
+--
+-- Every change of an operation is one call of operation_write: it says which end of the chain it has seen, and is refused
+-- when that is not the end any more. So nobody writes over what they do not know, whatever locks and leases say; and a
+-- late owner is refused by the fence of the lease besides. Whether an unfinished operation is under way is no guess about
+-- time: the transaction has its advisory lock, or the lease that it is done under is alive.
+
+create table holdfast.idempotency_log (
+    idem_key       text collate "C" primary key,
+    pipeline_id    text,
+    task_id        text,
+    dataset_id     text,
+    operation_type text,
+    status         text not null check (status in ('success', 'failure', 'partial')),
+    result_hash    text,
+    created_at     timestamptz not null,
+    updated_at     timestamptz not null,
+    raw_checksum   text,
+    params_hash    text,
+    wal_pointer    text not null,
+    fingerprint    text,
+    result         bytea,
+    attempt        int not null,
+    fence          bigint not null,
+    error          text,
+    expires_at     timestamptz,
+    label          text not null,
+    owner          text,
+    rollback       text,
+    effect_started boolean not null,
+    failures       int not null
+) with (fillfactor = 80);
+comment on column holdfast.idempotency_log.label is 'as people would call it: the key may be a hash';
+comment on column holdfast.idempotency_log.owner is 'the lease that the last attempt was made under; null when it was made in a transaction';
+comment on column holdfast.idempotency_log.rollback is 'the name of the function that undoes it';
+comment on column holdfast.idempotency_log.effect_started is 'the last attempt may have had an effect that nobody has undone';
+comment on column holdfast.idempotency_log.failures is 'attempts that came to nothing since it was begun or reset';
+create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at) where status <> 'success';
+
+-- What was written together stands in one row: the entries, as JSON, of which number is the first.
+create table holdfast.wal (
+    idem_key text collate "C" not null,
+    number   int not null,
+    xid      xid8 not null,
+    at       timestamptz not null,
+    entries  text not null,
+    primary key (idem_key, number)
+);
+create index wal_xid on holdfast.wal (xid);
+
+-- What is to be told to others, written with the effect.
+create table holdfast.outbox (
+    id           bigint generated always as identity primary key,
+    xid          xid8 not null,
+    idem_key     text collate "C" not null,
+    attempt      int not null,
+    topic        text not null,
+    payload      text not null,
+    created_at   timestamptz not null,
+    published_at timestamptz
+);
+create index outbox_unpublished on holdfast.outbox (idem_key) where published_at is null;
+
+-- What people have to look at.
+create table holdfast.review (
+    id        bigint generated always as identity primary key,
+    idem_key  text collate "C" not null,
+    label     text not null,
+    reason    text not null check (reason in ('attempts', 'locked')),
+    detail    text not null,
+    opened_at timestamptz not null,
+    closed_at timestamptz,
+    actor     text,
+    outcome   text
+);
+create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
+
+-- Whether that lease is held, with that fence if one is given.
+create function holdfast.operation_alive(lease text, fence bigint) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    return exists (select from holdfast.lease l join holdfast.beat b on b.id = l.beat
+                    where l.name = lease and (operation_alive.fence is null or l.fence = operation_alive.fence)
+                      and not b.dead and b.expires_at > holdfast.snapshot_time());
+end $$;
+
+-- What is known of an operation. Its result is hex, so that every driver gives the same.
+create function holdfast.operation_get(key text,
+    out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
+    out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean, out now double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    holder text;
+begin
+    select g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer, g.rollback, g.effect_started,
+           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false)
+      into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired
+      from holdfast.idempotency_log g where g.idem_key = key;
+    alive := false;
+    if status = 'partial' and holder is not null then
+        alive := holdfast.operation_alive(holder, fence);
+    end if;
+    now := extract(epoch from clock_timestamp());
+end $$;
+
+-- The same inside the transaction that is to have the effect, with its lock: state is free, or busy when somebody else
+-- has that. Never waits. began: by which the end can tell that it is in the same transaction still. fixed: this
+-- transaction goes on seeing what it saw first, so there is no use in asking again.
+create function holdfast.operation_begin(key text, lock bigint, lease text,
+    out state text, out began text, out fixed boolean,
+    out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
+    out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean, out now double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    holder text;
+begin
+    -- The lock before the lease: whoever works under that asks for the lock, too, when it begins. Whether the lease is alive
+    -- is asked only when there is one: calls cost more than what they do.
+    if not pg_try_advisory_xact_lock(lock) then
+        state := 'busy';
+    else
+        select 'busy' into state from holdfast.lease l where l.name = lease and holdfast.operation_alive(lease, null);
+        state := coalesce(state, 'free');
+    end if;
+    began := extract(epoch from transaction_timestamp())::text;
+    fixed := current_setting('transaction_isolation') in ('repeatable read', 'serializable');
+    select g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer, g.rollback, g.effect_started,
+           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false)
+      into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired
+      from holdfast.idempotency_log g where g.idem_key = key;
+    alive := false;
+    if status = 'partial' and holder is not null then
+        alive := holdfast.operation_alive(holder, fence);
+    end if;
+    now := extract(epoch from clock_timestamp());
+end $$;
+
+-- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
+-- none) | busy (a transaction has the lock). HF001 when the lease "owner" is not held with that token. With "began" it is
+-- the end of the transaction that has the effect, which a COMMIT may follow unseen: then it is 40001 instead of changed,
+-- and HF003 when it is another transaction.
+create function holdfast.operation_write(
+    key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
+    result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
+    lock bigint, began text, outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
+    out state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    at timestamptz := clock_timestamp();
+    bytes bytea := decode(result, 'hex');
+    until timestamptz := at + make_interval(secs => keep);
+begin
+    if began <> extract(epoch from transaction_timestamp())::text then
+        raise exception 'the transaction in which operation % began is over: nothing that it did may be committed or rolled back in between', quote_literal(label)
+            using errcode = 'HF003';
+    end if;
+    if lock is not null and not pg_try_advisory_xact_lock(lock) then
+        state := 'busy';
+        return;
+    end if;
+    if token is not null then
+        perform holdfast.object_fence(owner, token);
+    end if;
+    if expected is null then
+        insert into holdfast.idempotency_log values (key, pipeline, task, dataset, operation, status, result_hash, at, at, checksum, params_hash, pointer,
+               fingerprint, bytes, attempt, fence, error, until, label, owner, rollback, effect_started, failures) on conflict do nothing;
+    else
+        update holdfast.idempotency_log g set status = operation_write.status, result_hash = operation_write.result_hash, updated_at = at,
+               wal_pointer = pointer, fingerprint = operation_write.fingerprint, result = bytes, attempt = operation_write.attempt,
+               fence = operation_write.fence, error = operation_write.error, expires_at = until, owner = operation_write.owner,
+               rollback = operation_write.rollback, effect_started = operation_write.effect_started, failures = operation_write.failures
+         where g.idem_key = key and g.wal_pointer = expected;
+    end if;
+    if not found then
+        if began is not null then
+            raise exception 'operation % was changed by somebody else since this transaction began', quote_literal(label) using errcode = '40001';
+        end if;
+        state := 'changed';
+        return;
+    end if;
+    insert into holdfast.wal values (key, number, pg_current_xact_id(), at, entries);
+    if outbox is not null then
+        insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
+        select pg_current_xact_id(), key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
+    end if;
+    state := 'done';
+end $$;
+
+create function holdfast.operation_list(only_status text, only_dataset text, only_key text, most int)
+returns table (key text, label text, status text, alive boolean, attempt int, fence bigint, pipeline text, task text, dataset text, operation text,
+               result_hash text, error text, pointer text, rollback text, owner text, effect_started boolean, failures int, created_at double precision, updated_at double precision,
+               expires_at double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select g.idem_key, g.label, g.status, g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
+           g.attempt, g.fence, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.result_hash, g.error, g.wal_pointer, g.rollback, g.owner, g.effect_started, g.failures,
+           extract(epoch from g.created_at)::double precision, extract(epoch from g.updated_at)::double precision, extract(epoch from g.expires_at)::double precision
+      from holdfast.idempotency_log g
+     where (only_status is null or g.status = only_status) and (only_dataset is null or g.dataset_id = only_dataset) and (only_key is null or g.idem_key = only_key)
+     order by g.updated_at desc, g.idem_key limit most;
+end $$;
+
+-- Entries in the order of their transactions, and in it of their chains: only what nothing that is still under way can come
+-- before. Those of one operation are a chain, in which nothing can come before: all that there are. after: the row where
+-- the last page ended.
+create function holdfast.operation_entries(only_key text, since double precision, after_xid xid8, after_key text, after_number int, most int)
+returns table (xid xid8, key text, number int, entries text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select w.xid, w.idem_key, w.number, w.entries from holdfast.wal w
+     where (only_key is null or w.idem_key = only_key) and (since is null or w.at >= to_timestamp(since))
+       and (after_xid is null or (w.xid, w.idem_key, w.number) > (after_xid, after_key, after_number))
+       and (only_key is not null or w.xid < pg_snapshot_xmin(pg_current_snapshot()))
+     order by w.xid, w.idem_key, w.number limit most;
+end $$;
+
+-- Once for each reason, until somebody has looked at it; the number of it.
+create function holdfast.operation_review(key text, label text, reason text, detail text) returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    entry bigint;
+begin
+    insert into holdfast.review (idem_key, label, reason, detail, opened_at) values (key, label, reason, detail, clock_timestamp())
+        on conflict do nothing returning id into entry;
+    return coalesce(entry, (select r.id from holdfast.review r where r.idem_key = key and r.reason = operation_review.reason and r.closed_at is null));
+end $$;
+
+create function holdfast.operation_reviews(most int)
+returns table (id bigint, key text, label text, reason text, detail text, opened_at double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select r.id, r.idem_key, r.label, r.reason, r.detail, extract(epoch from r.opened_at)::double precision
+      from holdfast.review r where r.closed_at is null order by r.id limit most;
+end $$;
+
+revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
+    holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
+        bigint, text, text, text, text, text, text, text, text, text),
+    holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, double precision, xid8, text, int, int),
+    holdfast.operation_review(text, text, text, text), holdfast.operation_reviews(int) from public;
+
+insert into holdfast.schema_version (version, name) values (6, 'operation');

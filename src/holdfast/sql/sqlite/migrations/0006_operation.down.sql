@@ -1,0 +1,6 @@
+drop view holdfast_operation;
+drop table holdfast_review;
+drop table holdfast_outbox;
+drop table holdfast_wal;
+drop table holdfast_idempotency_log;
+delete from holdfast_schema_version where version = 6;

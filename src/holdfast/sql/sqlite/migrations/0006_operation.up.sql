@@ -1,0 +1,68 @@
+-- Operations that take effect once: what became of each, and how it came to that. There is one writer at a time, so a
+-- transaction needs no lock of its own; whoever has begun to write is alone.
+
+create table holdfast_idempotency_log (
+    idem_key       text primary key,
+    pipeline_id    text,
+    task_id        text,
+    dataset_id     text,
+    operation_type text,
+    status         text not null check (status in ('success', 'failure', 'partial')),
+    result_hash    text,
+    created_at     real not null,
+    updated_at     real not null,
+    raw_checksum   text,
+    params_hash    text,
+    wal_pointer    text not null,
+    fingerprint    text,
+    result         text,
+    attempt        integer not null,
+    fence          integer not null,
+    error          text,
+    expires_at     real,
+    label          text not null,
+    owner          text,
+    rollback       text,
+    effect_started integer not null,
+    failures       integer not null
+);
+create index holdfast_idempotency_log_unfinished on holdfast_idempotency_log (updated_at) where status <> 'success';
+
+create table holdfast_wal (
+    id       integer primary key,
+    idem_key text not null,
+    number   integer not null,
+    at       real not null,
+    entries  text not null,
+    unique (idem_key, number)
+);
+
+create table holdfast_outbox (
+    id           integer primary key,
+    idem_key     text not null,
+    attempt      integer not null,
+    topic        text not null,
+    payload      text not null,
+    created_at   real not null,
+    published_at real
+);
+create index holdfast_outbox_unpublished on holdfast_outbox (idem_key) where published_at is null;
+
+create table holdfast_review (
+    id        integer primary key,
+    idem_key  text not null,
+    label     text not null,
+    reason    text not null check (reason in ('attempts', 'locked')),
+    detail    text not null,
+    opened_at real not null,
+    closed_at real,
+    actor     text,
+    outcome   text
+);
+create unique index holdfast_review_open on holdfast_review (idem_key, reason) where closed_at is null;
+
+create view holdfast_operation as
+select g.*, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
+  from holdfast_idempotency_log g;
+
+insert into holdfast_schema_version (version, name) values (6, 'operation');

@@ -1,0 +1,408 @@
+"""What every engine promises of operations, as tests: an engine is done when they are green.
+
+Used as ``LeaseContract`` is, with the same two fixtures: ``url`` and ``connect``. Effects are counted in a list, as
+something outside of the database; how they are one with a transaction depends on the driver, and is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import holdfast
+
+Connect = Callable[..., Any]
+
+LONG = 60.0
+RESULTS: list[Any] = [
+    None, {}, [], 0, 0.0, False, True, "", "text", b"", b"\x00\xff", -1, 2**100, 0.1, "é \u0000 \ud800 \U0001f600",
+    [1, [None, "a"], 1.0], {"b": 1, "a": {"": [1.0, 1]}}, bytes(range(256)) * 1000, "x" * 1_000_000,
+]  # fmt: skip
+WRONG: list[Any] = [object(), (1, 2), {1: 2}, {"a": {1, 2}}, float("nan"), [float("inf")], bytearray(b"x")]
+
+
+def name() -> str:
+    return f"op-{secrets.token_hex(6)}"
+
+
+class Effects(list[Any]):
+    """What was done, in order."""
+
+    def do(self, result: Any = None, error: Exception | None = None) -> Callable[[], Any]:
+        def function() -> Any:
+            self.append(result)
+            if error is not None:
+                raise error
+            return result
+
+        return function
+
+
+@contextmanager
+def running(url: str, key: Any, **options: Any) -> Iterator[Callable[[], Future[Any]]]:
+    """Somebody else is at it, until the block calls what it is given, or ends."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> str:
+        begun.set()
+        assert go_on.wait(LONG)
+        return "theirs"
+
+    with holdfast.Client(url) as other, ThreadPoolExecutor(1) as pool:
+        result = pool.submit(lambda: other.operation(key, **options).run(work))
+        try:
+            assert begun.wait(LONG), result.result()
+
+            def finish() -> Future[Any]:
+                go_on.set()
+                return result
+
+            yield finish
+        finally:
+            go_on.set()
+
+
+def leave_half_done(url: str, key: Any, note: Any = None, **options: Any) -> None:
+    """As a process that dies leaves it: nothing is said any more, and its lease is gone."""
+
+    def work(op: Any) -> None:
+        if note is not None:
+            op.checkpoint("noted", note)
+        raise KeyboardInterrupt
+
+    with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
+        dies.operation(key, **options).run(work)
+
+
+class OperationContract:
+    """Operations, seen from outside."""
+
+    def test_a_result_is_replayed_exactly_and_the_function_is_not_called(self, connect: Connect, url: str) -> None:
+        client, other, effects = connect(url), connect(url), Effects()
+        for result in RESULTS:
+            key = name()
+            first = client.operation(key).run(effects.do(result))
+            assert (first.result, first.replayed, first.attempt, first.status) == (result, False, 1, "success")
+            again = other.operation(key).run(effects.do("another"))
+            assert (again.result, type(again.result), again.replayed) == (result, type(result), True)
+        assert effects == RESULTS
+
+    def test_keys_of_parts_are_told_apart(self, connect: Connect, url: str) -> None:
+        client, effects, unique = connect(url), Effects(), name()
+        parts: Any = {"pipeline": "etl", "task": "load", "dataset": unique, "operation": "upsert"}
+        for params in ({}, {"a": 1}, {"a": "1"}):
+            assert not client.operation(holdfast.OperationKey(**parts, params=params)).run(effects.do()).replayed
+        assert client.operation(holdfast.OperationKey(**parts, params={"a": 1})).run(effects.do()).replayed
+        assert len(effects) == 3
+        record = client.operations.get(holdfast.OperationKey(**parts))
+        assert (record.status, record.dataset, record.operation, record.attempt) == ("success", unique, "upsert", 1)
+        assert {each.dataset for each in client.operations.list(dataset=unique)} == {unique}
+
+    def test_the_same_key_with_another_payload_is_refused(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        client.operation(key, payload={"to": "a", "amount": 1}).run(effects.do(1))
+        assert client.operation(key, payload={"amount": 1, "to": "a"}).run(effects.do(2)).result == 1
+        for other in ({"to": "b", "amount": 1}, None, {"to": "a", "amount": 1.0}):
+            with pytest.raises(holdfast.KeyReused, match="another payload"):
+                client.operation(key, payload=other).run(effects.do(2))
+        with pytest.raises(holdfast.KeyReused):
+            client.operation(key).run(effects.do(2))
+        assert effects == [1]
+
+    def test_a_failure_is_told_and_tried_again_until_it_is_up_for_review(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        for attempt in (1, 2):
+            with pytest.raises(ValueError, match="broken"):
+                client.operation(key, max_attempts=2).run(effects.do(attempt, ValueError("broken")))
+            record = client.operations.get(key)
+            assert (record.status, record.attempt, record.error["message"]) == ("failure", attempt, "broken")
+        with pytest.raises(holdfast.OperationFailed, match=r"tried 2 times, the last time with ValueError: broken"):
+            client.operation(key, max_attempts=2).run(effects.do(3))
+        assert effects == [1, 2]
+        assert client.operation(key, max_attempts=3).run(effects.do(3)).attempt == 3
+
+    def test_retries_within_a_run(self, connect: Connect, url: str) -> None:
+        client, key, calls = connect(url), name(), [ValueError(1), ValueError(2)]
+
+        def work() -> str:
+            if calls:
+                raise calls.pop()
+            return "done"
+
+        outcome = client.operation(key, retries=2).run(work)
+        assert (outcome.result, outcome.attempt, outcome.replayed) == ("done", 3, False)
+
+    def test_a_remembered_error_is_for_good_and_a_passing_one_never_is(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(LookupError):
+            client.operation(key, remember_errors=[LookupError]).run(effects.do(1, KeyError("no such customer")))
+        with pytest.raises(holdfast.OperationFailed, match="remembered: KeyError: 'no such customer'") as refused:
+            client.operation(key).run(effects.do(2))
+        assert (refused.value.error or {})["type"] == "KeyError"
+        passing = name()
+        with pytest.raises(ConnectionError):
+            client.operation(passing, remember_errors=[Exception]).run(effects.do(3, ConnectionResetError("gone")))
+        assert client.operation(passing, remember_errors=[Exception]).run(effects.do(4)).result == 4
+        assert effects == [1, 3, 4]
+
+    def test_while_somebody_else_is_at_it(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with running(url, key) as finish:
+            assert client.operations.get(key).status == "running"
+            skipped = client.operation(key, when_locked="skip").run(effects.do())
+            assert (skipped.status, skipped.replayed) == ("skipped", False)
+            with pytest.raises(RuntimeError, match="skipped"):
+                _ = skipped.result
+            with pytest.raises(holdfast.OperationInProgress, match=key):
+                client.operation(key, when_locked="fail").run(effects.do())
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                client.operation(key, when_locked="escalate").run(effects.do())
+            for patient in ("wait", "backoff"):
+                with pytest.raises(holdfast.OperationInProgress, match=r"waited 0\.[1-9]"):
+                    client.operation(key, when_locked=patient, timeout=0.1).run(effects.do())
+            assert finish().result(LONG).result == "theirs"
+        assert effects == []
+        assert client.operation(key).run(effects.do()).result == "theirs"
+
+    @pytest.mark.parametrize("patient", ["wait", "backoff"])
+    def test_whoever_waits_has_the_result_of_the_other(self, connect: Connect, url: str, patient: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with running(url, key) as finish, ThreadPoolExecutor(1) as pool:
+            mine = pool.submit(lambda: client.operation(key, when_locked=patient, timeout=LONG).run(effects.do()))
+            finish()
+            outcome = mine.result(LONG)
+        assert (outcome.result, outcome.replayed, effects) == ("theirs", True, [])
+
+    def test_one_dataset_and_operation_is_one_lock_and_shards_are_several(self, connect: Connect, url: str) -> None:
+        client, unique = connect(url), name()
+
+        def key(task: str, shards: int = 1) -> holdfast.OperationKey:
+            return holdfast.OperationKey(
+                pipeline="etl", task=task, dataset=unique, operation="load", version=str(shards), shards=shards
+            )
+
+        with running(url, key("first")):
+            assert client.operation(key("second"), when_locked="skip").run(int).status == "skipped"
+        with running(url, key("first", 64)):
+            done = [client.operation(key(f"task {n}", 64), when_locked="skip").run(int).status for n in range(4)]
+            assert "success" in done
+
+    def test_what_a_dead_owner_left_is_refused_without_a_word_of_what_to_do(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key)
+        assert client.operations.get(key).status == "partial"
+        assert key in [each.label for each in client.operations.list(status="partial")]
+        with pytest.raises(holdfast.OperationFailed, match="left half done in attempt 1") as refused:
+            client.operation(key).run(effects.do())
+        assert refused.value.status == "partial"
+        assert effects == []
+
+    def test_it_is_rolled_back_first(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key, {"file": 7})
+
+        def undo(op: Any) -> None:
+            effects.append(("undone", op.attempt, dict(op.checkpoints)))
+
+        outcome = client.operation(key, rollback=undo).run(effects.do("done"))
+        assert effects == [("undone", 1, {"noted": {"file": 7}}), "done"]
+        assert (outcome.result, outcome.attempt, outcome.replayed) == ("done", 2, False)
+
+    def test_a_rollback_that_fails_leaves_it_as_it_was(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key)
+        with pytest.raises(OSError, match="cannot undo"):
+            client.operation(key, rollback=effects.do("undo", OSError("cannot undo"))).run(effects.do("done"))
+        assert client.operations.get(key).status == "partial"
+        assert client.operation(key, rollback=effects.do("undo")).run(effects.do("done")).result == "done"
+        assert effects == ["undo", "undo", "done"]
+
+    def test_or_a_probe_says_whether_it_is_done(self, connect: Connect, url: str) -> None:
+        client, effects = connect(url), Effects()
+        for probe, called in ((lambda: True, []), (lambda op: op.done(7), []), (lambda: False, ["done"])):
+            key, before = name(), len(effects)
+            leave_half_done(url, key)
+            outcome = client.operation(key, verify=probe, on_partial="verify").run(effects.do("done"))
+            assert effects[before:] == called
+            assert outcome.status == "success"
+            again = client.operation(key).run(effects.do("no"))
+            assert (again.result, again.replayed) == (outcome.result, True)
+
+    def test_a_failure_with_a_rollback_is_undone_before_it_is_tried_again(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(ValueError, match="half way"):
+            client.operation(key, rollback=effects.do("undo")).run(effects.do(1, ValueError("half way")))
+        assert client.operation(key, rollback=effects.do("undo")).run(effects.do(2)).result == 2
+        assert effects == [1, "undo", 2]
+
+    def test_what_says_itself_when_the_effect_begins_may_die_before(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
+            dies.operation(key, marks_effect=True).run(_interrupted)
+        assert client.operation(key).run(effects.do("done")).attempt == 2
+        other = name()
+
+        def begun(op: Any) -> None:
+            op.effect_started()
+            raise KeyboardInterrupt
+
+        with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
+            dies.operation(other, marks_effect=True).run(begun)
+        with pytest.raises(holdfast.OperationFailed, match="half done"):
+            client.operation(other).run(effects.do("again"))
+        assert effects == ["done"]
+
+    def test_crashes_count_as_attempts(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        for _ in range(2):
+            leave_half_done(url, key, rollback=effects.do("undo"))
+        with pytest.raises(holdfast.OperationFailed, match="tried 2 times"):
+            client.operation(key, rollback=effects.do("undo"), max_attempts=2).run(effects.do("done"))
+        assert effects == ["undo"]
+
+    def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
+        client, effects, ours = connect(url), Effects(), name()
+        keys = {each: name() for each in ("undone", "done", "unknown", "fails", "not begun")}
+        with holdfast.Client(url) as dies:
+            for handler, each in keys.items():
+                dies.operations.register(f"{ours} {handler}", rollback=int)
+                with pytest.raises(KeyboardInterrupt):
+                    dies.operation(
+                        each, rollback=f"{ours} {handler}", marks_effect=handler == "not begun", payload=1
+                    ).run(_interrupted)
+        client.operations.register(f"{ours} undone", rollback=effects.do("undo"))
+        client.operations.register(f"{ours} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
+        client.operations.register(f"{ours} fails", rollback=effects.do("tried", OSError("cannot undo")))
+        found = client.operations.recover()
+        mine = {client.operations.get(each).key: handler for handler, each in keys.items()}
+        assert {mine[each]: outcome for each, outcome in found.items() if each in mine} == {
+            "undone": "rolled back", "done": "finished", "not begun": "rolled back",
+        }  # fmt: skip
+        assert sorted(effects) == ["tried", "undo"]
+        statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
+        assert statuses == {
+            "undone": "failure", "done": "success", "unknown": "partial", "fails": "partial", "not begun": "failure",
+        }  # fmt: skip
+        assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
+        assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
+
+    def test_a_reset_key_is_as_if_it_were_new_and_its_history_stays(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(LookupError, match=key):
+            client.operations.reset(key, actor="jane", reason="wrong file")
+        client.operation(key, payload=1).run(effects.do(1))
+        client.operations.reset(key, actor="jane", reason="wrong file")
+        assert client.operations.get(key).error["reason"] == "wrong file"
+        outcome = client.operation(key, payload=2, max_attempts=1).run(effects.do(2))
+        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
+        with running(url, other := name()), pytest.raises(holdfast.OperationInProgress):
+            client.operations.reset(other, actor="jane", reason="impatient")
+        for argument in ("actor", "reason"):
+            with pytest.raises(ValueError, match=argument):
+                client.operations.reset(key, **{"actor": "jane", "reason": "why", argument: ""})
+
+    def test_what_is_done_can_be_undone_by_what_is_registered(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        client.operations.register(f"undo {key}", rollback=lambda op: effects.append(dict(op.checkpoints)))
+
+        def work(op: Any) -> int:
+            return 1
+
+        client.operation(key, rollback=f"undo {key}").run(work)
+        client.operations.rollback(key, actor="jane", reason="wrong file")
+        assert effects == [{}]
+        assert client.operations.get(key).status == "failure"
+        assert client.operation(key).run(effects.do(2)).attempt == 2
+        with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
+            client.operations.rollback(key, actor="jane", reason="again")
+        with pytest.raises(ValueError, match="no rollback is registered as 'nobody'"):
+            client.operation(key, rollback="nobody")
+
+    def test_conditions_are_asked_and_what_does_not_hold_is_recorded(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+
+        def has_rows() -> bool:
+            return False
+
+        def is_fresh() -> None:
+            raise ValueError("an hour old")
+
+        with pytest.raises(holdfast.OperationFailed, match="precondition 'has_rows' does not hold"):
+            client.operation(key, preconditions=[has_rows]).run(effects.do(1))
+        assert effects == []
+        with pytest.raises(holdfast.OperationFailed, match="'is_fresh' does not hold: ValueError: an hour old"):
+            client.operation(key, postconditions=[is_fresh]).run(effects.do(2))
+        outcome = client.operation(key, preconditions=[lambda: None], postconditions=[lambda: True]).run(effects.do(3))
+        assert (outcome.attempt, effects) == (3, [2, 3])
+
+    def test_a_result_that_cannot_be_kept_is_refused_and_never_forgotten(self, connect: Connect, url: str) -> None:
+        """The effect is there by then: it must not be had a second time because of that."""
+        client, effects = connect(url), Effects()
+        for wrong in WRONG:
+            key = name()
+            with pytest.raises(ValueError, match=r"^the result.* cannot be kept as it is"):
+                client.operation(key).run(effects.do(wrong))
+            with pytest.raises(holdfast.OperationFailed, match="half done"):
+                client.operation(key).run(effects.do(1))
+        assert len(effects) == len(WRONG)
+
+    def test_a_result_that_is_too_big_is_refused(self, connect: Connect, url: str) -> None:
+        with pytest.raises(ValueError, match="at most 1048576 bytes, not 1048577: return a reference"):
+            connect(url).operation(name()).run(lambda: b"x" * (1048576 + 1))
+
+    def test_a_key_may_be_used_anew_after_its_time(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        client.operation(key, keep=0.001).run(effects.do(1))
+        threading.Event().wait(0.01)
+        outcome = client.operation(key, keep=LONG).run(effects.do(2))
+        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
+        assert client.operation(key).run(effects.do(3)).result == 2
+
+    def test_of_many_at_once_one_does_it_and_all_have_its_result(self, connect: Connect, url: str) -> None:
+        clients, key, effects = [connect(url) for _ in range(4)], name(), Effects()
+        barrier = threading.Barrier(4)
+
+        def run(number: int) -> Any:
+            barrier.wait(LONG)
+            return clients[number].operation(key, timeout=LONG).run(effects.do(number)).result
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(run, range(4)))
+        assert len(effects) == 1
+        assert found == effects * 4
+
+    def test_nested_operations_do_not_mix(self, connect: Connect, url: str) -> None:
+        outer, inner, effects = name(), name(), Effects()
+        with holdfast.Client(url) as client:
+
+            def work() -> list[Any]:
+                return [client.operation(inner).run(effects.do(n)).result for n in (1, 2)]
+
+            assert client.operation(outer).run(work).result == [1, 1]
+            assert client.operation(outer).run(effects.do(3)).result == [1, 1]
+            assert client.operation(inner).run(effects.do(3)).result == 1
+        assert effects == [1]
+
+    def test_a_decorated_function_is_told_apart_by_its_arguments(self, connect: Connect, url: str) -> None:
+        client, prefix, effects = connect(url), name(), Effects()
+
+        @client.operation(key=lambda path, **_: f"{prefix}-{path}")  # type: ignore[untyped-decorator]
+        def load(path: str, rows: int = 1) -> str:
+            effects.append(path)
+            return path.upper()
+
+        for path in ("a", "b", "a"):
+            assert load(path).result == path.upper()
+        assert effects == ["a", "b"]
+        with pytest.raises(holdfast.KeyReused):
+            load("a", rows=2)
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,92 @@
+"""Checkpoints as conditions: what the two shapes of results say, above all when they say nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.integrations.great_expectations import ExpectationsFailed, expects
+
+
+def validation(*met: bool, suite: str = "parcels", **other: Any) -> SimpleNamespace:
+    """As an ExpectationSuiteValidationResult of 1.x has it: an empty one is a success."""
+    results = [
+        SimpleNamespace(success=each, expectation_config=SimpleNamespace(
+            type="expect_column_values_to_not_be_null", kwargs={"column": f"c{number}"}))
+        for number, each in enumerate(met)
+    ]  # fmt: skip
+    statistics = {"evaluated_expectations": len(met), "successful_expectations": sum(met)}
+    return SimpleNamespace(success=all(met), results=results, statistics=statistics, suite_name=suite, meta={}, **other)
+
+
+class Checkpoint:
+    """Has run, and returned this."""
+
+    name = "nightly"
+
+    def __init__(self, success: bool | None, **runs: Any) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._result = SimpleNamespace(success=success, run_results=runs)
+
+    def run(self, **arguments: Any) -> Any:
+        self.asked.append(arguments)
+        return self._result
+
+
+def old(made: SimpleNamespace) -> dict[str, Any]:
+    """As 0.18 wraps it, with the names it has there."""
+    results = [{"success": each.success, "expectation_config": {
+        "expectation_type": each.expectation_config.type, "kwargs": each.expectation_config.kwargs}}
+        for each in made.results]  # fmt: skip
+    meta = {"expectation_suite_name": made.suite_name}
+    told = {"success": made.success, "results": results, "statistics": made.statistics, "meta": meta}
+    return {"validation_result": told, "actions_results": {}}
+
+
+@pytest.mark.parametrize("wrap", [lambda made: made, old], ids=["1.x", "0.18"])
+@pytest.mark.parametrize(
+    ("success", "runs", "told"),
+    [
+        (True, {"one": validation(True), "two": validation(True, True)}, None),
+        (True, {"one": validation()}, "suite 'parcels' is empty: nothing was expected"),
+        (True, {"one": validation(True), "two": validation(suite="roads")}, "suite 'roads' is empty"),
+        (True, {}, "it validated nothing"),
+        (False, {"one": validation(True, False)}, r"expect_column_values_to_not_be_null\(c1\) was not met"),
+        (False, {"one": validation(*[False] * 9)}, "and 4 more"),
+        (False, {"one": validation(True)}, "did not succeed, and not why"),
+        (None, {"one": validation(True)}, "did not succeed, and not why"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_holds_only_if_something_was_expected_and_met(
+    wrap: Any, success: bool | None, runs: dict[str, Any], told: str | None
+) -> None:
+    condition = expects(Checkpoint(success, **{name: wrap(each) for name, each in runs.items()}))
+    if told is None:
+        assert condition() is True
+    else:
+        with pytest.raises(ExpectationsFailed, match=f"^checkpoint nightly: .*{told}"):
+            condition()
+
+
+def test_a_validation_by_itself_is_judged_as_well() -> None:
+    assert expects(SimpleNamespace(run=lambda: validation(True)))() is True
+    for empty in (
+        validation(),
+        SimpleNamespace(success=True, results=[], statistics=None),
+        SimpleNamespace(success=True),
+        None,
+    ):
+        with pytest.raises(ExpectationsFailed, match=r"is empty|validated nothing"):
+            expects(SimpleNamespace(run=lambda made=empty: made))()
+
+
+def test_it_has_a_name_and_passes_its_arguments_on() -> None:
+    checkpoint = Checkpoint(True, one=validation(True))
+    condition = expects(checkpoint, batch_parameters={"day": 1})
+    assert (condition.__name__, expects(checkpoint, name="rows").__name__) == ("checkpoint nightly", "rows")
+    assert condition("whatever a condition is given")
+    assert checkpoint.asked == [{"batch_parameters": {"day": 1}}]
+    with pytest.raises(TypeError, match="checkpoint must have a method run"):
+        expects("nightly")

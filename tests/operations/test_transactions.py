@@ -1,0 +1,226 @@
+"""An operation in the user's own transaction: effect, result and entries are one, whatever the driver."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing.operation_contract import RESULTS, running
+from tests.children import eventually, query
+from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, ask, settled, shared_postgres, subject
+
+KINDS = [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE]
+FEW = ["psycopg", "psycopg-async", "sqlite3", "session-psycopg", "connection-asyncpg-async"]
+
+
+@asynccontextmanager
+async def opened(kind: str, tmp_path: Path) -> AsyncIterator[Subject]:
+    url = f"sqlite:///{tmp_path / 'app.db'}" if kind in SQLITE or kind in ALCHEMY_SQLITE else shared_postgres()
+    async with subject(kind, url) as each:
+        yield each
+
+
+def key() -> str:
+    return f"op-{secrets.token_hex(6)}"
+
+
+def work(each: Subject, what: str, result: Any = None, error: Exception | None = None) -> Callable[[], Any]:
+    """Writes one row, then returns or raises."""
+    statement = each.sql(f"insert into {each.table} values ('{what}')")
+
+    def plain() -> Any:
+        each.connection.execute(statement)
+        if error is not None:
+            raise error
+        return result
+
+    async def awaited() -> Any:
+        await settled(each.connection.execute(statement))
+        if error is not None:
+            raise error
+        return result
+
+    return awaited if isinstance(each.client, holdfast.AsyncClient) else plain
+
+
+def logged(url: str, label: str) -> list[tuple[Any, ...]]:
+    table = "holdfast_idempotency_log" if url.startswith("sqlite") else "holdfast.idempotency_log"
+    return query(url, f"select status, attempt from {table} where label = %s", label)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_effect_and_result_are_one_transaction(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path) as each:
+        name = key()
+
+        def run(what: str, **options: Any) -> Any:
+            operation = each.client.operation(name, tx=each.connection)
+            return settled(operation.run(work(each, what, **options)))
+
+        with pytest.raises(ValueError, match="broken"):
+            await run("failed", error=ValueError("broken"))
+        assert each.rows() == []
+        assert logged(each.url, name) == [("failure", 1)]
+        outcome = await run("done", result={"rows": 1})
+        assert (outcome.result, outcome.replayed, outcome.attempt, outcome.committed) == ({"rows": 1}, False, 2, True)
+        assert each.rows() == ["done"]
+        again = await run("again")
+        assert (again.result, again.replayed) == ({"rows": 1}, True)
+        assert each.rows() == ["done"]
+        await each.begin()
+        await each.write("mine")  # the connection is as usable as before
+        await each.commit()
+        assert each.rows() == ["done", "mine"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_that_is_open_is_joined_and_its_commit_is_the_callers(kind: str, tmp_path: Path) -> None:
+    if kind == "sqlite3-autocommit-off":
+        pytest.skip("one is always open there, and none of them is the caller's")
+    async with opened(kind, tmp_path) as each:
+        name = key()
+
+        def run(what: str, **options: Any) -> Any:
+            return settled(each.client.operation(name, tx=each.connection).run(work(each, what, **options)))
+
+        for end in (each.rollback, each.commit):
+            await each.begin()
+            await each.write("mine")
+            outcome = await run("done", result=7)
+            assert (outcome.result, outcome.replayed, outcome.committed) == (7, False, False)
+            again = await run("again")
+            assert (again.result, again.replayed) == (7, True), "it sees what it has written itself"
+            assert logged(each.url, name) == []
+            await end()
+        assert each.rows() == ["done", "mine"]
+        assert logged(each.url, name) == [("success", 1)]
+
+
+@pytest.mark.parametrize("kind", FEW)
+async def test_what_fails_in_a_joined_transaction_leaves_nothing_in_it(kind: str, tmp_path: Path) -> None:
+    """Or whoever goes on after the error would commit an effect that nobody knows of."""
+    async with opened(kind, tmp_path) as each:
+        name = key()
+        await each.begin()
+        await each.write("mine")
+        with pytest.raises(ValueError, match="broken"):
+            await settled(
+                each.client.operation(name, tx=each.connection).run(work(each, "half", error=ValueError("broken")))
+            )
+        with pytest.raises(ValueError, match="cannot be kept"):
+            await settled(each.client.operation(name, tx=each.connection).run(work(each, "half", result=object())))
+        await each.commit()
+        assert each.rows() == ["mine"]
+        assert logged(each.url, name) == []
+
+
+@pytest.mark.parametrize("kind", FEW)
+async def test_a_result_that_cannot_be_kept_undoes_the_effect(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path) as each:
+        for wrong in (object(), b"x" * (2 << 20)):
+            with pytest.raises(ValueError, match=r"^the result"):
+                await settled(each.client.operation(key(), tx=each.connection).run(work(each, "half", result=wrong)))
+        assert each.rows() == []
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg-async", "sqlite3", "session-psycopg"])
+async def test_results_are_replayed_exactly(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path) as each:
+        for result in RESULTS:
+            name = key()
+            for replayed in (False, True):
+                operation = each.client.operation(name, tx=each.connection)
+                outcome = await settled(operation.run(work(each, "x", result=result)))
+                assert (outcome.result, type(outcome.result), outcome.replayed) == (result, type(result), replayed)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "sqlite3"])
+async def test_it_waits_for_an_external_one_with_the_same_lock(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path) as each:
+        name = key()
+        with running(each.url, name) as finish:
+            skipped = each.client.operation(name, tx=each.connection, when_locked="skip").run(work(each, "x"))
+            assert skipped.status == "skipped"
+            with pytest.raises(holdfast.OperationInProgress, match=r"waited 0\.1"):
+                each.client.operation(name, tx=each.connection, timeout=0.1).run(work(each, "x"))
+            finish().result(30)
+        assert each.client.operation(name, tx=each.connection).run(work(each, "x")).result == "theirs"
+        assert each.rows() == []
+
+
+def test_a_function_that_commits_by_itself_is_found_out(postgres_url: str) -> None:
+    """Else the effect would be there, and that it is would not be known if we died in between."""
+    with holdfast.Client(postgres_url) as client:
+        for autocommit in (False, True):
+            with psycopg.connect(postgres_url, autocommit=autocommit) as mine:
+                for end in (mine.commit, mine.rollback):
+                    with pytest.raises(psycopg.ProgrammingError, match="forbidden within a Transaction"):
+                        client.operation(key(), tx=mine).run(end)
+                for sql in (b"commit", b"rollback"):
+                    with pytest.raises(psycopg.Error, match=r"the transaction in which .* began is over"):
+                        client.operation(key(), tx=mine).run(lambda sql=sql, mine=mine: mine.execute(sql).close())
+                assert client.operation(key(), tx=mine).run(lambda: 1).result == 1
+                assert mine.info.transaction_status.name == "IDLE"
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+def test_the_second_one_waits_and_replays_at_every_isolation_level(postgres_url: str, level: str) -> None:
+    ask(postgres_url, "create table work (what int)")
+    begun, go_on = threading.Event(), threading.Event()
+    with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(2) as pool:
+
+        def run(number: int) -> Any:
+            with psycopg.connect(postgres_url) as mine:
+                mine.isolation_level = psycopg.IsolationLevel[level]
+
+                def effect() -> int:
+                    mine.execute("insert into work values (%s)", [number])
+                    begun.set()
+                    assert go_on.wait(30)
+                    return number
+
+                return client.operation("the same", tx=mine, timeout=30).run(effect)
+
+        first = pool.submit(run, 1)
+        assert begun.wait(30)
+        second = pool.submit(run, 2)
+        asked = "select count(*) from pg_stat_activity where query ~ 'operation_begin' and state = 'idle'"
+        eventually(lambda: second.running() and query(postgres_url, asked), "the second has asked")
+        go_on.set()
+        outcomes = first.result(30), second.result(30)
+        assert [(each.result, each.replayed) for each in outcomes] == [(1, False), (1, True)]
+    assert ask(postgres_url, "select what from work") == [(1,)]
+
+
+def test_serialization_failures_are_tried_again_and_never_remembered(postgres_url: str) -> None:
+    """Two transactions that read what the other writes: one is refused when it commits, and runs once more."""
+    ask(postgres_url, "create table work (what int)")
+    calls = []
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        mine.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+
+        def effect() -> int:
+            calls.append(1)
+            found = mine.execute("select count(*) from work").fetchone()
+            mine.execute("insert into work values (1)")
+            if len(calls) == 1:
+                with psycopg.connect(postgres_url) as other:
+                    other.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+                    other.execute("select count(*) from work")
+                    other.execute("insert into work values (2)")
+            assert found is not None
+            count: int = found[0]
+            return count
+
+        outcome = client.operation("k", tx=mine, remember_errors=[Exception]).run(effect)
+    assert (len(calls), outcome.result, outcome.attempt) == (2, 1, 1)
+    assert ask(postgres_url, "select what from work order by 1") == [(1,), (2,)]
