@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import holdfast
 from tests.children import eventually
+from tests.conftest import migrated
+from tests.raw import Raw
 
 Connect = Callable[..., Any]
 
@@ -46,3 +49,16 @@ def test_a_token_may_be_written_in_capitals(connect: Connect, either: str) -> No
     assert adopted.renew() is True
     assert adopted.release() is True
     assert client.leases.list() == []
+
+
+def test_a_beat_whose_session_is_gone_takes_nothing_over_from_itself(either: str) -> None:
+    """Another thread of a process asks for what the process has, when its session has just gone. The beat that both would
+    live on must not be declared dead under the new grant."""
+    with closing(Raw(migrated(either))) as raw:
+        key = 4_711  # held by nobody
+        held = raw.acquire("import", "a", session_key=key, solo=False)
+        again = raw.acquire("import", "b", beat=held["beat"], session_key=key)
+        assert again["status"] == "beat_lost"
+        assert raw.renew("import", held["token"]), "nothing was written"
+        taken = raw.acquire("import", "b", solo=False)
+        assert (taken["status"], taken["held_by"]) == ("taken_over", "a")

@@ -191,6 +191,8 @@ class AsyncHandle(ABC, Generic[G]):
             if row["status"] == "beat_lost" and pulse is not None:
                 keeper.give_back(pulse)
                 pulse = None
+                if session_key is not None:  # it may have gone with the session
+                    session_key = await self._session_key()
                 row, asked_at = await self._ask(token, None, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])

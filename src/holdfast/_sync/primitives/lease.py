@@ -192,6 +192,8 @@ class Handle(ABC, Generic[G]):
             if row["status"] == "beat_lost" and pulse is not None:
                 keeper.give_back(pulse)
                 pulse = None
+                if session_key is not None:  # it may have gone with the session
+                    session_key = self._session_key()
                 row, asked_at = self._ask(token, None, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])

@@ -24,9 +24,11 @@ select 'held' as status, null as token, null as beat, null as fence, holder as h
   from holdfast_live where name = :name and not (:reenter and holder = :holder and not kept) and not coalesce(holdfast_gone(session_key), 0);
 -- stop
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
- where :beat is not null and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now});
+ where :beat is not null and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now}
+                                             and not coalesce(holdfast_gone(session_key), 0));
 select l.beat as old_beat, l.holder as old_holder,
-       case when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
+       case when b.id = :beat then 'reentered'  -- alive by the step before, and the clock goes on between two steps
+            when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
             when coalesce(holdfast_gone(b.session_key), 0) then 'session_lost' else 'reentered' end as outcome
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.name = :name;
 update holdfast_fence set last = last + 1 returning last as fence;

@@ -228,7 +228,7 @@ begin
         if lease_acquire.beat is not null then
             select extract(epoch from b.expires_at - clock_timestamp()) into remaining
               from holdfast.beat b where b.id = beat_id and not b.dead and b.expires_at > clock_timestamp();
-            if not found then
+            if not found or gone and r.beat = beat_id then  -- what is held by the asker's own beat is gone with its session
                 status := 'beat_lost'; remaining := null;
                 return;
             end if;
