@@ -56,8 +56,8 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
     with holdfast.Client(either) as client:
         lost, late = client.lease("lost", ttl=60).acquire(), client.lease("late", ttl=60)
         keeper = client._engine.keeper
-        under_way = keeper.borrow(60.0)
-        assert under_way is not None
+        under_way = keeper.borrow(60.0, None)
+        assert under_way.founded
         row, _ = late._ask(new_token(), under_way, None)
         keeper._lose(under_way, holdfast.OwnershipUnknown("silence"))
         holding = Holding("late", row["token"], client._engine.owner, lambda _: None)
@@ -78,6 +78,20 @@ def test_one_beat_a_ttl_whatever_the_number_of_leases(connect: Callable[..., Any
     for number in range(20):
         client.lease(f"long-{number}", ttl=6).acquire()
     assert rows(either) == {"lease": 40, "beat": 2}
+
+
+def test_leases_that_are_asked_for_at_once_share_a_beat_from_the_first_on(either: str) -> None:
+    """Before the first is granted nobody knows of a beat; with one for each, each would be renewed by itself."""
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+            asked = [each.lease(f"{number}-{id(each)}", ttl=5) for number in range(25) for each in (client, other)]
+            grants = await asyncio.gather(*(lease.acquire() for lease in asked))
+            assert rows(either) == {"lease": 50, "beat": 1}
+            assert await asyncio.gather(*(grant.release() for grant in grants)) == [True] * 50
+
+    asyncio.run(main())
+    eventually(lambda: rows(either) == NONE, "nothing is left")
 
 
 def test_heartbeats_do_not_grow_with_the_leases(postgres_url: str) -> None:

@@ -410,7 +410,7 @@ class AsyncClient:
             while last:
                 await self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
                 last.pop()
-            if beats:
+            if beats or single:
                 await self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
         except SchemaMismatch:
             last = []  # the tables are gone, and what it held with them

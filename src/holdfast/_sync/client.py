@@ -409,7 +409,7 @@ class Client:
             while last:
                 self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
                 last.pop()
-            if beats:
+            if beats or single:
                 self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
         except SchemaMismatch:
             last = []  # the tables are gone, and what it held with them

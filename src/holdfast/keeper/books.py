@@ -27,29 +27,37 @@ class Books(ABC):
         self._lock = threading.RLock()
         self._ears = Ears(database, self._lock)
         self._pulses: list[Pulse] = []
+        self._founding: list[Pulse] = []
+        """Asked for with an acquire that is under way: the first that is granted makes the beat, for all of them."""
         self._chores: list[Chore] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._wanting_session: list[Callable[[], None]] = []
         self._purge_at = 0.0
 
-    def borrow(self, ttl: float, *, session: bool = False) -> Pulse | None:
-        """A live pulse for one more lease, kept alive until it is given back."""
+    def borrow(self, ttl: float, session_key: int | None, *, instead_of: Pulse | None = None) -> Pulse:
+        """A pulse for one more lease, kept until it is given back: one that beats, or one to be, for all who ask now.
+        ``instead_of`` one that turned out to be lost."""
         with self._lock:
-            for pulse in self._pulses:
-                if (
-                    pulse.shared
-                    and pulse.trust.ttl == ttl
-                    and (pulse.session_key is not None) == session
-                    and pulse.trust.left(now()) > 0
-                ):
-                    pulse.borrowed += 1
-                    return pulse
-        return None
+            if instead_of in self._founding:
+                self._founding.remove(instead_of)
+            for pulse in [*self._pulses, *self._founding]:
+                if pulse is not instead_of and pulse.fits(ttl, session_key, now()):
+                    break
+            else:
+                pulse = Pulse.to_be(ttl, session_key)
+                self._founding.append(pulse)
+            pulse.borrowed += 1
+            return pulse
 
     def give_back(self, pulse: Pulse) -> None:
         with self._lock:
             pulse.borrowed -= 1
-            self._notice_empty(pulse)
+            if pulse.founded:
+                self._notice_empty(pulse)
+            elif not pulse.borrowed:
+                self._founding = [each for each in self._founding if each is not pulse]
+                if pulse.doubted:
+                    self._add_chore("beat_end", {"beat": pulse.beat}, patience=65.0, until=True)
 
     def keep(
         self,
@@ -62,9 +70,12 @@ class Books(ABC):
     ) -> Pulse:
         """Renew ``beat`` from now on, for ``holding``; for it alone when it wants to be told of every heartbeat."""
         with self._lock:
-            pulse = next((each for each in self._pulses if each.beat == beat), None)
+            pulse = next((each for each in [*self._pulses, *self._founding] if each.beat == beat), None)
             if pulse is None:
-                pulse = Pulse(beat, trust, every, now() + first_beat(trust.ttl, every), session_key)
+                pulse = Pulse(beat, trust, session_key)
+            if not pulse.founded:
+                pulse.found(trust, every, now() + first_beat(trust.ttl, every))
+                self._founding = [each for each in self._founding if each is not pulse]
                 self._pulses.append(pulse)
                 self._purge_at = max(self._purge_at, pulse.due)  # with the first heartbeat, not on its own
             pulse.shared = holding.heard is None
@@ -76,11 +87,12 @@ class Books(ABC):
             self._lose(pulse, OwnershipUnknown("the session that held it was lost"))
         return pulse
 
-    def drop(self, pulse: Pulse, token: str) -> None:
-        """The lease was released, or has passed on."""
+    def drop(self, pulse: Pulse, token: str) -> bool:
+        """The lease was released, or has passed on; whether it was kept until now."""
         with self._lock:
-            pulse.remove(token)
+            there = pulse.remove(token) is not None and pulse in self._pulses
             self._notice_empty(pulse)
+            return there
 
     def let_expire(self, pulse: Pulse) -> None:
         """Renew it no more, and do not end it either: it is over when its time is."""
@@ -110,13 +122,19 @@ class Books(ABC):
         """It is ours and must go, but the database does not answer: ask until it does."""
         self._add_chore("lease_release", {"name": name, "token": token}, patience=math.inf)
 
-    def abandon(self, name: str, token: str, ttl: float, *, with_beat: bool, what: str = "lease") -> None:
+    def abandon(self, name: str, token: str, ttl: float, pulse: Pulse | None, what: str = "lease") -> None:
         """Give back what may have been granted, or may yet be: the acquire may still be on its way to the server.
 
-        With the beat that was made for it, if one was: nobody renews that, so after a TTL it has expired in any case.
-        On a beat that lives, we ask for longer than the server would let the statement run.
+        With the beat that was made for it alone, if one was: nobody renews that, so after a TTL it has expired in any
+        case. On a beat that lives, or may, we ask for longer than the server would let the statement run.
         """
-        statement, patience = ("abandon", min(65.0, ttl)) if with_beat else ("release", 65.0)
+        with self._lock:
+            alone = pulse is None or (pulse in self._founding and pulse.borrowed == 1)
+            if pulse is not None and alone:
+                self._founding.remove(pulse)  # so that nobody else comes to live on it
+            elif pulse is not None:
+                pulse.doubted = True
+        statement, patience = ("abandon", min(65.0, ttl)) if alone else ("release", 65.0)
         self._add_chore(f"{what}_{statement}", {"name": name, "token": token}, patience=patience, until=True)
 
     def say_later(self, statement: str, parameters: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
+from holdfast._wire.identity import new_token
 from holdfast.core.errors import HoldfastError
 from holdfast.core.renewal import Trust
 
@@ -35,8 +37,13 @@ class Holding(NamedTuple):
 class Pulse:
     """One beat row, and all leases of this process that hang on it."""
 
-    def __init__(self, beat: str, trust: Trust, every: float, due: float, session_key: int | None) -> None:
-        self.beat, self.trust, self.every, self.due, self.session_key = beat, trust, every, due, session_key
+    def __init__(self, beat: str, trust: Trust, session_key: int | None) -> None:
+        self.beat, self.trust, self.session_key = beat, trust, session_key
+        self.every = self.due = math.inf
+        self.founded = False
+        """Whether it is known that its row was made."""
+        self.doubted = False
+        """Whether one who asked never heard if it was."""
         self.generation = 0
         self.failures = 0
         self.problem: HoldfastError | None = None
@@ -46,6 +53,19 @@ class Pulse:
         self.empty_since: float | None = None
         self.shared = True
         """With further leases, or that of one alone which is told of each heartbeat."""
+
+    @classmethod
+    def to_be(cls, ttl: float, session_key: int | None) -> Self:
+        """Nobody trusts in it before its row has been made."""
+        return cls(new_token(), Trust(ttl, -math.inf), session_key)
+
+    def found(self, trust: Trust, every: float, due: float) -> None:
+        self.trust, self.every, self.due, self.founded = trust, every, due, True
+
+    def fits(self, ttl: float, session_key: int | None, now: float) -> bool:
+        """Whether one more lease can live on it."""
+        good = not self.founded or self.trust.left(now) > 0
+        return self.shared and good and self.trust.ttl == ttl and self.session_key == session_key
 
     def add(self, holding: Holding) -> None:
         self.holdings[holding.token] = holding
@@ -84,6 +104,6 @@ class Chore:
     def settled(self, answer: bool | None, now: float) -> bool:
         return (answer is not None and self.until in (None, answer)) or now >= self.give_up
 
-    def put_off(self, now: float) -> None:
-        self.tries += 1
+    def put_off(self, answer: bool | None, now: float) -> None:
+        self.tries = self.tries + 1 if answer is None or self.until else 0  # when there is more to do, soon
         self.due = now + min(0.05 * 4.0 ** min(self.tries, 5), 30.0)

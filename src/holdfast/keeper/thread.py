@@ -104,10 +104,14 @@ class Keeper(Books):
     def _end_all(self) -> None:
         deadline = now() + EXIT_BUDGET
         last = [Chore("beat_end", {"beat": pulse.beat}, 0.0, 0.0) for pulse in self._pulses]
-        with suppress(EngineError):
-            for chore in [*(each for each in self._chores if each.statement != "purge"), *last]:
-                left = max(0.05, deadline - now())
+        for chore in [*last, *(each for each in self._chores if each.statement != "purge")]:
+            left = max(0.05, deadline - now())
+            try:
                 self._connected(left).call(chore.statement, chore.parameters, left)
+            except (Refused, Busy):
+                continue  # that one: a transaction that it protects is still open
+            except EngineError:
+                break
         self._pulses, self._chores, self._timers = [], [], []
 
     def _sleep(self) -> None:
@@ -295,8 +299,7 @@ class Keeper(Books):
         if not under_way:
             pulse.generation = generation
         for token, holding in known.items():
-            if token not in left:
-                self.drop(pulse, token)
+            if token not in left and self.drop(pulse, token):
                 self._tell(holding, LeaseLost("it was taken away by force, or by another process of the same holder"))
             elif token in asked and holding.recalled is not None:
                 holding.recalled()
@@ -339,12 +342,12 @@ class Keeper(Books):
             with self._lock:
                 if any(self._beat_due(pulse) <= now() for pulse in self._pulses):
                     return  # heartbeats first; the rest is still due
-            settled = chore.settled(self._say(chore), now())
+            answer = self._say(chore)
             with self._lock:
-                if settled:
+                if chore.settled(answer, now()):
                     self._chores.remove(chore)
                 else:
-                    chore.put_off(now())
+                    chore.put_off(answer, now())
 
     def _say(self, chore: Chore) -> bool | None:
         """Its first value as a truth, or None when there was no answer."""

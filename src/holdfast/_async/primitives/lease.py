@@ -185,15 +185,15 @@ class AsyncHandle(ABC, Generic[G]):
         session_key = await self._session_key() if terms.failover == "session" else None
         keeper = engine.keeper
         shares = terms.auto_renew and not terms.apart
-        pulse = keeper.borrow(terms.ttl, session=session_key is not None) if shares else None
+        pulse = keeper.borrow(terms.ttl, session_key) if shares else None
         try:
             row, asked_at = await self._ask(token, pulse, session_key)
             if row["status"] == "beat_lost" and pulse is not None:
-                keeper.give_back(pulse)
-                pulse = None
                 if session_key is not None:  # it may have gone with the session
                     session_key = await self._session_key()
-                row, asked_at = await self._ask(token, None, session_key)
+                lost, pulse = pulse, keeper.borrow(terms.ttl, session_key, instead_of=pulse)
+                keeper.give_back(lost)
+                row, asked_at = await self._ask(token, pulse, session_key)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
             if engine.closing:
@@ -213,7 +213,7 @@ class AsyncHandle(ABC, Generic[G]):
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token, terms.ttl, with_beat=pulse is None, what=self._what)
+            keeper.abandon(terms.name, token, terms.ttl, pulse, self._what)
             raise
         finally:
             if pulse is not None:
@@ -231,7 +231,7 @@ class AsyncHandle(ABC, Generic[G]):
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": json.dumps(self._process),
+            "process": None if pulse and pulse.founded else json.dumps(self._process),
         }
         [row] = await self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at
@@ -267,6 +267,11 @@ class AsyncLease(AsyncHandle[AsyncLeaseGrant]):
 
     async def adopt(self, token: str) -> AsyncLeaseGrant:
         """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
+        if self._terms.on_lost != "flag":
+            raise ValueError(
+                f"on_lost={self._terms.on_lost!r} cannot be kept for an adopted lease {self.name!r}: its holder is "
+                "told of a loss, not this process. Look at grant.check()."
+            )
         asked_at = now()
         rows = await self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
         if not rows:

@@ -57,7 +57,10 @@ async def _protect(database: Database, name: str, token: str, known: AsyncConnec
         if fence is not None:
             return fence
         refusal = fenced_out(name)
-    raise refusal  # here, where the error of SQLAlchemy is not its context
+    try:
+        raise refusal  # here, where the error of SQLAlchemy is not its context
+    finally:
+        del refusal  # it has this frame in its traceback, and with that the connection
 
 
 def _refusal(name: str, error: Exception) -> EngineError | FencedOut:

@@ -13,7 +13,7 @@ from holdfast._sync.engines.engine import CALL_TIMEOUT, LOCKED, Engine
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import Scope
-from holdfast.core.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown, Refused
+from holdfast.core.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.renewal import Trust, margin
 from holdfast.keeper import Holding, Pulse
@@ -70,7 +70,7 @@ class LeaseGrant:
         limit = min(CALL_TIMEOUT, max(1.0, self._current.left(asked_at)))
         [row] = self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
-            self._end(LeaseLost(f"lease {self.name!r} expired or was taken over before it was renewed"))
+            self._end(LeaseLost("it expired or was taken over before it was renewed"))
         elif self._pulse is not None:
             self._engine.keeper.extend(self._pulse, asked_at)
         elif self._over is None:  # nobody has looked and seen it lost, so it need not stay so
@@ -103,15 +103,23 @@ class LeaseGrant:
         """
         from holdfast._sync.primitives import protect
 
-        return protect.protect(self._engine.database, self.name, self.token, connection, at)
+        try:
+            return protect.protect(self._engine.database, self.name, self.token, connection, at)
+        except FencedOut:
+            self._end(LeaseLost("the database refused a transaction under it, because it has passed on"))
+            raise
 
     @contextmanager
     def transaction(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> Iterator[Any]:
         """Open a transaction on ``connection`` and protect it: FencedOut when it begins, or when it commits."""
         from holdfast._sync.primitives import protect
 
-        with protect.transaction(self._engine.database, self.name, self.token, connection, at):
-            yield connection
+        try:
+            with protect.transaction(self._engine.database, self.name, self.token, connection, at):
+                yield connection
+        except FencedOut:
+            self._end(LeaseLost("the database refused a transaction under it, because it has passed on"))
+            raise
 
     def __enter__(self) -> Self:
         if self._terms.on_lost == "cancel":
@@ -125,13 +133,18 @@ class LeaseGrant:
             self._scope.exit(kind, error, trace)
         finally:
             try:
-                self.release()
+                if self.lost:  # maybe because nobody answers: then nobody would now
+                    self.abandon()
+                else:
+                    self.release()
             except EngineError as problem:
                 log.warning("lease %r is released later, the database did not take it now: %s", self.name, problem)
                 self.abandon()
 
     def abandon(self) -> None:
         """Let the keeper release it, however long that takes; for us it is over."""
+        if self._released or self._engine.closed or self._pid != os.getpid():
+            return
         self._engine.keeper.release_later(self.name, self.token)
         self._finish()
 
@@ -195,11 +208,13 @@ class LeaseGrant:
             self._engine.keeper.drop(self._pulse, self.token)
         self._engine.keeper.wake(self._terms.name)
 
-    def _end(self, error: HoldfastError) -> None:
-        self._over = self._over or error
+    def _end(self, error: LeaseLost) -> None:
+        """It is gone, and we are the first to know."""
         self._engine.unkept.pop(self.token, None)
-        if self._pulse is not None:
-            self._engine.keeper.drop(self._pulse, self.token)
+        if self._pulse is None:
+            self._over = self._over or LeaseLost(f"lease {self.name!r}: {error}")
+        elif self._engine.keeper.drop(self._pulse, self.token):
+            self._lose(error)
 
     def _heard(self, problem: HoldfastError | None) -> None:
         """In the keeper's thread."""
@@ -212,7 +227,7 @@ class LeaseGrant:
             self._terms.on_beat(problem, False)
 
     def _lose(self, error: HoldfastError) -> None:
-        """In the keeper's thread."""
+        """In the keeper's thread, or where it was learned first."""
         if self._released:
             return
         self._over = problem = type(error)(f"lease {self.name!r}: {error}")

@@ -24,8 +24,8 @@ select 'held' as status, null as token, null as beat, null as fence, holder as h
   from holdfast_live where name = :name and not (:reenter and holder = :holder and not kept) and not coalesce(holdfast_gone(session_key), 0);
 -- stop
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
- where :beat is not null and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now}
-                                             and not coalesce(holdfast_gone(session_key), 0));
+ where :beat is not null and (:process is null or exists (select 1 from holdfast_beat where id = :beat))
+   and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now} and not coalesce(holdfast_gone(session_key), 0));
 select l.beat as old_beat, l.holder as old_holder,
        case when b.id = :beat then 'reentered'  -- alive by the step before, and the clock goes on between two steps
             when b.id is null or b.dead or b.expires_at <= {now} then 'expired'
@@ -40,7 +40,7 @@ update holdfast_beat set generation = generation + 1, dead = dead or :outcome <>
 select coalesce(:beat, lower(hex(randomblob(16)))) as beat_id;
 insert into holdfast_beat (id, ttl, expires_at, solo, session_key, label, host, pid, started, info)
 select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process ->> 'label', :holder), :process ->> 'host', :process ->> 'pid',
-       coalesce(:process ->> 'started', {now}), :process -> 'info' where :beat is null;
+       coalesce(:process ->> 'started', {now}), :process -> 'info' where not exists (select 1 from holdfast_beat where id = :beat_id);
 insert into holdfast_lease (name, holder, beat, token, fence, acquired_at, keep_until)
 values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_least, 0))
     on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
@@ -74,6 +74,7 @@ update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(1
 delete from holdfast_lease where name = :name and not :keeps;
 delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1 where id = :old_beat and :tell;
+delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000 and (select max(id) from holdfast_history) % 100 = 0;
 select 1 as done;
 
 -- name: lease_abandon

@@ -152,12 +152,17 @@ declare
     b record;
     now timestamptz := clock_timestamp();
     stay uuid;
+    entry bigint;
 begin
     select * into b from holdfast.beat where id = l.beat;
     if not l.kept or outcome = 'forced' then
         insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
         values (l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at,
-                case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
+                case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason) returning id into entry;
+        if entry % 100 = 0 then  -- nobody may be there to purge
+            delete from holdfast.history h
+             where h.id in (select x.id from holdfast.history x where x.id <= entry - 10000 for update skip locked);
+        end if;
     end if;
     if outcome = 'released' and l.keep_until > now then
         stay := gen_random_uuid();
@@ -176,7 +181,8 @@ begin
 end $$;
 
 -- Acquire, take over or re-enter. status: acquired | taken_over | reentered | held | busy (try again soon) | beat_lost.
--- Without a beat one is made for this lease alone, to be renewed with lease_renew(name, token).
+-- Without a beat one is made for this lease alone, to be renewed with lease_renew(name, token). With a beat and a process it
+-- is made when it is not there yet, for all leases of that process; without a process it has to be there.
 -- A refused acquire writes nothing at all.
 create function holdfast.lease_acquire(
     name text, holder text, ttl_seconds double precision,
@@ -190,6 +196,7 @@ declare
     r record;
     taken boolean;
     gone boolean;
+    founds boolean;
     want uuid := coalesce(lease_acquire.token, gen_random_uuid());
     beat_id uuid := coalesce(lease_acquire.beat, gen_random_uuid());
     keep timestamptz;
@@ -225,10 +232,12 @@ begin
             remaining := extract(epoch from r.expires_at - clock_timestamp()); beat := null;
             return;
         end if;
-        if lease_acquire.beat is not null then
-            select extract(epoch from b.expires_at - clock_timestamp()) into remaining
-              from holdfast.beat b where b.id = beat_id and not b.dead and b.expires_at > clock_timestamp();
-            if not found or gone and r.beat = beat_id then  -- what is held by the asker's own beat is gone with its session
+        founds := lease_acquire.beat is null;
+        if not founds then
+            select case when not b.dead then extract(epoch from b.expires_at - clock_timestamp()) end into remaining from holdfast.beat b where b.id = beat_id;
+            founds := not found and process is not null;
+            -- What is held by the asker's own beat may be gone with its session: then the beat is.
+            if not founds and coalesce(remaining, 0) <= 0 or gone and r.beat = beat_id then
                 status := 'beat_lost'; remaining := null;
                 return;
             end if;
@@ -280,13 +289,16 @@ begin
             end if;
             held_by := r.holder;
         end if;
-        if lease_acquire.beat is null then
+        if founds then
             insert into holdfast.beat (id, ttl, expires_at, solo, session_key, server_started, label, host, pid, started, info)
             values (beat_id, make_interval(secs => ttl_seconds), clock_timestamp() + make_interval(secs => ttl_seconds), lease_acquire.solo,
                     lease_acquire.session_key, case when lease_acquire.session_key is not null then pg_postmaster_start_time() end,
                     coalesce(left(process ->> 'label', 200), lease_acquire.holder), process ->> 'host', (process ->> 'pid')::int,
-                    coalesce(to_timestamp((process ->> 'started')::double precision), clock_timestamp()), process -> 'info');
+                    coalesce(to_timestamp((process ->> 'started')::double precision), clock_timestamp()), process -> 'info') on conflict do nothing;
             remaining := ttl_seconds;
+            if not found then  -- another session of the same process was first
+                select case when b.dead then 0 else extract(epoch from b.expires_at - clock_timestamp()) end into remaining from holdfast.beat b where b.id = beat_id;
+            end if;
         end if;
         token := want; beat := beat_id; fence := number;
         return;
@@ -393,7 +405,7 @@ end $$;
 
 -- A process goes: its leases are released. One that a transaction still protects is left to expire with the beat.
 create function holdfast.beat_end(beat uuid) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 #variable_conflict use_column
 declare
     l holdfast.lease;
@@ -411,9 +423,10 @@ begin
     return ended;
 end $$;
 
--- What crashed processes left: expired beats are declared dead, their leases ended, both removed. Never waits.
+-- What crashed processes left: expired beats are declared dead, their leases ended, both removed. Waits for nobody to speak
+-- of: whoever asks may hold leases that end with its session, and must not lose that over this.
 create function holdfast.purge() returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms' as $$
 declare
     l holdfast.lease;
     ended int := 0;
@@ -429,7 +442,8 @@ begin
     end loop;
     delete from holdfast.beat b
      where b.id in (select x.id from holdfast.beat x where x.dead and not exists (select from holdfast.lease y where y.beat = x.id) for update skip locked);
-    delete from holdfast.history h where h.id <= (select max(x.id) from holdfast.history x) - 10000;
+    delete from holdfast.history h
+     where h.id in (select x.id from holdfast.history x where x.id <= (select max(y.id) from holdfast.history y) - 10000 for update skip locked);
     return ended;
 end $$;
 

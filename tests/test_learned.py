@@ -1,0 +1,150 @@
+"""A loss is told whoever learns of it first, and nobody waits for a database that is silent."""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.keeper.pulse import Chore
+from holdfast.testing import Proxy
+from tests.children import Child, eventually, query, rows
+
+Connect = Callable[..., Any]
+WHY: dict[str, Any] = {"actor": "operator", "reason": "test"}
+
+
+def open_connection(url: str) -> Any:
+    path = url.removeprefix("sqlite:///")
+    return psycopg.connect(url) if path == url else sqlite3.connect(path)
+
+
+def test_a_renewal_that_learns_of_the_loss_tells_it_once(connect: Connect, either: str) -> None:
+    client, told = connect(either), list[Any]()
+    grant = client.lease("import", ttl=600, on_lost=told.append).acquire()
+    client.leases.force_release("import", **WHY)
+    for _ in range(2):
+        with pytest.raises(holdfast.LeaseLost, match="'import'"):
+            grant.renew()
+    eventually(lambda: told, "on_lost is called long before the next heartbeat")
+    assert grant.release() is False
+    assert len(told) == 1
+
+
+def test_a_transaction_that_is_refused_is_a_loss_and_told(either: str) -> None:
+    told: list[Any] = []
+    with holdfast.Client(either) as client, closing(open_connection(either)) as connection:
+        for at in ("start", "commit"):
+            grant = client.lease("import", ttl=600, on_lost=told.append).acquire()
+            client.leases.force_release("import", **WHY)
+            with pytest.raises(holdfast.FencedOut), grant.transaction(connection, at=at):
+                pass
+            with pytest.raises(holdfast.LeaseLost, match="refused a transaction"):
+                grant.check()
+        grant = client.lease("import", ttl=600, on_lost=told.append).acquire()
+        client.leases.force_release("import", **WHY)
+        with pytest.raises(holdfast.FencedOut):
+            grant.protect(connection)
+        assert grant.remaining() == 0
+        eventually(lambda: len(told) == 3, "each is told")
+
+
+def test_an_adopted_lease_takes_no_on_lost_that_it_could_not_keep(connect: Connect, either: str) -> None:
+    client = connect(either)
+    token = client.lease("import").acquire().token
+    with pytest.raises(ValueError, match=r"on_lost='exit'.*grant\.check\(\)"):
+        client.lease("import", on_lost="exit").adopt(token)
+    assert client.lease("import").adopt(token).token == token
+
+
+def test_a_block_whose_lease_was_lost_to_silence_does_not_wait_for_an_answer(
+    connect: Connect, postgres_url: str
+) -> None:
+    with Proxy(postgres_url) as way:
+        client = connect(way.url)
+        with client.lease("import", ttl=1.5) as grant:
+            way.stall()
+            eventually(lambda: grant.lost, "its trust is over")
+            told_at = time.monotonic()
+        left_at = time.monotonic()
+        way.heal()
+        assert left_at - told_at < 5, "a call waits for ten"
+        eventually(lambda: rows(postgres_url)["lease"] == 0, "it is released when somebody answers")
+
+
+def test_housekeeping_that_has_to_wait_costs_no_lease_that_lives_with_its_session(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as other:
+        grant = client.lease("import", ttl=3, failover="session").acquire()
+        other.execute("lock table holdfast.history in exclusive mode")
+        client._engine.keeper.purge_soon()
+        tried = threading.Event()
+        client._engine.keeper.later(0.0, tried.set)
+        assert tried.wait(30)
+        grant.check()
+
+
+def test_what_cannot_be_released_at_exit_keeps_nothing_else(postgres_url: str) -> None:
+    program = """
+    import sys, holdfast, psycopg
+    client, connection = holdfast.Client(sys.argv[1]), psycopg.connect(sys.argv[1])
+    other = client.lease("other", ttl=600).acquire()
+    with client.lease("protected", ttl=3) as grant:
+        grant.protect(connection)
+    print("left")
+    """
+    with Child(program, postgres_url) as child:
+        child.expect("left")
+        child.wait()
+    with holdfast.Client(postgres_url) as client:
+        assert "other" not in [each.name for each in client.leases.list()]
+
+
+def test_history_is_bounded_where_nobody_purges(either: str) -> None:
+    dot, instant = ("_", "0.0") if either.startswith("sqlite") else (".", "now()")
+    with holdfast.Client(either) as client:
+        client.lease("import", auto_renew=False).acquire().release()
+        query(
+            either,
+            "with recursive n(i) as (select 1 union all select i + 1 from n where i < 10500)"
+            f" insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
+            f" select 'old', 'old', i, {instant}, {instant}, 'released' from n",
+        )
+        for _ in range(100):
+            client.lease("import", auto_renew=False).acquire().release()
+        [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
+        assert kept < 10_101
+
+
+def test_a_refusal_is_gone_when_it_has_been_dealt_with(either: str) -> None:
+    """It has the connection in its traceback: in a cycle it would keep that open until garbage is collected."""
+    with holdfast.Client(either) as client, closing(open_connection(either)) as connection:
+        grant = client.lease("import").acquire()
+        client.leases.force_release("import", **WHY)
+        gc.disable()
+        try:
+            try:
+                grant.protect(connection)
+            except holdfast.FencedOut as error:
+                refusal = weakref.ref(error)
+            assert refusal() is None
+        finally:
+            gc.enable()
+
+
+def test_what_makes_progress_is_not_put_off() -> None:
+    chore = Chore("purge", {}, 0.0, 60.0, until=False)
+    for _ in range(5):
+        chore.put_off(True, 0.0)
+        assert chore.due < 0.1
+    for _ in range(5):
+        chore.put_off(None, 0.0)
+    assert chore.due > 10
