@@ -52,8 +52,8 @@ def test_a_token_may_be_written_in_capitals(connect: Connect, either: str) -> No
 
 
 def test_a_beat_whose_session_is_gone_takes_nothing_over_from_itself(either: str) -> None:
-    """Another thread of a process asks for what the process has, when its session has just gone. The beat that both would
-    live on must not be declared dead under the new grant."""
+    """Another thread of a process asks for what the process has, when its session has just gone. The beat that both
+    would live on must not be declared dead under the new grant."""
     with closing(Raw(migrated(either))) as raw:
         key = 4_711  # held by nobody
         held = raw.acquire("import", "a", session_key=key, solo=False)
