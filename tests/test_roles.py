@@ -91,7 +91,8 @@ def test_a_worker_does_all_of_its_work(urls: tuple[str, str], worker: holdfast.C
         record = worker.objects.put_if("box", "b-1", 1, holdfast.MustCreate(), name="web")
         assert worker.objects.get_by_name("box", "web") == record
         worker.objects.delete_if("box", "b-1", record.version)
-        assert worker.operation("in-tx", tx=mine).run(lambda: mine.execute("insert into public.work values (2)") and 2)
+        insert = "insert into public.work values (2) returning x"
+        assert worker.operation("inside", tx=mine).run(lambda: mine.execute(insert).fetchall()[0][0]).result == 2
         assert worker.operation("outside").run(lambda: 3).result == 3
         assert worker.operation("outside").run(lambda: 4).replayed is True
         with pytest.raises(holdfast.PolicyDenied, match="is closed"):
@@ -110,7 +111,7 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
         attempts: list[tuple[str, Callable[[], object]]] = [
             ("lease_force_release", lambda: worker.leases.force_release("import", **JANE)),
             ("lease_force_release_if", lambda: worker.leases.force_release("import", fence=grant.fence, **JANE)),
-            ("audit_begin", lambda: worker.locks.end_session(held.pid, **JANE)),
+            ("audit_begin", lambda: worker.locks.end_session(held.pid or 0, **JANE)),
             ("audit_list", lambda: worker.audit.list()),
             ("audit_begin", lambda: worker.audit.begin("lease.release", "import", **JANE)),
             ("audit_begin", lambda: worker.gate("dot_config", **JANE).__enter__()),
