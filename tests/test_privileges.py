@@ -71,7 +71,7 @@ def role(url: str, *grants: str) -> str:
 
 @pytest.fixture
 def app_url(postgres_url: str) -> str:
-    """As a role that has been granted what the README says, and no more."""
+    """As a role that may execute every function, which is more than an operator should have, and has no table."""
     return role(
         postgres_url,
         "grant usage on schema holdfast",
@@ -180,7 +180,12 @@ def test_public_may_nothing(postgres_url: str) -> None:
         assert nobody.execute("select has_sequence_privilege('holdfast.fence', 'usage, select')").fetchone() == (False,)
         with pytest.raises(InsufficientPrivilege):
             nobody.execute("select * from holdfast.lease_acquire('import', 'me', 30)")
-    with holdfast.Client(url) as client, pytest.raises(holdfast.EngineError, match="GRANT EXECUTE ON ALL FUNCTIONS"):
+    with (
+        holdfast.Client(url) as client,
+        pytest.raises(
+            holdfast.EngineError, match="GRANT USAGE ON SCHEMA holdfast TO …; and GRANT EXECUTE as 'holdfast doctor'"
+        ),
+    ):
         client.lease("import").acquire()
 
 

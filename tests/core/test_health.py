@@ -151,7 +151,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("schema", "unseen", {"schema_applied": None}, "privileges"),
     ("privileges", "fail", {"examine_role": {"usage": False}}, "no USAGE"),
     ("privileges", "fail", {"examine_functions": {"may": False}}, "lease_acquire"),
-    ("privileges", "ok", {"examine_functions": [{"name": "lease_list", "may": False}]}, "leaves lease_list to"),
+    ("privileges", "ok", {"examine_functions": [{"name": "audit_list", "may": False}]}, "leaves audit_list to"),
     ("privileges", "unseen", {"examine_role": {"there": False}}, "no schema"),
     ("bloat", "warn", {"settings": {"autovacuum": "off"}}, "off"),
     ("bloat", "warn", {"examine_tables": {"dead": 20_000, "vacuumed": None}}, "never"),

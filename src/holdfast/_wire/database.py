@@ -57,15 +57,16 @@ def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) 
         )
     if not isinstance(url, str):
         raise TypeError(f"url must be a str, not {type(url).__name__}")
-    check_schema(schema)
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise ValueError("not a database URL: expected sqlite:///file.db or postgresql://host/name")
     kind = scheme.partition("+")[0].lower()
     if kind == "sqlite":
+        check_schema(schema, "sqlite")
         path = _sqlite_path(rest)
         return Database("sqlite", path, f"sqlite:///{path}", schema)
     if kind in ("postgres", "postgresql"):
+        check_schema(schema, "postgres")
         return Database("postgres", *_conninfo(f"postgresql://{rest}"), schema, prepared)
     known = (
         f" {scheme!r}" if scheme.replace("+", "").isalnum() else ""

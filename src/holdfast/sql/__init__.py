@@ -18,7 +18,7 @@ SCHEMA = "holdfast"
 FOUNDATION = 5
 """The version that has what migrations are governed with: leases, gates, the audit and its fences."""
 _HERE = os.path.dirname(__file__)
-# What PostgreSQL would take for a keyword.
+# What PostgreSQL would take for a keyword, and the one schema of its own that does not begin with pg_.
 _RESERVED = frozenset(
     """all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
     column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
@@ -26,7 +26,7 @@ _RESERVED = frozenset(
     from full grant group having ilike in initially inner intersect into is isnull join lateral leading left like
     limit localtime localtimestamp natural not notnull null offset on only or order outer overlaps placing primary
     references returning right select session_user similar some symmetric system_user table tablesample then to
-    trailing true union unique user using variadic verbose when where window with""".split()  # noqa: SIM905
+    trailing true union unique user using variadic verbose when where window with information_schema""".split()  # noqa: SIM905
 )
 _IDENTIFIER = r"[a-z_][a-z0-9_]{0,39}"
 _PARAMETER = r"(?<![:\w]):([a-z_]+)"
@@ -65,13 +65,17 @@ class Migration(NamedTuple):
         return f"<Migration {self.version:04} {self.name}>"
 
 
-def check_schema(schema: str) -> str:
+def check_schema(schema: str, dialect: Dialect) -> str:
     if schema == SCHEMA:
         return schema
     if not re.fullmatch(_IDENTIFIER, schema) or schema.startswith("pg_") or schema in _RESERVED:
         raise ValueError(
             "schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_', "
-            f"and be no keyword of SQL: {schema!r}"
+            f"and be neither information_schema nor a keyword of SQL: {schema!r}"
+        )
+    if dialect == "sqlite" and f"{schema}_".startswith("sqlite_"):  # it begins the names of our tables
+        raise ValueError(
+            f"schema must not be 'sqlite' or begin with 'sqlite_', which are SQLite's own names: {schema!r}"
         )
     return schema
 
@@ -84,7 +88,7 @@ def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
         return text
     if dialect == "postgres":
         text = re.sub(rf"\b{SCHEMA}\.", f"{schema}.", text)
-        return re.sub(rf"\bschema (if not exists )?{SCHEMA}\b", rf"schema \1{schema}", text)
+        return re.sub(rf"(?<=\bschema ){SCHEMA}\b|(?<='){SCHEMA}(?=')", schema, text)
     return re.sub(rf"\b{SCHEMA}_(?!gone\b)", f"{schema}_", text)
 
 

@@ -11,6 +11,7 @@ from holdfast._wire import Row
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.sqlite import boot_id
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
+from holdfast.core.rights import migrate_command
 
 
 class AsyncSqliteEngine(AsyncEngine):
@@ -69,6 +70,7 @@ class AsyncSqliteEngine(AsyncEngine):
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         if error.sqlstate == "42P01":
             return SchemaMismatch(
-                f"the tables in {self.database} are not complete: run 'holdfast migrate up' ({error})"
+                f"the tables in {self.database} are not complete: run "
+                f"'{migrate_command(self.database.schema)}' ({error})"
             )
         return error

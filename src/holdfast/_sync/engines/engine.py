@@ -21,6 +21,7 @@ from holdfast._wire.identity import this_process
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import Gate, Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.core.rights import migrate_command
 from holdfast.keeper import Keeper, keeper_of
 from holdfast.sql import FOUNDATION, migrations
 
@@ -30,11 +31,6 @@ CALL_TIMEOUT = 10.0
 LOCKED, DENIED = "55P03", "42501"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
-
-
-def grants(schema: str) -> str:
-    """All that a role needs to use the schema."""
-    return f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO …"
 
 
 NOTHING: Mapping[str, Any] = {}
@@ -275,7 +271,8 @@ class Engine(ABC):
         wanted = self.newest
         if found != wanted and not self.suffices(found):
             state = f"is at version {found}" if found else "is not there"
-            remedy = "run 'holdfast migrate up' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
+            command = migrate_command(self.database.schema)
+            remedy = f"run '{command}' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
             raise SchemaMismatch(
                 f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
                 f"{remedy}"

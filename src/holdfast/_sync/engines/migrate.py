@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from holdfast._sync.engines.engine import DENIED, Engine, Session, grants
+from holdfast._sync.engines.engine import DENIED, Engine, Session
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, Refused
+from holdfast.core.rights import grants, migrate_command
 from holdfast.sql import FOUNDATION, Migration, migrations, statements
 
 _ABSENT = frozenset({"3F000", "42P01"})
@@ -118,8 +119,8 @@ class Migrations:
                 raise
             schema = self._database.schema
             raise Refused(
-                f"{error}. Schema {schema!r} is its owner's to migrate: let a role that may run 'holdfast migrate up', "
-                f"and for those that use it: {grants(schema)}",
+                f"{error}. Schema {schema!r} is its owner's to migrate: let a role that may run "
+                f"'{migrate_command(schema)}', and for those that use it: {grants(schema)}",
                 DENIED,
             ) from error
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from holdfast._sync.engines.engine import CALL_TIMEOUT, DENIED, Answers, Calls, Engine, Session, grants
+from holdfast._sync.engines.engine import CALL_TIMEOUT, DENIED, Answers, Calls, Engine, Session
 from holdfast._wire.postgres import PostgresSession
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
+from holdfast.core.rights import migrate_command, remedy
 
 _MISSING = frozenset({"3F000", "42883", "42P01"})
 
@@ -42,8 +43,8 @@ class PostgresEngine(Engine):
         schema = self.database.schema
         if error.sqlstate in _MISSING:
             return SchemaMismatch(
-                f"schema {schema!r} in {self.database} is not complete: run 'holdfast migrate up' ({error})"
+                f"schema {schema!r} in {self.database} is not complete: run '{migrate_command(schema)}' ({error})"
             )
         if error.sqlstate == DENIED:
-            return Refused(f"{error}. The role needs: {grants(schema)}", DENIED)
+            return Refused(f"{error}. {remedy(schema, str(error))}", DENIED)
         return error

@@ -11,6 +11,7 @@ from holdfast._sync.engines.engine import CALL_TIMEOUT, NOTHING, Answers, Calls,
 from holdfast._wire import Row
 from holdfast._wire.sqlite import SqliteSession, boot_id
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
+from holdfast.core.rights import migrate_command
 
 
 class SqliteEngine(Engine):
@@ -69,6 +70,7 @@ class SqliteEngine(Engine):
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         if error.sqlstate == "42P01":
             return SchemaMismatch(
-                f"the tables in {self.database} are not complete: run 'holdfast migrate up' ({error})"
+                f"the tables in {self.database} are not complete: run "
+                f"'{migrate_command(self.database.schema)}' ({error})"
             )
         return error

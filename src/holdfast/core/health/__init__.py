@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from holdfast.core.rights import migrate_command
+
 Status = Literal["ok", "warn", "fail", "unseen"]
 Fact = list[dict[str, Any]]
 Facts = Mapping[str, Fact | None]
@@ -109,4 +111,4 @@ def schema_version(facts: Facts) -> Verdict:
     state = f"at version {found}, and {wanted} is needed" if found else "not there"
     if expected["self_migrating"]:
         return ok(f"schema {schema!r} is {state}: the next client that opens the file sees to it")
-    return fail(f"schema {schema!r} is {state}", "Run: holdfast migrate up")
+    return fail(f"schema {schema!r} is {state}", f"Run: {migrate_command(schema)}")

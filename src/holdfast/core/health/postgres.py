@@ -20,6 +20,7 @@ from holdfast.core.health import (
     schema_version,
     warn,
 )
+from holdfast.core.rights import FOR_OPERATORS
 
 OLDEST, TESTED = 14, (15, 16, 18)
 CLOCK = 1.0
@@ -29,10 +30,6 @@ SHORT = 1000
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 """Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
 DEAD_ROWS = 10_000
-FOR_OPERATORS = frozenset(
-    {"lease_list", "lease_history", "lease_force_release", "lock_label", "lock_break", "audit_begin", "audit_end"}
-)
-"""Functions that a role can do without and hold leases and locks all the same."""
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
@@ -280,14 +277,15 @@ def privileges(facts: Facts) -> Verdict:
     role, schema = about["role"], row(facts, "expected")["schema"]
     if not about["there"]:
         raise Unseen("there is no schema to have privileges in")
+    denied = sorted({each["name"] for each in rows(facts, "examine_functions") if not each["may"]})
+    missing = [name for name in denied if name not in FOR_OPERATORS]
     if not about["usage"]:
-        return fail(f"role {role!r} has no USAGE on schema {schema!r}", _grants(schema, role))
-    missing = sorted({each["name"] for each in rows(facts, "examine_functions") if not each["may"]})
-    if set(missing) - FOR_OPERATORS:
-        return fail(f"role {role!r} may not execute {', '.join(missing)}", _grants(schema, role))
+        return fail(f"role {role!r} has no USAGE on schema {schema!r}", _grants(schema, role, missing))
     if missing:
-        return ok(f"role {role!r} can hold leases, and leaves {', '.join(missing)} to operators")
-    return ok(f"role {role!r} may do all that holdfast asks")
+        return fail(f"role {role!r} may not execute {', '.join(missing)}", _grants(schema, role, missing))
+    if denied:
+        return ok(f"role {role!r} is a worker, and leaves {', '.join(denied)} to operators")
+    return ok(f"role {role!r} may do all that holdfast asks, and what operators do")
 
 
 def bloat(facts: Facts) -> Verdict:
@@ -395,6 +393,9 @@ def _duration(milliseconds: float) -> str:
     return f"{milliseconds:g} ms"
 
 
-def _grants(schema: str, role: str) -> str:
+def _grants(schema: str, role: str, missing: list[str]) -> str:
+    """What makes it a worker, and no more than that."""
     quoted = '"' + role.replace('"', '""') + '"'
-    return f"GRANT USAGE ON SCHEMA {schema} TO {quoted}; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {quoted};"
+    functions = ", ".join(f"{schema}.{name}" for name in missing)
+    execute = f" GRANT EXECUTE ON FUNCTION {functions} TO {quoted};" if missing else ""
+    return f"GRANT USAGE ON SCHEMA {schema} TO {quoted};{execute}"

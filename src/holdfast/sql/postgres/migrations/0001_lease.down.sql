@@ -27,12 +27,19 @@ drop function holdfast.timeline();
 drop table holdfast.history;
 drop table holdfast.lease;
 drop table holdfast.beat;
-drop table holdfast.meta;
 drop sequence holdfast.fence;
 drop table holdfast.schema_version;
--- What somebody else has put here keeps the schema.
-do $$ begin
-    drop schema holdfast;
-exception when dependent_objects_still_exist then
-    raise notice 'schema holdfast stays: it holds objects that are not ours';
+-- A schema that was there before stays, and what somebody else has put into ours keeps it.
+do $$
+declare
+    ours boolean := (select m.our_schema from holdfast.meta m);
+begin
+    drop table holdfast.meta;
+    if ours then
+        begin
+            drop schema holdfast;
+        exception when dependent_objects_still_exist then
+            raise notice 'schema holdfast stays: it holds objects that are not ours';
+        end;
+    end if;
 end $$;

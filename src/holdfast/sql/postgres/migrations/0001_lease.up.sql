@@ -10,7 +10,12 @@
 -- Every function pins its search_path, because SECURITY DEFINER without one can be hijacked. Those that only other
 -- functions here call are not SECURITY DEFINER: called directly by a role without rights on the tables, they fail.
 
-create schema if not exists holdfast;
+-- Not "if not exists", which asks for the right to make one where there is nothing to make.
+do $$ begin
+    if not exists (select from pg_catalog.pg_namespace where nspname = 'holdfast') then
+        create schema holdfast;
+    end if;
+end $$;
 
 create table holdfast.schema_version (
     version    int primary key,
@@ -26,9 +31,11 @@ create table holdfast.meta (
     epoch_base bigint not null default 0 check (epoch_base >= 0),
     timeline   bigint not null,
     cluster    bigint not null,
-    home       oid not null
+    home       oid not null,
+    our_schema boolean not null
 );
 comment on column holdfast.meta.home is 'the oid of this table: another one after a dump was restored, be it into the same cluster';
+comment on column holdfast.meta.our_schema is 'made here, and to go with the last table; one that was there before stays, and "public" always';
 
 -- Renewed in place by every heartbeat, hence the room for HOT updates and the eager vacuum.
 create table holdfast.beat (
@@ -89,8 +96,11 @@ language sql volatile set search_path = pg_catalog, pg_temp as $$
     select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
 $$;
 
-insert into holdfast.meta (timeline, cluster, home)
-select holdfast.timeline(), system_identifier, 'holdfast.meta'::regclass from pg_catalog.pg_control_system();
+-- The schema is ours when this very transaction made it.
+insert into holdfast.meta (timeline, cluster, home, our_schema)
+select holdfast.timeline(), c.system_identifier, 'holdfast.meta'::regclass,
+       n.xmin = pg_current_xact_id()::xid and n.nspname <> 'public'
+  from pg_catalog.pg_control_system() c, pg_catalog.pg_namespace n where n.nspname = 'holdfast';
 
 -- The high bits of the next fence. They rise with the timeline (a failover may have lost the last commits, and the
 -- sequence with them) and, after a dump was restored here or into another cluster, with the stored epoch.
@@ -588,6 +598,13 @@ begin
     return (select max(version) from holdfast.schema_version);
 end $$;
 
-revoke all on all functions in schema holdfast from public;
+revoke all on function holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(), holdfast.check_name(text, text), holdfast.wake(text),
+    holdfast.lease_end(holdfast.lease, text, boolean, text, text),
+    holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
+    holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),
+    holdfast.lease_abandon(text, uuid), holdfast.lease_force_release(text, text, text, boolean), holdfast.beat_renew(uuid),
+    holdfast.beat_leases(uuid), holdfast.beat_end(uuid), holdfast.purge(), holdfast.lease_list(text), holdfast.lease_history(text, integer),
+    holdfast.check_savepoint(xid), holdfast.fenced_out(text), holdfast.snapshot_time(), holdfast.lease_protect(text, uuid), holdfast.commit_check(),
+    holdfast.lease_protect_at_commit(text, uuid), holdfast.hello() from public;
 
 insert into holdfast.schema_version (version, name) values (1, 'lease');
