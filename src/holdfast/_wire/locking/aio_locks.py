@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from weakref import ref
+from contextlib import suppress
+from weakref import ReferenceType, ref
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking import background
-from holdfast._wire.locking.aio_pump import AsyncPump, look_after
+from holdfast._wire.locking.aio_pump import AsyncPump
 from holdfast._wire.locking.bell import Bell
-from holdfast._wire.locking.pump import CALL_TIMEOUT
-from holdfast.core.errors import EngineError
+from holdfast._wire.locking.pump import CALL_TIMEOUT, log
+from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import State, Ticket
+from holdfast.core.tickets import Lost, State, Ticket
+
+LOOP_CHECK = 1.0
+"""Seconds between two looks whether a loop is still there."""
 
 
 def owner() -> object:
@@ -59,10 +63,13 @@ class AsyncLocks:
             pump.waiting.pop(ticket, None)
 
     async def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours. Cancelled or not, it is given back."""
+        """Whether it was still ours. Cancelled or not, it is given back; on the loop that it belongs to."""
         pump, state = self._pump, ticket.state
         if pump is None or state != "held":
             return False
+        if pump.loop is not asyncio.get_running_loop():
+            there = asyncio.run_coroutine_threadsafe(self.release(ticket), pump.loop)
+            return await asyncio.wrap_future(there)
         ticket.bell = None
         try:
             if pump.mux.claims.get(ticket.key) is ticket:
@@ -84,9 +91,14 @@ class AsyncLocks:
 
     def abandon(self, ticket: Ticket) -> None:
         """Unlock it, whatever has become of it; nobody waits for that."""
-        if self._pump is not None:
-            with self._pump.whole():
-                self._pump.give_up(ticket)
+        pump = self._pump
+        if pump is None:
+            return
+        if asyncio._get_running_loop() not in (None, pump.loop):  # in another thread
+            pump.loop.call_soon_threadsafe(pump.give_up, ticket)
+            return
+        with pump.whole():
+            pump.give_up(ticket)
 
     async def close(self, error: EngineError) -> None:
         self._closed = error
@@ -111,8 +123,27 @@ class AsyncLocks:
         kept, extra = self._limits
         mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
         self._pump = pump = AsyncPump(self.database, mux, asyncio.get_running_loop())
-        background.loop().call_soon_threadsafe(look_after, ref(pump))
+        background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump
+
+
+def _look_after(known: ReferenceType[AsyncPump]) -> None:
+    """In another thread: a loop that is closed without a word would keep its locks for as long as the process lives."""
+    pump = known()
+    if pump is None or pump.ended:
+        return
+    if not pump.loop.is_closed():
+        background.loop().call_later(LOOP_CHECK, _look_after, known)
+        return
+    log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
+    error = Unanswered("its event loop was closed")
+    for session in [*pump.mux.holds, *pump.mux.waits]:
+        lost = [each for each in pump.mux.lost(session, error) if isinstance(each, Lost)]
+        for action in lost:
+            with suppress(RuntimeError):  # what was to be told on that loop
+                pump._tell(action.ticket, error)
+        if session.wire is not None:
+            session.wire.hang_up()
 
 
 __all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]
