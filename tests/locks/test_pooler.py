@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast._wire.locking import pooler
-from holdfast.testing import Pooler
+from holdfast._wire.locking import pooler as detection
+from holdfast.testing import Pooler, pooler
 from tests.locks.looks import advisory
 
 Connect = Callable[..., Any]
+needs_pgbouncer = pytest.mark.skipif(pooler.find() is None, reason="PgBouncer is not installed")
 
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of a server is remembered in the process: here every test begins without."""
-    monkeypatch.setattr(pooler, "_stay", set())
+    monkeypatch.setattr(detection, "_stay", set())
 
 
 def test_a_pooler_in_transaction_mode_is_refused_by_name(connect: Connect, pooled_url: str, postgres_url: str) -> None:
@@ -29,6 +30,7 @@ def test_a_pooler_in_transaction_mode_is_refused_by_name(connect: Connect, poole
     assert advisory(postgres_url) == [], "nothing was locked before it was known"
 
 
+@needs_pgbouncer
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_it_is_found_out_whatever_the_size_of_the_pool(postgres_url: str, size: int) -> None:
     with (
@@ -39,6 +41,7 @@ def test_it_is_found_out_whatever_the_size_of_the_pool(postgres_url: str, size: 
         client.lock("a").acquire()
 
 
+@needs_pgbouncer
 def test_it_is_found_out_while_others_use_the_pool(postgres_url: str) -> None:
     with Pooler(postgres_url, size=3) as through:
         clients = [holdfast.Client(through.url) for _ in range(4)]
@@ -59,6 +62,7 @@ def test_a_direct_url_beside_the_pooler(connect: Connect, pooled_url: str, postg
     assert other.lock("a").try_acquire() is not None
 
 
+@needs_pgbouncer
 def test_session_mode_is_as_good_as_none(postgres_url: str) -> None:
     with (
         Pooler(postgres_url, mode="session", size=10) as through,

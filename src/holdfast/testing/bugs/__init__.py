@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from holdfast.testing import pooler
 from holdfast.testing.bugs import answers, fencing, forking, locks, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
@@ -29,6 +30,11 @@ class Bug(NamedTuple):
     scene: Callable[[Stage], None]
     real: Callable[[], Holdfast] = Holdfast
     needs_pair: bool = False
+    needs_pooler: bool = False
+
+    def missing(self) -> str | None:
+        """What this machine does not have, and the scene cannot do without."""
+        return "PgBouncer is not installed" if self.needs_pooler and pooler.find() is None else None
 
 
 BUGS: dict[str, Bug] = {
@@ -56,7 +62,11 @@ BUGS: dict[str, Bug] = {
     "fork-shared connection": Bug("C6", forking.ForkedConnection, forking.divided, forking.ForkedClient),
     "lock not given back after a timeout": Bug("C9", locks.Careless, locks.granted_too_late, locks.Locker),
     "lock not given back after a cancel": Bug("C9", locks.Careless, locks.granted_to_the_cancelled, locks.Locker),
-    "lock through a transaction pooler": Bug("C7", locks.Careless, locks.locked_through_a_pooler, locks.Locker),
+    "lock through a transaction pooler": Bug(
+        "C7", locks.Careless, locks.locked_through_a_pooler, locks.Locker, needs_pooler=True
+    ),
+    "lock for a transaction": Bug("C7", locks.ForATransaction, locks.committed_inside, locks.Locker),
+    "lock bound to the application's session": Bug("C9", locks.BoundToASession, locks.committed_inside, locks.Locker),
 }
 
 

@@ -19,6 +19,9 @@ def main() -> int:
 
 
 def _judged(name: str, bug: Bug, folder: Path, servers: Servers) -> bool:
+    if missing := bug.missing():
+        sys.stdout.write(_ROW.format(name, bug.check, "-", "-", f"left out: {missing}"))
+        return True
     wrong = play(bug, folder / "wrong", servers).violated
     real = play(bug, folder / "real", servers, healthy=True).violated
     verdict = "MISSED" if bug.check not in wrong else "FALSE ALARM" if real else "caught"
