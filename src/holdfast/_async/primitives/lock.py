@@ -117,7 +117,8 @@ class AsyncLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            grant = _innermost(self._entered)
+            entered = self._entered
+            grant = entered[0] if len(entered) == 1 else _innermost(entered)
             if grant.scope is None:
                 await grant.release()
             else:
@@ -127,7 +128,7 @@ class AsyncLock:
         except BaseException:
             _abandon_innermost(self._entered)
             raise
-        self._entered.remove(grant)
+        entered.remove(grant)
 
     def _refused(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
         return refusal(self.name, state, waited=limit or None, contended=grant.ticket.contended)
@@ -234,8 +235,6 @@ def _innermost(entered: list[AsyncLockGrant]) -> AsyncLockGrant:
     Nobody knows which one it is when it was begun elsewhere. Then one that holds nothing: what is held is freed by the
     last who leaves, never under somebody who still works.
     """
-    if len(entered) == 1:
-        return entered[0]
     me = owner()
     for grant in reversed(entered):
         if grant.ticket.owner == me:

@@ -72,16 +72,16 @@ class AsyncLocks:
             return await asyncio.wrap_future(there)
         ticket.bell = None
         try:
-            if pump.mux.claims.get(ticket.key) is ticket:
-                ticket.bell = Bell(loop=pump.loop)
-            if not pump.end(ticket):
-                pump.leaving.add(ticket)
-                pump.do(pump.mux.release(ticket))
-                state = ticket.state
-                if state != "held" or not pump.mux.is_leaving(ticket):  # handed on here, or gone
-                    return state == "released"
+            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
+                ticket.bell = bell = Bell(loop=pump.loop)
+                if pump.end(ticket):
+                    await bell
+                    return ticket.state == "released"
+            pump.leaving.add(ticket)
+            pump.do(pump.mux.release(ticket))
+            if ticket.state == "held" and pump.mux.is_leaving(ticket):  # else it was handed on here, or is gone
                 ticket.bell = ticket.bell or Bell(loop=pump.loop)
-            await ticket.bell
+                await ticket.bell
             return ticket.state == "released"
         except (KeyboardInterrupt, SystemExit):
             pump.interrupted(ticket)
