@@ -295,6 +295,21 @@ def test_a_grant_of_one_event_loop_is_released_from_another(either: str) -> None
     portal.close()
 
 
+def test_a_grant_of_an_event_loop_that_does_not_run_is_released_when_it_does(postgres_url: str) -> None:
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
+    with holdfast.Client(postgres_url) as other:
+        grant = loop.run_until_complete(client.lock("a").acquire())
+        with pytest.raises(RuntimeError, match="does not run"):
+            asyncio.run(grant.release())
+        assert other.lock("a").try_acquire() is None
+        loop.run_until_complete(asyncio.sleep(0.01))
+        other.lock("a").acquire(timeout=PATIENCE)
+        grant = loop.run_until_complete(client.lock("b").acquire())
+        loop.close()
+        assert asyncio.run(grant.release()) is False
+        other.lock("b").acquire(timeout=PATIENCE)
+
+
 def test_threads_that_share_a_context_are_not_one(either: str) -> None:
     context = contextvars.copy_context()
     with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:

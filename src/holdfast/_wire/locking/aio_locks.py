@@ -68,8 +68,7 @@ class AsyncLocks:
         if pump is None or state != "held":
             return False
         if pump.loop is not asyncio.get_running_loop():
-            there = asyncio.run_coroutine_threadsafe(self.release(ticket), pump.loop)
-            return await asyncio.wrap_future(there)
+            return await self._release_there(ticket, pump.loop)
         ticket.bell = None
         try:
             if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
@@ -89,13 +88,24 @@ class AsyncLocks:
         finally:
             pump.leaving.discard(ticket)
 
+    async def _release_there(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> bool:
+        """Its session belongs to another loop: nothing can be said in it where that does not run."""
+        if loop.is_closed():
+            return False
+        if not loop.is_running():
+            raise RuntimeError(
+                f"lock {ticket.name!r} belongs to {loop!r}, which does not run: it is released when it does"
+            )
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.release(ticket), loop))
+
     def abandon(self, ticket: Ticket) -> None:
         """Unlock it, whatever has become of it; nobody waits for that."""
         pump = self._pump
         if pump is None:
             return
         if asyncio._get_running_loop() not in (None, pump.loop):  # in another thread
-            pump.loop.call_soon_threadsafe(pump.give_up, ticket)
+            with suppress(RuntimeError):  # it is closed, and its sessions will be
+                pump.loop.call_soon_threadsafe(pump.give_up, ticket)
             return
         with pump.whole():
             pump.give_up(ticket)
