@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import costs, lock_handover, locks, objects, processes, reconciler
+from bench import aims, costs, lock_handover, locks, objects, processes, reconciler
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -89,6 +89,8 @@ def show(results: list[Result], about: dict[str, object], seconds: float) -> Non
         previous = result.benchmark
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
+    for verdict in aims.judge(results):
+        console.print(str(verdict))
     console.print(", ".join(f"{key}: {value}" for key, value in about.items()), f"({seconds:.0f} s)")
 
 
@@ -112,7 +114,9 @@ def main() -> int:
             results += BENCHMARKS[name](place)
     about = machine(core)
     if arguments.json:
-        print(json.dumps({"machine": about, "results": [asdict(result) for result in results]}, indent=2))
+        judged = [{**each.aim._asdict(), "ratio": each.ratio, "met": each.met} for each in aims.judge(results)]
+        report = {"machine": about, "results": [asdict(result) for result in results], "aims": judged}
+        print(json.dumps(report, indent=2))
     else:
         show(results, about, time.monotonic() - began)
     return 0

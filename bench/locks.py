@@ -11,6 +11,7 @@ from typing import Any
 
 import holdfast
 from bench import rivals
+from bench.aims import ASYNC_PAIR, PAIR
 from bench.measure import Result, Run, compare
 from bench.place import Place
 from holdfast.testing import Postgres
@@ -29,9 +30,9 @@ def lock_pair(place: Place) -> list[Result]:
         clients = [holdfast.AsyncClient(url) for _ in "12"]
         variants: list[tuple[str, Run]] = [
             ("prepared pair through pgconn", rivals.prepared_pair(place, url)),
-            ("with client.lock(name)", _pairs(place.client(url))),
-            ("async with client.lock(name)", _async_pairs(loop, clients[0])),
-            ("async with client.lock(name), uvloop", _async_pairs(fast_loop, clients[1])),
+            (PAIR, _pairs(place.client(url))),
+            (ASYNC_PAIR, _async_pairs(loop, clients[0])),
+            (f"{ASYNC_PAIR}, uvloop", _async_pairs(fast_loop, clients[1])),
             *rivals.others(place, url),
         ]
         found = compare("lock pair", variants, rounds=place.effort.rounds(), times=place.effort.times(400))

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.aims import ASYNC_PAIR, PAIR, judge
+from bench.measure import Result
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -37,6 +40,19 @@ def test_quick_benchmarks_measure_every_variant_against_the_first(names: list[st
     by_benchmark = {each["benchmark"]: each for each in reversed(found)}
     assert len(by_benchmark) >= len(names)
     assert all(first["ratio"] == 1.0 for first in by_benchmark.values())
+
+
+def test_figures_are_judged_by_their_aims() -> None:
+    """An aim is about the first variant, or about another one; what was not measured is not judged."""
+    ratios = {PAIR: 1.2, ASYNC_PAIR: 1.7, "redis-py Lock": 3.7}
+    results = [Result("lock pair", name, ratio * 5e-5, "s", ratio) for name, ratio in ratios.items()]
+    verdicts = judge(results)
+    assert [(each.aim.variant, each.aim.than, each.met) for each in verdicts] == [
+        (PAIR, None, True),
+        (ASYNC_PAIR, None, False),
+        (PAIR, "redis-py Lock", True),
+    ]
+    assert str(verdicts[1]) == "MISSED  lock pair: async with client.lock(name): 1.7, at most 1.6"
 
 
 def test_the_table_is_plain_text_without_a_terminal() -> None:

@@ -126,6 +126,28 @@ def test_another_thread_waits_and_any_thread_may_release(tmp_path: Path) -> None
     assert waiting == [False], "it was released before, by a thread that did not acquire it"
 
 
+def test_a_block_that_has_released_its_own_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    """One handle in two threads: the second is inside when the first, which is done already, leaves its block."""
+    lock = holdfast.file_lock(tmp_path / "settings", timeout=30)
+    inside, left = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with lock as file:
+            inside.set()
+            assert left.wait(30)
+            file.write_text("second")
+
+    thread = threading.Thread(target=second)
+    with lock as first:
+        assert first.release() is True
+        thread.start()
+        assert inside.wait(30)
+    assert lock.try_acquire() is None
+    left.set()
+    thread.join(30)
+    assert (tmp_path / "settings").read_text() == "second"
+
+
 async def test_on_an_event_loop_waiting_blocks_nobody(tmp_path: Path) -> None:
     lock = holdfast.file_lock(tmp_path / "settings", timeout=30)
     order: list[str] = []

@@ -91,7 +91,11 @@ class FileLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered.pop().release()  # whoever leaves is the only one inside
+        """Whoever leaves may have released its own before, and somebody else be inside by now."""
+        me = _me()
+        grant = next((each for each in reversed(self._entered) if each.owner == me), self._entered[-1])
+        self._entered.remove(grant)
+        grant.release()
 
     async def __aenter__(self) -> FileGrant:
         until = time.monotonic() + self._timeout

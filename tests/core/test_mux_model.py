@@ -7,7 +7,9 @@ import os
 
 from hypothesis import settings
 
-from tests.core.mux_world import CutWorld, PastWorld, World
+from tests.core.mux_cut import CutWorld
+from tests.core.mux_past import PastWorld
+from tests.core.mux_world import World
 
 EXAMPLES = int(os.environ.get("HOLDFAST_MUX_EXAMPLES", "100"))
 

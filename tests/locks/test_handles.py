@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Postgres, Proxy
+from holdfast.testing.portal import Blocking, Portal
 from tests.children import eventually, query
 from tests.conftest import migrated
 from tests.locks.looks import advisory, waiters
@@ -278,6 +279,35 @@ async def test_tasks_that_share_a_context_are_not_one(either: str) -> None:
                     await client.lock("a").acquire(timeout=0.01)
 
         await asyncio.create_task(first(), context=context)
+
+
+def test_a_grant_of_one_event_loop_is_released_from_another(either: str) -> None:
+    """By whoever has it, in whatever thread: the sessions belong to the loop that has opened them."""
+    portal = Portal()
+    client = Blocking(portal, holdfast.AsyncClient(either))
+    with holdfast.Client(either) as other:
+        for name in ("first", "second"):  # through the multiplexer, and past it
+            grant = client.lock(name).acquire()._inner
+            assert asyncio.run(grant.release()) is True
+            assert asyncio.run(grant.release()) is False
+            assert other.lock(name).try_acquire() is not None
+    client.close()
+    portal.close()
+
+
+def test_a_grant_of_an_event_loop_that_does_not_run_is_released_when_it_does(postgres_url: str) -> None:
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
+    with holdfast.Client(postgres_url) as other:
+        grant = loop.run_until_complete(client.lock("a").acquire())
+        with pytest.raises(RuntimeError, match="does not run"):
+            asyncio.run(grant.release())
+        assert other.lock("a").try_acquire() is None
+        loop.run_until_complete(asyncio.sleep(0.01))
+        other.lock("a").acquire(timeout=PATIENCE)
+        grant = loop.run_until_complete(client.lock("b").acquire())
+        loop.close()
+        assert asyncio.run(grant.release()) is False
+        other.lock("b").acquire(timeout=PATIENCE)
 
 
 def test_threads_that_share_a_context_are_not_one(either: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 import holdfast
 from holdfast.testing import Postgres
-from tests.children import eventually
+from tests.children import backends, eventually
 from tests.conftest import migrated
-from tests.locks.looks import advisory
+from tests.locks.looks import advisory, waiters
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,25 @@ def test_many_locks_are_spread_over_sessions(connect: Callable[..., Any], postgr
     assert len(held) == 3
     assert max(held.values()) <= 300
     assert all(grant.release() for grant in grants)
+
+
+async def test_by_default_a_client_has_fifteen_sessions_and_ten_more_and_waits_in_no_other(postgres_url: str) -> None:
+    names = [("many", number) for number in range(30)]
+    async with holdfast.AsyncClient(postgres_url) as holder, holdfast.AsyncClient(postgres_url) as client:
+        held = [await holder.lock(name).acquire() for name in names]
+        waiting = [asyncio.create_task(client.lock(name).acquire(timeout=60)) for name in names]
+
+        def sessions() -> int:
+            return len(backends(postgres_url)) - 1  # the holder's
+
+        await asyncio.to_thread(eventually, lambda: sessions() == 25, "as many as there may be")
+        assert len(waiters(postgres_url)) == 24
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        assert len(pump.mux._parked) == 6
+        for grant in held:
+            assert await grant.release() is True
+        assert all([await (await each).release() for each in waiting])
+        await asyncio.to_thread(eventually, lambda: sessions() <= 15, "and fifteen of them stay for a while")
 
 
 def test_many_clients_are_told_of_the_same_room_and_do_not_all_spend_it(small: str) -> None:

@@ -49,6 +49,55 @@ def test_a_session_that_ends_tells_every_grant_on_it(connect: Connect, postgres_
         again.check()
 
 
+def test_the_end_of_a_session_is_told_at_once(connect: Connect, postgres_url: str) -> None:
+    """By the socket, and not by a heartbeat, a keepalive or the next use: the quickest of a few, on a busy machine."""
+    client, taken = connect(postgres_url), []
+    client.lock("warm").acquire().release()
+    for number in range(5):
+        grant = client.lock(f"a{number}").acquire()
+        [(*_, pid)] = advisory(postgres_url)
+        began = time.monotonic()
+        query(postgres_url, "select pg_terminate_backend(%s)", pid)
+        while not grant.lost:
+            assert time.monotonic() < began + 20
+            time.sleep(0.001)
+        taken.append(time.monotonic() - began)
+    assert min(taken) < 0.2, taken
+
+
+def test_the_end_of_a_session_is_told_where_the_system_cannot_tell_it_from_an_answer(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without epoll it is looked for now and then."""
+    monkeypatch.setattr("holdfast._wire.locking.shared_pump._HANG_UP", 0)
+    with holdfast.Client(postgres_url) as client:
+        grants = [client.lock(("agent", number)).acquire() for number in range(2)]
+        terminate(postgres_url)
+        eventually(lambda: all(grant.lost for grant in grants), "both have learned of it")
+        client.lock(("agent", 1), timeout=20).acquire().check()
+
+
+def test_a_loss_that_cannot_be_told_holds_up_nobody(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no thread to be had to call ``on_lost`` in. Whoever waits for the lock gets it all the same."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-on-lost":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(1) as pool:
+        grant = client.lock("a", on_lost=print).acquire()
+        waiting = pool.submit(lambda: client.lock("a", timeout=20).acquire().release())
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        claims = pump.mux.claims
+        eventually(lambda: grant.ticket.heirs or getattr(claims[grant.ticket.key], "queue", None), "it stands in line")
+        terminate(postgres_url)
+        assert waiting.result(20) is True
+        assert grant.lost
+
+
 def test_a_connection_that_breaks_tells_every_grant(connect: Connect, postgres_url: str) -> None:
     with Proxy(postgres_url) as link:
         client = connect(link.url)
@@ -202,6 +251,17 @@ def test_a_server_that_does_not_answer_is_a_timeout(connect: Connect, postgres_u
         link.heal()
         eventually(lambda: advisory(postgres_url) == [], "what was granted is given back")
         client.lock("a").acquire(timeout=20).check()
+
+
+def test_the_first_use_of_a_namespace_is_part_of_the_time_there_is(connect: Connect, postgres_url: str) -> None:
+    with Proxy(postgres_url) as link:
+        client = connect(link.url)
+        client.leases.list()
+        link.stall("to_client")
+        began = time.monotonic()
+        with pytest.raises(holdfast.AcquireTimeout, match="has not answered"):
+            client.lock(("never used before", 7)).acquire(timeout=0.3)
+        assert time.monotonic() - began < 5
 
 
 def test_our_side_of_a_lock_session_notices_a_dead_peer(connect: Connect, postgres_url: str) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast._wire.locking import pooler
-from holdfast.testing import Pooler
+from holdfast._wire.locking import pooler as detection
+from holdfast.testing import Pooler, pooler
 from tests.locks.looks import advisory
 
 Connect = Callable[..., Any]
+needs_pgbouncer = pytest.mark.skipif(pooler.find() is None, reason="PgBouncer is not installed")
 
 needs_pgbouncer = pytest.mark.usefixtures("needs_pgbouncer")
 
@@ -20,7 +21,7 @@ needs_pgbouncer = pytest.mark.usefixtures("needs_pgbouncer")
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of a server is remembered in the process: here every test begins without."""
-    monkeypatch.setattr(pooler, "_stay", set())
+    monkeypatch.setattr(detection, "_stay", set())
 
 
 def test_a_pooler_in_transaction_mode_is_refused_by_name(connect: Connect, pooled_url: str, postgres_url: str) -> None:

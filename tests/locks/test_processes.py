@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,43 @@ def test_a_process_that_is_killed_frees_its_locks_at_once(either: str, number: s
         child.wait()
         for name in ("a", ("agent", 7)):
             other.lock(name).acquire(timeout=5).release()
+
+
+_FAMILY = """
+import os, signal, sys, holdfast, psycopg
+for number in range(5):
+    if os.fork() == 0:
+        client = holdfast.Client(sys.argv[1])
+        grant = client.lock(f"a{number}").acquire()
+        print(number, os.getpid())
+        signal.pause()
+signal.pause()
+"""
+
+
+def test_a_kill_frees_in_milliseconds(either: str) -> None:
+    """The quickest of a few, on a busy machine: no heartbeat, keepalive or expiry comes into it."""
+    with (
+        holdfast.Client(either) as other,
+        ThreadPoolExecutor(5) as pool,
+        Child(_FAMILY, either) as family,
+    ):
+        pids = {int(number): int(pid) for number, pid in (family.line().split() for _ in range(5))}
+        other.lock("warm").acquire().release()
+
+        def wait(number: int) -> float:
+            with other.lock(f"a{number}", timeout=20):
+                return time.monotonic()
+
+        waiting = [pool.submit(wait, number) for number in range(5)]
+        pump: Any = other._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: len(pump.mux.waits) == 5 and all(each.opened for each in pump.mux.waits), "all in line")
+        taken = []
+        for number, waiter in enumerate(waiting):
+            began = time.monotonic()
+            os.kill(pids[number], signal.SIGKILL)
+            taken.append(waiter.result(20) - began)
+        assert min(taken) < 0.1, taken
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 import holdfast
 from holdfast.core.mux import TURNS
 from tests.children import eventually
+from tests.conftest import server
 from tests.locks.looks import advisory
 
 ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "120"))
@@ -169,8 +170,14 @@ def test_releases_that_are_cancelled_free_the_lock(either: str) -> None:
                 with suppress(asyncio.CancelledError):
                     await task
 
+    before = _unlocked_twice()
     asyncio.run(main())
     nothing_left(either)
+    assert _unlocked_twice() == before, "each was unlocked once"
+
+
+def _unlocked_twice() -> int:
+    return server().log(10**6).count("you don't own a lock")
 
 
 def test_a_first_acquire_cancelled_while_it_connects_leaves_nothing(either: str) -> None:

@@ -36,8 +36,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, 
 
         @cache
         def once(name: str, healthy: bool) -> Played:
-            if not BUGS[name].playable:
-                pytest.skip("PgBouncer is not installed")
+            if missing := BUGS[name].missing():
+                pytest.skip(missing)
             folder = tmp_path_factory.mktemp("scene")
             report = play(BUGS[name], folder, servers, healthy=healthy)
             return Played(report, operations(read(folder)))

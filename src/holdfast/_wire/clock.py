@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def now() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:  # pragma: no cover - not Linux
-    now = time.monotonic
+now = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
 def jitter(least: float, most: float) -> float:

@@ -20,7 +20,7 @@ class Claims(Sessions):
         self._out.append(Settle(ticket))
 
     def _line_up(self, claim: Claim, ticket: Ticket) -> None:
-        ticket.state, ticket.claim = "queued", claim
+        ticket.claim, ticket.state = claim, "queued"
         claim.queue.append(ticket)
 
     def _adopted(self, ticket: Ticket) -> Claim:
@@ -45,7 +45,7 @@ class Claims(Sessions):
     def _grant(self, claim: Claim) -> None:
         ticket = claim.queue.popleft()
         claim.stage, claim.holder = "held", ticket
-        ticket.state, ticket.session = "held", claim.session
+        ticket.session, ticket.state = claim.session, "held"
         self._out.append(Settle(ticket))
 
     def _granted(self, claim: Claim) -> None:

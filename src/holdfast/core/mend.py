@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Action, Claim, Close, Open, Session, Settle, Ticket
+from holdfast.core.tickets import Action, Claim, Close, Open, Send, Session, Settle, Ticket, Wait
 
 
 def mend(
@@ -23,16 +23,16 @@ def mend(
     """``sessions``: all there are, ``idle``: where nothing is under way with the server. ``waiting`` and ``leaving``:
     who waits to be let in, and who for the end of its release."""
     error = ConnectionError("interrupted when its session ended")
-    for session in sessions:
-        if session.over or session not in (*mux.holds, *mux.waits):
-            _finish_ending(mux, session, error)
-    here = [*mux.holds, *mux.waits]
+    mux._out = [each for each in mux._out if not isinstance(each, Open | Send | Wait)]  # told anew
+    here = [each for each in (*mux.holds, *mux.waits) if not each.over]
     for session in here:
         session.pending = [op for op in session.pending if not any(op is said for said in session.flying)]
-    _find_waiting(mux, list(waiting))
-    for session in here:
-        if session in idle and session.flying:
+        if session in idle and session.flying:  # before anything else is said there
             _say_again(mux, session)
+    for session in sessions:
+        if session not in here:
+            _finish_ending(mux, session, error)
+    _find_waiting(mux, list(waiting))
     for claim in [each for each in mux.claims.values() if isinstance(each, Claim)]:
         _put_right(mux, claim, idle)
     mux._parked.extend(
@@ -124,10 +124,13 @@ def _under_way(claim: Claim, session: Session) -> bool:
 
 
 def _put_session_right(mux: Mux, session: Session) -> None:
+    for key, held in list(session.held.items()):
+        if mux.claims.get(key) is not held or (isinstance(held, Claim) and held.session is not session):
+            del session.held[key]
     if not session.opened:
         mux._out.append(Open(session))
+    mux._flush(session)
     if not session.waits:
-        mux._flush(session)
         return
     if session.claim is not None and session.claim.session is not session:
         session.claim = None

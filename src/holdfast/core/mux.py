@@ -58,7 +58,7 @@ class Mux(Claims):
         assert claim is not None
         self._leave(claim)
         claim.holder = None
-        ticket.state, ticket.claim = "queued", claim
+        ticket.claim, ticket.state = claim, "queued"
         claim.queue.appendleft(ticket)
         self._try(claim)
         return self._done()
@@ -70,7 +70,7 @@ class Mux(Claims):
             return self.ask(ticket)
         self._leave(claim)
         claim.holder = None
-        ticket.state, ticket.claim = "queued", claim
+        ticket.claim, ticket.state = claim, "queued"
         claim.queue.appendleft(ticket)
         self._contended(claim)
         return self._done()
@@ -80,7 +80,7 @@ class Mux(Claims):
         claim = self._of(ticket)
         if claim is not None:
             claim.holder = None
-            ticket.state, ticket.claim = "queued", claim
+            ticket.claim, ticket.state = claim, "queued"
             claim.queue.appendleft(ticket)
             self._unlock(claim)
         return self._done()
@@ -118,6 +118,8 @@ class Mux(Claims):
         """``sure``: it did hold. What was interrupted past us may never have been granted, and is not handed on."""
         claim = self._of(ticket)
         if claim is None:
+            if ticket.state == "held" and not self.is_leaving(ticket):
+                ticket.state = "released"
             self._out.append(Settle(ticket))
             return self._done()
         claim.holder = None

@@ -45,13 +45,12 @@ class AsyncLockSpace:
         self.sessions.notice_fork()
         self._era = forks.era
 
-    async def number(self, namespace: str) -> int:
+    async def number(self, namespace: str, timeout: float) -> int:
         """Of a namespace: stable from its first use on."""
-        known = self.sessions.namespaces.get(namespace)
-        if known is None:
-            [row] = await self.engine.call("lock_namespace", {"name": namespace})
-            known = self.sessions.namespaces[namespace] = row["id"]
-        return known
+        [row] = await self.engine.call("lock_namespace", {"name": namespace}, timeout=min(timeout, CALL_TIMEOUT))
+        number: int = row["id"]
+        self.sessions.namespaces[namespace] = number
+        return number
 
     async def close(self) -> None:
         await self.sessions.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))
@@ -118,7 +117,8 @@ class AsyncLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            grant = _innermost(self._entered)
+            entered = self._entered
+            grant = entered[0] if len(entered) == 1 else _innermost(entered)
             if grant.scope is None:
                 await grant.release()
             else:
@@ -128,7 +128,7 @@ class AsyncLock:
         except BaseException:
             _abandon_innermost(self._entered)
             raise
-        self._entered.remove(grant)
+        entered.remove(grant)
 
     def _refused(self, state: State, limit: float, grant: AsyncLockGrant) -> Exception:
         return refusal(self.name, state, waited=limit or None, contended=grant.ticket.contended)
@@ -145,8 +145,12 @@ class AsyncLock:
     async def _take(self, grant: AsyncLockGrant, limit: float) -> State:
         space = self._space
         space.check_usable()
-        key = self._target.key or await self._pair()
         left, pause, contended = limit or CALL_TIMEOUT, 0.1, False
+        key = self._target.key
+        if key is None:
+            key, left = await self._pair(left)
+            if key is None:
+                return "gone"
         while True:
             grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
             state = await space.sessions.acquire(ticket, left)
@@ -164,8 +168,20 @@ class AsyncLock:
             space.check_usable()
             left, pause = deadline - now(), min(pause * 2, 1.0)
 
-    async def _pair(self) -> Key:
-        return await self._space.number(self._target.namespace), self._target.number
+    async def _pair(self, left: float) -> tuple[Key | None, float]:
+        """The number of its namespace is asked for at first use, and that takes time, too; None: too much."""
+        space, wanted = self._space, self._target
+        number = space.sessions.namespaces.get(wanted.namespace)
+        if number is None:
+            until = now() + left
+            try:
+                number = await space.number(wanted.namespace, left)
+            except (Unanswered, Unreachable):
+                if now() < until - 0.01:
+                    raise
+                return None, 0.0
+            left = until - now()
+        return (number, wanted.number), left
 
     def _told(self, problem: Exception | None) -> Exception:
         """A fresh one: several may have failed together, and tracebacks grow."""
@@ -219,8 +235,6 @@ def _innermost(entered: list[AsyncLockGrant]) -> AsyncLockGrant:
     Nobody knows which one it is when it was begun elsewhere. Then one that holds nothing: what is held is freed by the
     last who leaves, never under somebody who still works.
     """
-    if len(entered) == 1:
-        return entered[0]
     me = owner()
     for grant in reversed(entered):
         if grant.ticket.owner == me:

@@ -77,7 +77,7 @@ class LockGrant:
 
     def lose(self, error: Exception) -> None:
         """Called by the pump: the session that held it is gone."""
-        if self.ticket.state != "lost":  # it has started over meanwhile
+        if self.ticket.state != "lost" or self._over is not None:  # it has started over meanwhile, or knows
             return
         self._over = problem = self._loss(error)
         if self._on_lost == "exit":

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from weakref import ref
+from contextlib import suppress
+from weakref import ReferenceType, ref
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking import background
-from holdfast._wire.locking.aio_pump import AsyncPump, look_after
+from holdfast._wire.locking.aio_pump import AsyncPump
 from holdfast._wire.locking.bell import Bell
-from holdfast._wire.locking.pump import CALL_TIMEOUT
-from holdfast.core.errors import EngineError
+from holdfast._wire.locking.pump import CALL_TIMEOUT, log
+from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import State, Ticket
+from holdfast.core.tickets import Lost, State, Ticket
+
+LOOP_CHECK = 1.0
+"""Seconds between two looks whether a loop is still there."""
 
 
 def owner() -> object:
@@ -59,22 +63,24 @@ class AsyncLocks:
             pump.waiting.pop(ticket, None)
 
     async def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours. Cancelled or not, it is given back."""
+        """Whether it was still ours. Cancelled or not, it is given back; on the loop that it belongs to."""
         pump, state = self._pump, ticket.state
         if pump is None or state != "held":
             return False
+        if pump.loop is not asyncio.get_running_loop():
+            return await self._release_there(ticket, pump.loop)
         ticket.bell = None
         try:
-            if pump.mux.claims.get(ticket.key) is ticket:
-                ticket.bell = Bell(loop=pump.loop)
-            if not pump.end(ticket):
-                pump.leaving.add(ticket)
-                pump.do(pump.mux.release(ticket))
-                state = ticket.state
-                if state != "held" or not pump.mux.is_leaving(ticket):  # handed on here, or gone
-                    return state == "released"
+            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
+                ticket.bell = bell = Bell(loop=pump.loop)
+                if pump.end(ticket):
+                    await bell
+                    return ticket.state == "released"
+            pump.leaving.add(ticket)
+            pump.do(pump.mux.release(ticket))
+            if ticket.state == "held" and pump.mux.is_leaving(ticket):  # else it was handed on here, or is gone
                 ticket.bell = ticket.bell or Bell(loop=pump.loop)
-            await ticket.bell
+                await ticket.bell
             return ticket.state == "released"
         except (KeyboardInterrupt, SystemExit):
             pump.interrupted(ticket)
@@ -82,11 +88,27 @@ class AsyncLocks:
         finally:
             pump.leaving.discard(ticket)
 
+    async def _release_there(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> bool:
+        """Its session belongs to another loop: nothing can be said in it where that does not run."""
+        if loop.is_closed():
+            return False
+        if not loop.is_running():
+            raise RuntimeError(
+                f"lock {ticket.name!r} belongs to {loop!r}, which does not run: it is released when it does"
+            )
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.release(ticket), loop))
+
     def abandon(self, ticket: Ticket) -> None:
         """Unlock it, whatever has become of it; nobody waits for that."""
-        if self._pump is not None:
-            with self._pump.whole():
-                self._pump.give_up(ticket)
+        pump = self._pump
+        if pump is None:
+            return
+        if asyncio._get_running_loop() not in (None, pump.loop):  # in another thread
+            with suppress(RuntimeError):  # it is closed, and its sessions will be
+                pump.loop.call_soon_threadsafe(pump.give_up, ticket)
+            return
+        with pump.whole():
+            pump.give_up(ticket)
 
     async def close(self, error: EngineError) -> None:
         self._closed = error
@@ -111,8 +133,27 @@ class AsyncLocks:
         kept, extra = self._limits
         mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
         self._pump = pump = AsyncPump(self.database, mux, asyncio.get_running_loop())
-        background.loop().call_soon_threadsafe(look_after, ref(pump))
+        background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump
+
+
+def _look_after(known: ReferenceType[AsyncPump]) -> None:
+    """In another thread: a loop that is closed without a word would keep its locks for as long as the process lives."""
+    pump = known()
+    if pump is None or pump.ended:
+        return
+    if not pump.loop.is_closed():
+        background.loop().call_later(LOOP_CHECK, _look_after, known)
+        return
+    log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
+    error = Unanswered("its event loop was closed")
+    for session in [*pump.mux.holds, *pump.mux.waits]:
+        lost = [each for each in pump.mux.lost(session, error) if isinstance(each, Lost)]
+        for action in lost:
+            with suppress(RuntimeError):  # what was to be told on that loop
+                pump._tell(action.ticket, error)
+        if session.wire is not None:
+            session.wire.hang_up()
 
 
 __all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]

@@ -52,12 +52,13 @@ class Locks:
         pump = self._pump or self._start()
         if ticket.key not in pump.noted:
             pump.know(ticket)
+        ticket.deadline = now() + timeout
         try:
             session = pump.fast
             if session is not None and self._take(pump, ticket, session, min(CALL_TIMEOUT, timeout)):
                 return ticket.state
             event = pump.contended if ticket.contended else pump.ask
-            return ticket.state if self._wait(pump, event, ticket, timeout) else self._late(pump, ticket)
+            return ticket.state if self._wait(pump, event, ticket, ticket.deadline) else self._late(pump, ticket)
         except BaseException:
             pump.post(pump.recover, ticket)
             ticket.thread = 0
@@ -73,7 +74,7 @@ class Locks:
                 given = self._give(pump, ticket, session)
                 if given is not None:
                     return given
-            if not self._wait(pump, pump.release, ticket, CALL_TIMEOUT + 1.0):
+            if not self._wait(pump, pump.release, ticket, now() + CALL_TIMEOUT + 1.0):
                 raise Unanswered(f"{self.database} did not answer in time")
             return ticket.state == "released"
         except BaseException:
@@ -125,13 +126,12 @@ class Locks:
         self._pump = self._pump or made
         return self._pump
 
-    def _wait(self, pump: SharedPump, event: object, ticket: Ticket, timeout: float) -> bool:
+    def _wait(self, pump: SharedPump, event: object, ticket: Ticket, deadline: float) -> bool:
         """Leave it to the pump; False when it has not come about in time."""
-        ticket.deadline = now() + timeout
         ticket.bell = bell = threading.Lock()
         bell.acquire()
         pump.post(event, ticket)  # type: ignore[arg-type]
-        return bell.acquire(timeout=min(max(0.0, timeout), threading.TIMEOUT_MAX))
+        return bell.acquire(timeout=min(max(0.0, deadline - now()), threading.TIMEOUT_MAX))
 
     def _late(self, pump: SharedPump, ticket: Ticket) -> State:
         pump.post(pump.recover, ticket)  # it may have been granted this very moment

@@ -152,7 +152,7 @@ class PostgresLockWire:
         pgconn = self._pgconn
         try:
             pgconn.consume_input()
-            if not self._is_whole():
+            if pgconn.is_busy() or not self._is_whole():
                 return None
         except OperationalError as error:
             raise self._gone(error) from error

@@ -178,7 +178,10 @@ class LockPump(ABC):
 
     def _tell(self, ticket: Ticket, error: Exception) -> None:
         if ticket.tell is not None:
-            ticket.tell(error)
+            try:
+                ticket.tell(error)
+            except Exception:  # no thread to be had for it: the others are told all the same
+                log.exception("the loss of lock %r could not be told", ticket.name)
 
     def _sweep_later(self) -> None:
         if not self._sweeping:

@@ -153,13 +153,17 @@ class SharedPump(LockPump):
         if self._watched.pop(session.wire.descriptor, None) is not None:
             with suppress(OSError):
                 self._epoll.unregister(session.wire.descriptor)
+            if not self._watched:  # a client that nobody closes leaves no descriptor
+                self.loop.remove_reader(self._epoll.fileno())
+                self._epoll.close()
+                self._epoll = None
 
     def _hung_up(self) -> None:
         """Only the end of a connection wakes us, never an answer that a thread is waiting for."""
         for descriptor, _ in self._epoll.poll(0):
-            session = self._watched[descriptor]
-            self._unwatch(session)
-            self._look(session)
+            if (session := self._watched.get(descriptor)) is not None:
+                self._unwatch(session)
+                self._look(session)
 
     def _look(self, session: Session) -> None:
         if session.over:
@@ -173,6 +177,13 @@ class SharedPump(LockPump):
             self.lost(session, error)
         else:
             self.lost(session, Unanswered(f"{self.database} closed the connection"))
+
+    def _hear_end(self, session: Session) -> None:
+        """Where the system does not tell of it alone: nothing was asked, so whatever has come is the end."""
+        try:
+            session.wire.receive()
+        except EngineError as error:
+            self.lost(session, error)
 
     def _close(self, session: Session) -> None:
         self.publish()
@@ -198,15 +209,15 @@ class SharedPump(LockPump):
     def close(self, error: Exception) -> None:
         self.fast = None
         super().close(error)
-        if self._epoll is not None and not self._watched:
-            self.loop.remove_reader(self._epoll.fileno())
-            self._epoll.close()
-            self._epoll = None
 
     def _close_idle(self) -> None:
         """Not what a thread is driving, nor what it might begin to drive this very moment."""
         claimed = [each for each in self.mux.holds if each.opened and self.drivers.setdefault(each, self) is self]
         busy = [each for each in self.mux.holds if each not in claimed or each.flying or each in self._draining]
+        if not _HANG_UP:
+            for session in claimed:
+                if session not in busy:
+                    self._hear_end(session)
         self.do(self.mux.sweep(busy))
         for session in claimed:
             if session not in busy and not session.flying and not session.over:

@@ -33,10 +33,9 @@ class Bug(NamedTuple):
     needs_pair: bool = False
     needs_pooler: bool = False
 
-    @property
-    def playable(self) -> bool:
-        """Whether this machine has what the scene needs."""
-        return not self.needs_pooler or pooler.find() is not None
+    def missing(self) -> str | None:
+        """What this machine does not have, and the scene cannot do without."""
+        return "PgBouncer is not installed" if self.needs_pooler and pooler.find() is None else None
 
 
 BUGS: dict[str, Bug] = {
@@ -67,6 +66,8 @@ BUGS: dict[str, Bug] = {
     "lock through a transaction pooler": Bug(
         "C7", locks.Careless, locks.locked_through_a_pooler, locks.Locker, needs_pooler=True
     ),
+    "lock for a transaction": Bug("C7", locks.ForATransaction, locks.committed_inside, locks.Locker),
+    "lock bound to the application's session": Bug("C9", locks.BoundToASession, locks.committed_inside, locks.Locker),
 }
 
 

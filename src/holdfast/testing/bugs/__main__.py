@@ -19,8 +19,8 @@ def main() -> int:
 
 
 def _judged(name: str, bug: Bug, folder: Path, servers: Servers) -> bool:
-    if not bug.playable:
-        sys.stdout.write(_ROW.format(name, bug.check, "-", "-", "not played: PgBouncer is not installed"))
+    if missing := bug.missing():
+        sys.stdout.write(_ROW.format(name, bug.check, "-", "-", f"left out: {missing}"))
         return True
     wrong = play(bug, folder / "wrong", servers).violated
     real = play(bug, folder / "real", servers, healthy=True).violated

@@ -51,10 +51,43 @@ class Locker(Holdfast):
         self._open = [*getattr(self, "_open", []), client]
         return client.lock(NAME).try_acquire() is not None
 
+    def work(self, url: str, key: Key, other: Callable[[], object]) -> None:
+        """Lock it, commit twice, and leave the block; ``other`` comes by between the two."""
+        client = holdfast.Client(url)
+        self._open = [*getattr(self, "_open", []), client]
+        with psycopg.connect(url) as application, client.lock(NAME):
+            for come_by in (other, lambda: None):
+                application.execute("select 1")
+                application.commit()
+                come_by()
+
     def close(self) -> None:
         for each in (*getattr(self, "_open", []), getattr(self, "_client", None)):
             if each is not None:
                 each.close()
+
+
+class ForATransaction(Locker):
+    """Locks in the application's own transaction, which ends with its first commit."""
+
+    def work(self, url: str, key: Key, other: Callable[[], object]) -> None:
+        with psycopg.connect(url) as application:
+            application.execute("select pg_advisory_xact_lock(%s::int, %s::int)", key)
+            application.commit()
+            other()
+            application.execute("select 1")
+
+
+class BoundToASession(Locker):
+    """Locks in the application's own session, which goes back to its pool with a commit; the next one is another."""
+
+    def work(self, url: str, key: Key, other: Callable[[], object]) -> None:
+        first, second = self._open = [psycopg.connect(url), psycopg.connect(url)]
+        first.execute("select pg_advisory_lock(%s::int, %s::int)", key)
+        first.commit()
+        other()
+        second.execute("select pg_advisory_unlock(%s::int, %s::int)", key)
+        second.commit()
 
 
 class Careless(Locker):
@@ -126,6 +159,25 @@ def locked_through_a_pooler(stage: Stage) -> None:
         believers = [record for record in (a, b) if user.try_lock(pooler.url, stage.url, key)]
         for record in believers:
             record.info("believe", "proof", None, **{"from": began, "until": now()})
+
+
+def committed_inside(stage: Stage) -> None:
+    """A commits in the middle of what it locked, and goes on. B would rather not wait."""
+    user = stage.implementation
+    assert isinstance(user, Locker)
+    with holdfast.Client(stage.url) as b, Recorder(stage.folder, "a") as ours, Recorder(stage.folder, "b") as theirs:
+        with b.lock(NAME):
+            [key] = _locks(stage, granted=True)
+
+        def come_by() -> None:
+            with b.lock(NAME).or_skip() as grant:
+                if grant is not None:
+                    theirs.info("believe", "proof", None, **{"from": now(), "until": now() + 0.001})
+
+        began = now()
+        user.work(stage.url, key, come_by)
+        ours.info("believe", "proof", None, **{"from": began, "until": now()})
+        ours.info("leftover", what="locks", count=len(_locks(stage, granted=True)))
 
 
 def _locks(stage: Stage, *, granted: bool) -> list[Key]:

@@ -1,0 +1,59 @@
+"""What the figures should be. An aim is about a ratio within one run, so that it holds on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bench.measure import Result
+
+
+class Aim(NamedTuple):
+    """``variant`` costs at most ``most`` times what ``than`` costs; without it, what the first variant costs."""
+
+    benchmark: str
+    variant: str
+    most: float
+    than: str | None = None
+
+
+class Verdict(NamedTuple):
+    aim: Aim
+    ratio: float
+
+    @property
+    def met(self) -> bool:
+        return self.ratio <= self.aim.most
+
+    def __str__(self) -> str:
+        aim = self.aim
+        against = f", against {aim.than}" if aim.than else ""
+        return (
+            f"{'met   ' if self.met else 'MISSED'}  {aim.benchmark}: {aim.variant}{against}: "
+            f"{self.ratio:.3g}, at most {aim.most:.3g}"
+        )
+
+
+PAIR, ASYNC_PAIR = "with client.lock(name)", "async with client.lock(name)"
+
+AIMS = (
+    Aim("lock pair", PAIR, 1.25),
+    Aim("lock pair", ASYNC_PAIR, 1.6),
+    *(Aim("lock pair", PAIR, 1 / 3, than) for than in ("redis-py Lock", "sqlalchemy-dlock")),
+    Aim("lock, 32 tasks", "one AsyncClient", 1 / 2),
+    Aim("lock hand-over, in a line", "16 tasks of one client", 1 / 20),
+    Aim("lock hand-over, alone", "another task of the same client", 1 / 20),
+    Aim("lock pair, many held", "10,000 held", 2.0),
+)
+
+
+def judge(results: Iterable[Result]) -> list[Verdict]:
+    """Of those aims whose figures were taken."""
+    ratios = {(each.benchmark, each.variant): each.ratio for each in results if each.ratio is not None}
+    found = []
+    for aim in AIMS:
+        ours = ratios.get((aim.benchmark, aim.variant))
+        base = 1.0 if aim.than is None else ratios.get((aim.benchmark, aim.than))
+        if ours is not None and base is not None:
+            found.append(Verdict(aim, ours / base))
+    return found

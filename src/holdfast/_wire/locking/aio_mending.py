@@ -1,0 +1,151 @@
+"""A pump on the loop of its client, where an interrupt may come at any instant: what was cut short is put right.
+
+It also keeps the time of all who wait, and wakes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast._wire.clock import now
+from holdfast._wire.database import Database
+from holdfast._wire.locking.bell import Bell
+from holdfast._wire.locking.opening import LockWire
+from holdfast._wire.locking.pump import LockPump
+from holdfast.core.mend import mend
+from holdfast.core.mux import Mux
+from holdfast.core.tickets import Send, Session, Ticket, Wait
+
+
+class MendingPump(LockPump):
+    _no_task = False
+    """The first whose answer has come may run at once: when all is done, as it may raise what ends the loop."""
+    _first: Bell | None = None
+    _alarm: asyncio.TimerHandle | None = None
+    alarm_at = math.inf
+
+    def __init__(self, database: Database, mux: Mux, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(database, mux, loop)
+        self.waiting: dict[Ticket, float] = {}
+        """Until when."""
+        self.leaving: set[Ticket] = set()
+        """Whose release goes through the multiplexer."""
+        self._interrupted: list[Ticket] = []
+        self._sessions: dict[Session, None] = {}
+        """All that are being opened, or open."""
+        self._opening: set[Session] = set()
+
+    @abstractmethod
+    def give_up(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+
+    def set_alarm(self, when: float) -> None:
+        """One timer for all who wait: nearly every wait is over long before."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self.alarm_at = None, when
+        if when < math.inf:
+            self._alarm = self.loop.call_later(when - now(), self._ring_alarm)
+
+    def _ring_alarm(self) -> None:
+        with self.whole():
+            for ticket in [each for each, deadline in self.waiting.items() if deadline <= now()]:
+                if ticket.state == "queued":
+                    self.give_up(ticket)
+                    self._settle(ticket)
+                del self.waiting[ticket]
+            self.set_alarm(min(self.waiting.values(), default=math.inf))
+
+    def interrupted(self, ticket: Ticket | None = None) -> None:
+        """Something was cut short, anywhere: it is put right, and nothing of ``ticket`` stays."""
+        if ticket is not None:
+            self._interrupted.append(ticket)
+        self.loop.call_soon(self._mend)  # if we are interrupted in it again
+        self._mend()
+
+    def _mend(self) -> None:
+        self._no_task = False
+        if self._first is not None:
+            self._first.ring()
+        left = self.mux.told
+        if left and isinstance(left[0], Send | Wait) and not left[0].session.wire.idle:  # it has been said
+            del left[0]
+        self.do(left)
+        ours = [each for each in self._sessions if each.solo is None or each.over]
+        idle = {each for each in ours if each.wire is not None and each.wire.idle}
+        waiting = [each for each in self.waiting if each.session is None or each.session.solo is not each]
+        self.do(mend(self.mux, ours, idle, waiting, self.leaving))
+        for ticket in self._interrupted:
+            self.give_up(ticket)
+        self._interrupted.clear()
+        self.set_alarm(min(self.waiting.values(), default=math.inf))
+        self._sweep_later()
+        for session in ours:
+            if session.wire is not None and not session.over and not session.wire.idle:
+                self.loop.call_soon(self._readable, session)
+
+    def _unheard(self, session: Session) -> None:
+        self._mend()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            self.interrupted()
+            raise
+
+    def _open(self, session: Session) -> None:
+        self._sessions[session] = None
+        if session.wire is not None:  # it was interrupted when it arrived
+            self.loop.call_soon(self._arrive, session, session.wire, None)
+        elif session not in self._opening:
+            super()._open(session)
+            self._opening.add(session)
+
+    def _arrive(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
+        with self.whole():
+            self._opening.discard(session)
+            if wire is not None and session.wire not in (None, wire):  # a second one
+                wire.close()
+                return
+            session.wire = wire
+            if not session.opened:
+                super()._arrive(session, wire, error)
+            if error is not None or session.over:
+                self._sessions.pop(session, None)
+
+    def _close(self, session: Session) -> None:
+        super()._close(session)
+        self._sessions.pop(session, None)
+
+    def _sweep(self) -> None:
+        with self.whole():
+            super()._sweep()
+            for session in list(self._sessions):
+                if session.wire is not None and session.wire.descriptor is None and not session.wire.idle:
+                    self._readable(session)  # an interrupt may have come before it was ever begun
+
+    def _batch_readable(self, session: Session) -> None:
+        self._no_task = True
+        super()._readable(session)
+        self._no_task = False
+        bell, self._first = self._first, None
+        if bell is not None:
+            try:
+                bell.ring_at_once()
+            except (KeyboardInterrupt, SystemExit):
+                self.loop.call_soon(bell.wake)
+                raise
+
+    def _settle(self, ticket: Ticket) -> None:
+        if ticket.bell is None:
+            return
+        if self._no_task:
+            self._first, self._no_task = ticket.bell, False
+        else:
+            ticket.bell.ring()
