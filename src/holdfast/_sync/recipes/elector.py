@@ -22,7 +22,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
 from holdfast._wire.log import logger
-from holdfast._wire.running import Interrupts, Teller, check_work
+from holdfast._wire.running import Interrupts, Teller, check_work, unfinished
 from holdfast._wire.waiting import Signal
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.core.errors import EngineError, HoldfastError, Refused
@@ -79,6 +79,7 @@ class Elector:
         self._check_free()
         self._running = True
         self._engine.working.add(self)
+        unfinished.add(self)
         try:
             with Interrupts(self.stop) if signals else nullcontext():
                 while not self._course.is_over() and (grant := self._stand_by()) is not None:
@@ -86,6 +87,7 @@ class Elector:
         finally:
             self._running = False
             self._engine.working.discard(self)
+            unfinished.discard(self)
             if self._teller is not None:
                 self._teller.finish(_FAREWELL)
 
@@ -114,6 +116,11 @@ class Elector:
             self._course.resigned = True
             self._course.bell.ring()
         return leading
+
+    @property
+    def busy(self) -> bool:
+        """Whether the work runs here, in this process, and can still be told anything."""
+        return self._grant is not None and self._era == forks.era and self._engine.owner.alive()
 
     def leave(self) -> None:
         """Its client closes: wait until the work has ended and its lease is released, or until its grace is over."""
