@@ -80,12 +80,14 @@ def show(results: list[Result], about: dict[str, object], seconds: float) -> Non
     table.add_column("variant", no_wrap=True)
     table.add_column("median", justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("aim", justify="right", no_wrap=True)
     previous = None
     for result in results:
         if previous is not None and result.benchmark != previous:
             table.add_section()
         label = "" if result.benchmark == previous else result.benchmark
-        table.add_row(label, result.variant, human(result), "" if result.ratio is None else f"{result.ratio:.2f}")
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+        table.add_row(label, result.variant, human(result), ratio, result.aim and f"≤ {result.aim}")
         previous = result.benchmark
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)

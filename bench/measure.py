@@ -24,6 +24,8 @@ class Result:
     value: float
     unit: str
     ratio: float | None = None
+    aim: str = ""
+    """What it should be, in words; without, nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ def pin() -> int | None:
     return None
 
 
-def compare(benchmark: str, variants: Iterable[tuple[str, Run]], *, rounds: int, times: int) -> list[Result]:
-    """Seconds for one of each; the first variant is 1.0."""
+def compare(
+    benchmark: str, variants: Iterable[tuple[str, Run]], *, rounds: int, times: int, aim: str = ""
+) -> list[Result]:
+    """Seconds for one of each; the first variant is 1.0, and the others have the ``aim``."""
     runs = list(variants)
     taken: dict[str, list[float]] = {name: [] for name, _ in runs}
     for _, run in runs:
@@ -70,6 +74,7 @@ def compare(benchmark: str, variants: Iterable[tuple[str, Run]], *, rounds: int,
             median(each),
             "s",
             median(seconds / least for seconds, least in zip(each, base, strict=True)),
+            "" if each is base else aim,
         )
         for name, each in taken.items()
     ]

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +18,7 @@ import holdfast
 from holdfast.testing import Proxy
 from holdfast.testing.server import until
 from tests.children import Child, eventually, query
+from tests.raw import waiters
 
 Connect = Callable[..., Any]
 QUICK: dict[str, Any] = {"ttl": 1.5, "renew_every": 0.3, "retry_every": 0.2}
@@ -224,15 +226,32 @@ def test_a_deposed_leader_cannot_commit(postgres_url: str) -> None:
 
 
 def test_lost_while_a_write_is_in_flight_exactly_one_write_succeeds(postgres_url: str) -> None:
-    """Two leaders of one object, the old one paused between its read and its write: the version decides."""
-    with replicas(postgres_url, 2, **SLOW) as (one, other):
-        objects = one.client.objects
-        read = objects.put_if("box", "b-1", "new", holdfast.MustCreate())
-        one.elector.resign()
+    """The write of the old leader is in the server, and waits there while the lease passes on and the new one writes,
+    too, what it has read: the version decides, whoever comes first."""
+    with (
+        replicas(postgres_url, 2, **SLOW) as (one, other),
+        psycopg.connect(postgres_url) as blocking,
+        psycopg.connect(postgres_url, autocommit=True) as onlooker,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        read = one.client.objects.put_if("box", "b-1", "new", holdfast.MustCreate())
+        blocking.execute("select from holdfast.object for update")
+
+        def write(replica: Replica) -> Any:
+            match = holdfast.MatchVersion(read.version)
+            return pool.submit(replica.client.objects.put_if, "box", "b-1", replica.elector.holder, match)
+
+        writes = [write(one)]
+        eventually(lambda: waiters(onlooker) == 1, "its write is in flight")
+        assert other.client.leases.force_release("work", actor="operator", reason="test")
         eventually(lambda: other.leads, "the other one leads")
-        other.client.objects.put_if("box", "b-1", "of the new leader", holdfast.MatchVersion(read.version))
-        with pytest.raises(holdfast.Conflict):
-            objects.put_if("box", "b-1", "of the old one", holdfast.MatchVersion(read.version))
+        writes.append(write(other))
+        eventually(lambda: waiters(onlooker) == 2, "both are in flight")
+        blocking.rollback()
+        outcomes = [each.exception(30) for each in writes]
+        assert [type(each) for each in outcomes].count(holdfast.Conflict) == 1
+        [won] = [each.result() for each in writes if each.exception() is None]
+        assert other.client.objects.get("box", "b-1") == won
 
 
 def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> None:

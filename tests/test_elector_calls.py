@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import eventually, until
+from tests.children import Child, eventually, until
 from tests.test_elector import SLOW, Replica, replicas, replicas_beside
 
 BRIEF: dict[str, Any] = {"ttl": 4.0, "renew_every": 1.0, "retry_every": 0.2, "grace": 0.3}
@@ -171,3 +171,39 @@ async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_th
                 await running
             await ended.wait()
         assert await client.leases.list() == []
+
+
+IN_THE_BACKGROUND = """
+import sys, threading, time, holdfast
+def work(term):
+    print("leading", flush=True)
+    leading.set()
+    term.stopping.wait()
+    print("told to stop", flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("held" if onlooker.leases.get("work") else "free", flush=True)
+client, onlooker, leading = holdfast.Client(sys.argv[1]), holdfast.Client(sys.argv[1]), threading.Event()
+elector = client.elector("work", ttl=60, renew_every=10, retry_every=1)
+threading.Thread(target=elector.run, args=(work,), daemon=True).start()
+leading.wait()
+"""
+
+
+def test_a_process_that_ends_stops_the_work_before_the_lease_is_released(either: str) -> None:
+    """The main thread has nothing more to do; the work is in a thread that nobody waits for."""
+    with Child(IN_THE_BACKGROUND, either, 0.2) as child, holdfast.Client(either) as onlooker:
+        child.expect("leading", "told to stop", "held")
+        assert child.wait() == 0
+        assert [each.outcome for each in onlooker.leases.history("work")] == ["released"]
+
+
+def test_a_process_that_ends_leaves_the_lease_of_work_that_does_not_stop_to_expire(postgres_url: str) -> None:
+    with Child(IN_THE_BACKGROUND, postgres_url, 60) as child, holdfast.Client(postgres_url) as onlooker:
+        child.expect("leading", "told to stop")
+        assert child.wait() == 0
+        assert onlooker.leases.get("work") is not None
+
+
+def test_the_timings_are_thirty_ten_and_five_unless_told_otherwise(sqlite_url: str) -> None:
+    terms = holdfast.Client(sqlite_url).elector("work")._terms
+    assert (terms.ttl, terms.renew_every, terms.retry_every) == (30.0, 10.0, 5.0)

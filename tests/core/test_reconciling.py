@@ -111,6 +111,15 @@ def test_the_steps_of_an_orphan() -> None:
     assert record["status"]["missing_since"] == 1000.0
 
 
+def test_not_knowing_the_time_never_cuts_a_grace_short() -> None:
+    """It is between ``at`` and ``slack`` later: missing since the later, over when the earlier says so."""
+    marked = decide(payload(Phase.READY), None, session=True, at=1000.0, grace=GRACE, slack=7.0)
+    assert isinstance(marked, Write)
+    assert marked.payload["status"]["missing_since"] == 1007.0
+    for at, kind in ((1000.0 + GRACE, Keep), (1006.9 + GRACE, Keep), (1007.0 + GRACE, Write)):
+        assert isinstance(decide(marked.payload, None, session=True, at=at, grace=GRACE, slack=9.0), kind)
+
+
 def test_a_record_that_was_to_be_deleted_waits_for_no_grace() -> None:
     decision = decide(payload(Phase.DELETING), None, session=True, at=5.0, grace=GRACE)
     assert isinstance(decision, Write)

@@ -18,7 +18,7 @@ from holdfast.driver.api import Api
 from holdfast.driver.events import Events, Expired
 from holdfast.driver.http import Server
 from holdfast.driver.runs import Runs
-from holdfast.driver.supervisor import Log
+from holdfast.driver.supervisor.log import Log
 from tests.children import eventually
 from tests.driver.daemon import Daemon, reaches, text
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast._wire.clock import now
 
 Flag = threading.Event
+_LAST_GRACE = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _NAP = 0.5
 
@@ -63,6 +66,31 @@ class Job:
 
     def cancel(self) -> None:
         """Its term says so: ``term.stopping``, ``term.check()``."""
+
+
+class Unfinished(Protocol):
+    @property
+    def busy(self) -> bool: ...
+    def stop(self) -> None: ...
+    def let_expire(self) -> None: ...
+
+
+unfinished: set[Unfinished] = set()
+"""What works under a lease in this process, whichever the flavour."""
+
+
+@atexit.register
+def _end_unfinished() -> None:
+    """Before the keeper, which was there first, releases all there is: work in a daemon thread runs until the very end
+    of the process, and its lease must not be another's by then."""
+    working = [each for each in list(unfinished) if each.busy]
+    for each in working:
+        each.stop()
+    until = now() + _LAST_GRACE
+    while any(each.busy for each in working) and now() < until:
+        time.sleep(0.005)
+    for each in working:
+        each.let_expire()
 
 
 class Teller:

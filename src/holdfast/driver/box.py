@@ -15,7 +15,7 @@ from typing import Any, Self
 from holdfast.driver import store
 from holdfast.driver.spec import Facts
 
-SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+SUPERVISOR = str(Path(__file__).parent / "supervisor" / "start.py")
 RETRY = 1.0
 """Seconds until a supervisor that could not be started is tried again."""
 

@@ -22,7 +22,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
 from holdfast._wire.log import logger
-from holdfast._wire.running import Interrupts, Teller, check_work
+from holdfast._wire.running import Interrupts, Teller, check_work, unfinished
 from holdfast._wire.waiting import Signal
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.core.errors import EngineError, HoldfastError, Refused
@@ -31,7 +31,7 @@ from holdfast.core.grant import Held, LeaseTerms
 log = logger("holdfast.elector")
 
 OnNewLeader = Callable[[str], object]
-_STANDBY_POLL = 0.01
+_STANDBY_POLL = 0.005
 """Seconds between two looks of a standby on one machine, where looking costs next to nothing."""
 _FAREWELL = 1.0
 """Seconds that ``on_new_leader`` has to return when all else is over."""
@@ -79,6 +79,7 @@ class Elector:
         self._check_free()
         self._running = True
         self._engine.working.add(self)
+        unfinished.add(self)
         try:
             with Interrupts(self.stop) if signals else nullcontext():
                 while not self._course.is_over() and (grant := self._stand_by()) is not None:
@@ -86,6 +87,7 @@ class Elector:
         finally:
             self._running = False
             self._engine.working.discard(self)
+            unfinished.discard(self)
             if self._teller is not None:
                 self._teller.finish(_FAREWELL)
 
@@ -114,6 +116,11 @@ class Elector:
             self._course.resigned = True
             self._course.bell.ring()
         return leading
+
+    @property
+    def busy(self) -> bool:
+        """Whether the work runs here, in this process, and can still be told anything."""
+        return self._grant is not None and self._era == forks.era and self._engine.owner.alive()
 
     def leave(self) -> None:
         """Its client closes: wait until the work has ended and its lease is released, or until its grace is over."""
@@ -156,8 +163,10 @@ class Elector:
             keeper.unwatch(self.name, self._course.bell.ring)
 
     def _ask(self, lease: Lease) -> LeaseGrant | Held | None:
+        answer: LeaseGrant | Held | None
         try:
-            answer = lease.ask()
+            answer = self._look() if self._kernel else None
+            answer = answer or lease.ask()
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._answered):
                 raise  # what was never possible will not be
@@ -172,6 +181,12 @@ class Elector:
             log.debug("elector %r: standing by, %s leads", self.name, answer.holder, extra=self._fields(answer.holder))
             self._see(answer.holder)
         return answer
+
+    def _look(self) -> Held | None:
+        """Who has it, on one machine. To ask is to be ready to hold, which costs more than a standby should that looks
+        as often as it does there."""
+        rows = self._engine.call("lease_held", {"name": self.name})
+        return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
     def _until_next(self, held: Held | None) -> float:
         if held is not None and held.remaining is None:  # just being changed by somebody

@@ -167,6 +167,9 @@ select name from holdfast_slot where pool = :name and token = :token;
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
  where :name is null or name = :name order by name;
 
+-- name: lease_held
+select holder, remaining from holdfast_live where name = :name and not coalesce(holdfast_gone(session_key), 0);
+
 -- name: lease_history
 select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason from holdfast_history
  where :name is null or name = :name order by id desc limit :most;

@@ -1,26 +1,7 @@
-"""The process beside every sandbox: starts it once, keeps its log within bounds, ends it, and writes down how it ended.
-
-It outlives the driver. Run as a file of its own (`python -I -S supervisor.py FOLDER RUN`) on the standard library
-alone, because there is one for each sandbox and it has to be small. The folder is all it shares with the driver:
-
-    spec.json     what to run; written by the driver before the folder gets its name
-    lock          locked by the supervisor for as long as it lives: the kernel's word, no pid can be mistaken for it
-    orders        a FIFO from the driver: `end SECONDS`
-    life          a FIFO to the driver: a byte when a file has changed, and its end when the supervisor is gone
-    deleting      there from the moment that somebody asked for the sandbox to be deleted
-    started.json  there before the program runs: whoever finds it never runs the program again
-    running       there when it runs: the folder could be entered, the program found
-    exit.json     there when nothing of the sandbox runs any more
-    log.OFFSET    what it wrote, in pieces; the oldest go when there is too much
-
-Everything the program starts is a descendant, and no descendant can leave: its supervisor is where the kernel puts
-orphans (PR_SET_CHILD_SUBREAPER). A child that is not yet waited for keeps its pid, so that no signal of ours can hit
-anybody else.
-"""
+"""The supervisor itself: it locks its folder, starts the program, pumps its output, obeys, buries, writes the end."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -28,25 +9,14 @@ import resource
 import select
 import signal
 import struct
-import sys
 import time
-from _ctypes import call_function, dlopen, dlsym  # ctypes above it is slow to import
-from typing import Any, NoReturn
+from typing import Any
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
+from .log import Log
+from .program import PR_SET_CHILD_SUBREAPER, become, prctl
+
 TICK = 0.02
 LOCK = "hhqqi4x"
-LIMITS = {
-    "memory_bytes": resource.RLIMIT_AS,
-    "cpu_seconds": resource.RLIMIT_CPU,
-    "open_files": resource.RLIMIT_NOFILE,
-    "processes": resource.RLIMIT_NPROC,
-}
-
-
-def prctl(option: int, value: int) -> None:
-    call_function(dlsym(dlopen("", 0), "prctl"), (option, value, 0, 0, 0))
 
 
 def write(name: str, value: dict[str, Any]) -> None:
@@ -71,44 +41,6 @@ def locked(attempts: int = 100) -> int | None:
         except (BlockingIOError, PermissionError):
             time.sleep(TICK)
     return None
-
-
-class Log:
-    """Two pieces at most, each named by the offset of its first byte and half as large as all may be."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self.end, self.dropped = max(most // 2, 1), 0, 0
-        self._pieces: list[int] = []
-        self._file = -1
-
-    def add(self, data: bytes) -> None:
-        while data:
-            if not self._pieces or self.end - self._pieces[-1] >= self._most:
-                self._turn()
-            room = self._most - (self.end - self._pieces[-1])
-            part, data = data[:room], data[room:]
-            try:
-                written = os.write(self._file, part)
-            except OSError:  # the disk is full: the program goes on, and what it says is lost
-                self.dropped += len(part)
-                continue
-            self.end += written
-            data = part[written:] + data
-
-    def _turn(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._pieces.append(self.end)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        try:
-            self._file = os.open(f"log.{self.end}", flags, 0o600)
-        except OSError:
-            self._file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        while len(self._pieces) > 2:
-            try:
-                os.unlink(f"log.{self._pieces.pop(0)}")
-            except OSError:  # somebody has been here before
-                pass
 
 
 class Supervisor:
@@ -271,55 +203,6 @@ def children() -> list[int]:
     return found
 
 
-def become(spec: dict[str, Any], run: str, output: int, go: int, tell: int, others: tuple[int, ...]) -> NoReturn:
-    """In the child: be the sandbox's program, or say why not."""
-    code, message = NOT_EXECUTABLE, "it cannot be started"
-    try:
-        for descriptor in others:
-            os.close(descriptor)
-        os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        for number in range(1, signal.NSIG):
-            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
-                signal.signal(number, signal.SIG_DFL)
-        if not os.read(go, 1):  # the supervisor died in between, and nothing is to run
-            os._exit(NOT_EXECUTABLE)
-        message = f"its folder {spec['cwd']!r} cannot be entered"
-        os.chdir(spec["cwd"] or "work")
-        os.umask(0o022)
-        message = "its limits cannot be set"
-        limit(spec["limits"])
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
-        message = f"{spec['argv'][0]!r} cannot be run"
-        os.execvpe(spec["argv"][0], spec["argv"], environment(spec, run))
-    except BaseException as error:
-        missing = isinstance(error, OSError) and error.errno == errno.ENOENT and message.endswith("run")
-        code = NOT_FOUND if missing else NOT_EXECUTABLE
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        os.write(tell, f"{message}: {why}".encode("utf-8", "replace")[:1000])
-    finally:
-        os._exit(code)
-
-
-def limit(limits: dict[str, int]) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for name, most in limits.items():
-        _, hard = resource.getrlimit(LIMITS[name])
-        at, by = most, most + (name == "cpu_seconds")  # XCPU, and KILL a second later
-        if hard != resource.RLIM_INFINITY:
-            at, by = min(at, hard), min(by, hard)
-        resource.setrlimit(LIMITS[name], (at, by))
-
-
-def environment(spec: dict[str, Any], run: str) -> dict[str, str]:
-    """Nothing of the driver's own but what programs need to find their way: it may have secrets there."""
-    own = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR") if name in os.environ}
-    return {**own, **spec["env"], "HOLDFAST_SANDBOX": spec["id"], "HOLDFAST_SANDBOX_RUN": run}
-
-
 def main(folder: str, run: str, open_files: str | None = None) -> int:
     os.chdir(folder)
     os.umask(0o077)
@@ -337,11 +220,3 @@ def main(folder: str, run: str, open_files: str | None = None) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     Supervisor(spec, run, life).run()
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        code = main(*sys.argv[1:])
-    except FileNotFoundError:  # deleted before we came
-        code = 0
-    sys.exit(code)

@@ -1,0 +1,72 @@
+"""The child that becomes the sandbox's program: its session, limits, environment, and why it could not be started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from _ctypes import call_function, dlopen, dlsym  # ctypes above it is slow to import
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+LIMITS = {
+    "memory_bytes": resource.RLIMIT_AS,
+    "cpu_seconds": resource.RLIMIT_CPU,
+    "open_files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
+}
+
+
+def prctl(option: int, value: int) -> None:
+    call_function(dlsym(dlopen("", 0), "prctl"), (option, value, 0, 0, 0))
+
+
+def become(spec: dict[str, Any], run: str, output: int, go: int, tell: int, others: tuple[int, ...]) -> NoReturn:
+    """In the child: be the sandbox's program, or say why not."""
+    code, message = NOT_EXECUTABLE, "it cannot be started"
+    try:
+        for descriptor in others:
+            os.close(descriptor)
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        for number in range(1, signal.NSIG):
+            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
+                signal.signal(number, signal.SIG_DFL)
+        if not os.read(go, 1):  # the supervisor died in between, and nothing is to run
+            os._exit(NOT_EXECUTABLE)
+        message = f"its folder {spec['cwd']!r} cannot be entered"
+        os.chdir(spec["cwd"] or "work")
+        os.umask(0o022)
+        message = "its limits cannot be set"
+        limit(spec["limits"])
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        message = f"{spec['argv'][0]!r} cannot be run"
+        os.execvpe(spec["argv"][0], spec["argv"], environment(spec, run))
+    except BaseException as error:
+        missing = isinstance(error, OSError) and error.errno == errno.ENOENT and message.endswith("run")
+        code = NOT_FOUND if missing else NOT_EXECUTABLE
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(tell, f"{message}: {why}".encode("utf-8", "replace")[:1000])
+    finally:
+        os._exit(code)
+
+
+def limit(limits: dict[str, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name, most in limits.items():
+        _, hard = resource.getrlimit(LIMITS[name])
+        at, by = most, most + (name == "cpu_seconds")  # XCPU, and KILL a second later
+        if hard != resource.RLIM_INFINITY:
+            at, by = min(at, hard), min(by, hard)
+        resource.setrlimit(LIMITS[name], (at, by))
+
+
+def environment(spec: dict[str, Any], run: str) -> dict[str, str]:
+    """Nothing of the driver's own but what programs need to find their way: it may have secrets there."""
+    own = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR") if name in os.environ}
+    return {**own, **spec["env"], "HOLDFAST_SANDBOX": spec["id"], "HOLDFAST_SANDBOX_RUN": run}
