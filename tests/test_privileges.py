@@ -27,6 +27,7 @@ PUBLIC = {
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
     "object_put", "object_delete", "object_get", "object_get_by_name", "object_list", "object_cursor", "object_changes",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
+    "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {
