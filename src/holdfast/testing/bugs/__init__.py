@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from holdfast.testing.bugs import answers, fencing, forking, locks, tokens
+from holdfast.testing.bugs import answers, fencing, forking, locks, recipes, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
 from holdfast.testing.checker import Report, check
@@ -57,6 +57,13 @@ BUGS: dict[str, Bug] = {
     "lock not given back after a timeout": Bug("C9", locks.Careless, locks.granted_too_late, locks.Locker),
     "lock not given back after a cancel": Bug("C9", locks.Careless, locks.granted_to_the_cancelled, locks.Locker),
     "lock through a transaction pooler": Bug("C7", locks.Careless, locks.locked_through_a_pooler, locks.Locker),
+    "slot claimed by reading, then writing": Bug(
+        "C7", recipes.ReadThenWrite, recipes.claimed_in_between, recipes.Recipes
+    ),
+    "wipe under a guard that was proven before": Bug(
+        "C7", recipes.ProvenBefore, recipes.wiped_too_late, recipes.Recipes
+    ),
+    "guard ended by a thread": Bug("C7", recipes.EndedByAThread, recipes.resumed_after_its_time, recipes.Recipes),
 }
 
 
