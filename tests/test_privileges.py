@@ -30,6 +30,7 @@ PUBLIC = {
     "operation_get", "operation_begin", "operation_write", "operation_list", "operation_entries", "operation_review",
     "operation_reviews",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
+    "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {

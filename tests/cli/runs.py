@@ -39,10 +39,11 @@ class Run:
     """A `holdfast run` under way. Whatever it started is killed at the end of the block."""
 
     def __init__(
-        self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None
-    ) -> None:
+        self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None,
+        name: str = "job",
+    ) -> None:  # fmt: skip
         self.process = subprocess.Popen(
-            [SCRIPT, "run", *options, "job", "--", *command],
+            [SCRIPT, "run", *options, name, "--", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

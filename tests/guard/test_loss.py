@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,8 @@ from tests.guard.instances import ASYNC, GUARDED, HEARTBEAT, TTL, Instance, ends
 from tests.raw import trials
 
 KILLED = -signal.SIGKILL
+NUMBERS = itertools.count(1)
+"""A key is used once: its expired lease is just being purged, maybe, and a guard does not wait for that."""
 
 
 @contextmanager
@@ -24,8 +27,8 @@ def instances(url: str, folder: Path, *flags: str) -> Iterator[list[Instance]]:
     """In both flavours, each with a hook that hangs and a key of its own."""
     with ExitStack() as stack:
         found = [
-            stack.enter_context(Instance(url, f"key {number}", folder, "hang", *flags, program=program))
-            for number, program in enumerate([GUARDED, GUARDED, ASYNC])
+            stack.enter_context(Instance(url, f"key {next(NUMBERS)}", folder, "hang", *flags, program=program))
+            for program in (GUARDED, GUARDED, ASYNC)
         ]
         for each in found:
             each.expect("works")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast import operator
-from tests.children import NONE, Child, eventually, rows
+from tests.children import NONE, Child, eventually, query, rows
 from tests.cli.command import ask, at, call
 
 Connect = Callable[..., Any]
@@ -133,6 +135,54 @@ def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Cli
     assert refused[0] == loser
     assert told[2] == (loser, "gate.window", "closed")
     assert client.leases.history(f"@gate:{GATE}")[1].outcome == "expired"
+
+
+def test_a_window_that_a_protected_transaction_keeps_open_is_not_told_as_closed(
+    connect: Connect, postgres_url: str
+) -> None:
+    """Nobody may take its lease while the transaction is open, so the gate is open until then, and closed after it."""
+    client = connect(postgres_url)
+    with closing(psycopg.connect(postgres_url)) as mine:
+        with client.gate(GATE, actor="jane", reason="why", ttl=3) as grant:
+            protect(client, grant, mine)
+        assert is_open(client)
+        [(_, _, outcome)] = story(client)
+        assert outcome is not None
+        assert outcome.startswith("not closed yet, at the latest when its lease expires: ")
+        mine.rollback()
+    eventually(lambda: not is_open(client), "it is closed as soon as it can be")
+
+
+def protect(client: Any, grant: Any, connection: psycopg.Connection[Any]) -> None:
+    """In the user's own transaction, whatever the flavour of the client."""
+    statement = "select holdfast.lease_protect(%s, %s)"
+    connection.execute(statement, [grant.name, grant.token])
+
+
+def test_one_that_cannot_be_closed_yet_says_so(client: holdfast.Client, postgres_url: str) -> None:
+    other = holdfast.Client(postgres_url)
+    with other, closing(psycopg.connect(postgres_url)) as mine:
+        grant = other.gates.open(GATE, seconds=300, actor="jane", reason="why")
+        protect(other, grant, mine)
+        with pytest.raises(holdfast.EngineError, match="cannot be taken away while"):
+            other.gates.close(GATE, actor="joe", reason="early")
+        assert is_open(other)
+        assert story(other)[-1][2].startswith("refused: ")  # type: ignore[union-attr]
+
+
+def test_one_that_was_open_for_a_time_leaves_nothing(connect: Connect, either: str) -> None:
+    """Its opener clears it away when the time is over; if that is gone, whoever asks next and finds it closed."""
+    client = connect(either)
+    client.gates.open(GATE, seconds=1, actor="jane", reason="why")
+    assert rows(either) == {"lease": 1, "beat": 1}
+    eventually(lambda: rows(either) == NONE, "0 rows at rest")
+    assert client.leases.history(f"@gate:{GATE}")[0].outcome == "expired"
+    ask(*at(either, "do", "gate.open", GATE, "--for", "1", "--reason", "why"))
+    dot = "_" if either.startswith("sqlite") else "."
+    query(either, f"update holdfast{dot}beat set expires_at = started where solo")
+    assert rows(either)["lease"] == 1
+    assert not is_open(client)
+    assert rows(either)["lease"] == 0
 
 
 def test_from_the_command_line_a_gate_is_held_for_a_stated_time(client: holdfast.Client, either: str) -> None:

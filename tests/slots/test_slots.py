@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -188,6 +190,68 @@ def test_the_gauge_counts_what_sessions_and_leases_agree_on_and_each_forgery_by_
         assert slots.invariant_violation_total["duplicate_claim"] == 2
     with pytest.raises(ValueError, match="a session needs id"):
         slots.reconcile([{"slot": 1}])
+
+
+def test_claims_and_releases_while_the_sessions_are_read_are_no_violations(client: holdfast.Client) -> None:
+    """The list is old by the time the leases are read; judged with both looks around it, churn is told from forgery."""
+    slots = client.slots("tuner", 4)
+    grants = {number: slots.claim(owner=f"s-{number}") for number in (1, 2)}
+
+    def sessions() -> list[dict[str, Any]]:
+        """While it is read, the first ends, a third begins, and the slots change hands."""
+        found = [{"id": f"s-{number}", "slot": grant.slot} for number, grant in grants.items()]
+        for number in sorted(grants)[:1]:
+            grants.pop(number).release()
+            grants[number + 2] = slots.claim(owner=f"s-{number + 2}")
+        return found
+
+    for _ in range(5):
+        assert slots.reconcile(sessions) <= 2
+    assert sum(slots.invariant_violation_total.values()) == 0
+    slot = grants[max(grants)].slot
+    forged = [{"id": f"s-{number}", "slot": grant.slot} for number, grant in grants.items()]
+    assert slots.reconcile(lambda: [*forged, {"id": "forged", "slot": slot}]) == 2
+    assert slots.invariant_violation_total["duplicate_claim"] == 1
+
+
+def test_under_churn_nothing_is_counted_that_is_not_wrong(client: holdfast.Client) -> None:
+    """Sessions begin and end all the time, each with its slot: whenever they are read, they are true. What is read of
+    the leases before and after it is not of the same moment. A forged session among them is a violation every time."""
+    slots, over, step = client.slots("tuner", 4), threading.Event(), threading.Lock()
+    sessions: dict[str, int] = {}
+
+    def live(number: int) -> None:
+        for turn in itertools.count():
+            if over.is_set():
+                return
+            name = f"s-{number}-{turn}"
+            with step:
+                grant = slots.claim(owner=name)
+                sessions[name] = grant.slot
+            over.wait(0.002)
+            with step:
+                grant.release()
+                del sessions[name]
+
+    def told() -> list[dict[str, Any]]:
+        with step:
+            return [{"id": name, "slot": slot} for name, slot in sessions.items()]
+
+    threads = [threading.Thread(target=live, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(25):
+            assert slots.reconcile(told) <= 4
+        honest = dict(slots.invariant_violation_total)
+        for _ in range(5):
+            slots.reconcile(lambda: [*told(), {"id": "forged", "slot": 99}])
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert sum(honest.values()) == 0, honest
+    assert slots.invariant_violation_total["missing_lease"] == 5
 
 
 def test_after_a_kill_the_gauge_is_right_at_once_and_in_use_with_the_expiry(

@@ -6,15 +6,19 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from holdfast.testing import check
-from tests.children import NONE, eventually, query, rows
+from holdfast.testing import Proxy, check
+from holdfast.testing.faults import Fault, Nemesis, network, terminate
+from tests.children import NONE, eventually, rows
 from tests.guard.instances import stand_still
 from tests.raw import trials
 from tests.slots.claimer import CAPACITY
@@ -71,6 +75,41 @@ class Storm:
                 pipe.close()
 
 
+class Faults:
+    """What else befalls those who claim, until it is healed: on the way to the database, and in it."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self._over = threading.Event()
+        self._nemesis = Nemesis(faults, 7, every=(0.1, 0.5), lasting=(0.1, 0.6)) if faults else None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        if self._nemesis is not None:
+            self._nemesis.run(self._over.is_set)
+
+    def heal(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter() if self._nemesis is None else self._nemesis.counts
+
+
+@contextmanager
+def nemesis(url: str) -> Iterator[tuple[str, Faults]]:
+    """The way to the database, and what lies in wait on it."""
+    with ExitStack() as stack:
+        faults: list[Fault] = []
+        if not url.startswith("sqlite"):
+            way = stack.enter_context(Proxy(url))
+            faults, url = [*network(way), terminate(url)], way.url
+        found = Faults(faults)
+        stack.callback(found.heal)
+        yield url, found
+
+
 @pytest.mark.timeout(300)
 def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true_after_every_kill(
     either: str, tmp_path: Path
@@ -78,7 +117,8 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
     with ExitStack() as stack, holdfast.Client(either) as client:
         slots = client.slots("storm", CAPACITY)
         slots.in_use()
-        storm = Storm(either, tmp_path, stack)
+        way, faults = stack.enter_context(nemesis(either))
+        storm = Storm(way, tmp_path, stack)
         ends, kills, most = time.monotonic() + SECONDS, 0, 0
         while time.monotonic() < ends:
             dead = storm.kill_one()
@@ -98,14 +138,9 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
                 assert found == len(owners) - living
             storm.go_on()
             storm.begin()
-            if not either.startswith("sqlite"):
-                query(
-                    either,
-                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
-                    " and application_name = 'holdfast' and random() < 0.3",
-                )
             for _ in range(20):
                 most = max(most, slots.in_use())
+        faults.heal()
         storm.finish()
         assert most <= CAPACITY
         eventually(lambda: slots.in_use() == 0, "what killed processes held expires")
@@ -114,7 +149,8 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
     assert "C7" not in report.violated, report
     claims = sum(file.read_text().count('"believe"') for file in tmp_path.glob("p*.jsonl"))
     assert claims > 4 * PROCESSES
-    sys.stdout.write(f"{claims} claims, {kills} kills, at most {most} in use\n")
+    others = f", {faults.counts.total()} faults {dict(faults.counts)}" if faults.counts else ""
+    sys.stdout.write(f"{claims} claims, {kills} kills{others}, at most {most} in use\n")
     eventually(lambda: purged(either) == NONE, "nothing is left")
 
 

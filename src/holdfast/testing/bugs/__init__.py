@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.testing import pooler
-from holdfast.testing.bugs import answers, fencing, forking, locks, tokens
+from holdfast.testing.bugs import answers, fencing, forking, locks, recipes, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
 from holdfast.testing.checker import Report, check
@@ -68,6 +68,13 @@ BUGS: dict[str, Bug] = {
     ),
     "lock for a transaction": Bug("C7", locks.ForATransaction, locks.committed_inside, locks.Locker),
     "lock bound to the application's session": Bug("C9", locks.BoundToASession, locks.committed_inside, locks.Locker),
+    "slot claimed by reading, then writing": Bug(
+        "C7", recipes.ReadThenWrite, recipes.claimed_in_between, recipes.Recipes
+    ),
+    "wipe under a guard that was proven before": Bug(
+        "C7", recipes.ProvenBefore, recipes.wiped_too_late, recipes.Recipes
+    ),
+    "guard ended by a thread": Bug("C7", recipes.EndedByAThread, recipes.resumed_after_its_time, recipes.Recipes),
 }
 
 
