@@ -12,16 +12,35 @@ from typing import Any, Literal, NamedTuple
 from holdfast.core import results
 from holdfast.core.errors import HoldfastError, KeyReused, OperationFailed, OperationInProgress
 from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds, check_timeout
-from holdfast.core.keys import Key
+from holdfast.core.keys import OperationKey, PlainKey
 
 WhenLocked = Literal["wait", "backoff", "skip", "fail", "escalate"]
 OnPartial = Literal["rollback", "verify", "refuse"]
 Row = Mapping[str, Any]
+Function = Callable[..., Any]
 
 LEASE = "@op:"
 """What the names of the leases begin with under which operations are done."""
 _WHEN = ("wait", "backoff", "skip", "fail", "escalate")
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """The key of an operation that is in the log, whatever it was made of."""
+
+    digest: str
+    label: str
+    pipeline: None = None
+    task: None = None
+    dataset: None = None
+    operation: None = None
+    checksum: None = None
+    params_hash: None = None
+    lock_key: None = None
+
+
+Key = OperationKey | PlainKey | StoredKey
 
 
 class Act(Enum):
@@ -248,6 +267,9 @@ class OperationRecord:
     pointer: str
     """The end of its chain in the log of entries."""
     rollback: str | None
+    """The name of the function that is registered to undo it."""
+    owner: str | None
+    """The lease that its last attempt was made under."""
     effect_started: bool
     created_at: datetime
     updated_at: datetime
@@ -266,6 +288,3 @@ class OperationRecord:
 
 def _when(seconds: float | None) -> Any:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-Function = Callable[..., Any]

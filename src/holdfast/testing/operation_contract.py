@@ -266,6 +266,64 @@ class OperationContract:
             client.operation(key, rollback=effects.do("undo"), max_attempts=2).run(effects.do("done"))
         assert effects == ["undo"]
 
+    def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
+        client, effects, ours = connect(url), Effects(), name()
+        keys = {each: name() for each in ("undone", "done", "unknown", "fails", "not begun")}
+        with holdfast.Client(url) as dies:
+            for handler, each in keys.items():
+                dies.operations.register(f"{ours} {handler}", rollback=int)
+                with pytest.raises(KeyboardInterrupt):
+                    dies.operation(
+                        each, rollback=f"{ours} {handler}", marks_effect=handler == "not begun", payload=1
+                    ).run(_interrupted)
+        client.operations.register(f"{ours} undone", rollback=effects.do("undo"))
+        client.operations.register(f"{ours} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
+        client.operations.register(f"{ours} fails", rollback=effects.do("tried", OSError("cannot undo")))
+        found = client.operations.recover()
+        mine = {client.operations.get(each).key: handler for handler, each in keys.items()}
+        assert {mine[each]: outcome for each, outcome in found.items() if each in mine} == {
+            "undone": "rolled back", "done": "finished", "not begun": "rolled back",
+        }  # fmt: skip
+        assert sorted(effects) == ["tried", "undo"]
+        statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
+        assert statuses == {
+            "undone": "failure", "done": "success", "unknown": "partial", "fails": "partial", "not begun": "failure",
+        }  # fmt: skip
+        assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
+        assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
+
+    def test_a_reset_key_is_as_if_it_were_new_and_its_history_stays(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(LookupError, match=key):
+            client.operations.reset(key, actor="jane", reason="wrong file")
+        client.operation(key, payload=1).run(effects.do(1))
+        client.operations.reset(key, actor="jane", reason="wrong file")
+        assert client.operations.get(key).error["reason"] == "wrong file"
+        outcome = client.operation(key, payload=2, max_attempts=1).run(effects.do(2))
+        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
+        with running(url, other := name()), pytest.raises(holdfast.OperationInProgress):
+            client.operations.reset(other, actor="jane", reason="impatient")
+        for argument in ("actor", "reason"):
+            with pytest.raises(ValueError, match=argument):
+                client.operations.reset(key, **{"actor": "jane", "reason": "why", argument: ""})
+
+    def test_what_is_done_can_be_undone_by_what_is_registered(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        client.operations.register(f"undo {key}", rollback=lambda op: effects.append(dict(op.checkpoints)))
+
+        def work(op: Any) -> int:
+            return 1
+
+        client.operation(key, rollback=f"undo {key}").run(work)
+        client.operations.rollback(key, actor="jane", reason="wrong file")
+        assert effects == [{}]
+        assert client.operations.get(key).status == "failure"
+        assert client.operation(key).run(effects.do(2)).attempt == 2
+        with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
+            client.operations.rollback(key, actor="jane", reason="again")
+        with pytest.raises(ValueError, match="no rollback is registered as 'nobody'"):
+            client.operation(key, rollback="nobody")
+
     def test_conditions_are_asked_and_what_does_not_hold_is_recorded(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
 

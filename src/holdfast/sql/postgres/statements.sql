@@ -228,7 +228,7 @@ select holdfast.operation_write(
     cast(:dataset as text), cast(:operation as text), cast(:checksum as text), cast(:params_hash as text)) as state
 
 -- name: operation_list
-select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, effect_started, failures,
+select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
 
 -- name: operation_entries

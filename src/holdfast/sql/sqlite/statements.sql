@@ -315,7 +315,7 @@ select 'done' as state;
 
 -- name: operation_list
 select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
-       result_hash, error, wal_pointer as pointer, rollback, effect_started, failures, created_at, updated_at, expires_at
+       result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
   from holdfast_operation
  where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
  order by updated_at desc, idem_key limit :most;

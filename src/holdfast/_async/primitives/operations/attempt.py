@@ -15,8 +15,7 @@ from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
-from holdfast.core.keys import Key
-from holdfast.core.operation import Act, Function, OperationTerms, Outcome, Prior
+from holdfast.core.operation import LEASE, Act, Function, Key, OperationTerms, Outcome, Prior
 from holdfast.core.wal import Entry
 
 PAGE = 1000
@@ -35,6 +34,12 @@ class AsyncPlan(NamedTuple):
     verify: Function | None = None
     preconditions: Sequence[Function] = ()
     postconditions: Sequence[Function] = ()
+    owner: str | None = None
+
+    @property
+    def lease(self) -> str:
+        """The name of the lease under which it is done, if it is not done in a transaction."""
+        return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
 
     def decide(self, prior: Prior) -> Act:
         terms = self.terms

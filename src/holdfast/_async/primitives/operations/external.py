@@ -13,7 +13,7 @@ from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.within import claimed, lease_name
+from holdfast._async.primitives.operations.within import claimed
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
@@ -32,7 +32,7 @@ class AsyncExternal(AsyncAttempt):
     def __init__(self, plan: AsyncPlan) -> None:
         super().__init__(plan)
         terms = LeaseTerms.check(
-            lease_name(plan), ttl=plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
+            plan.lease, ttl=plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
             on_lost="flag", failover="ttl",
         )  # fmt: skip
         self._lease = AsyncLease(plan.engine, terms, 0.0)

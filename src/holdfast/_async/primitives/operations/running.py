@@ -10,8 +10,7 @@ from holdfast._wire.clock import now
 from holdfast.core import results
 from holdfast.core.chain import Chain
 from holdfast.core.grant import check_name
-from holdfast.core.keys import Key
-from holdfast.core.operation import Prior
+from holdfast.core.operation import Key, Prior
 
 
 class Done(NamedTuple):

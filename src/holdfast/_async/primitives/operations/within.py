@@ -19,7 +19,7 @@ from holdfast._wire import Row
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import LEASE, Act, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
 
 log = logger("holdfast.operation")
 
@@ -150,11 +150,7 @@ def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
 
 
 def claim(plan: AsyncPlan) -> Row:
-    return {"key": plan.key.digest, "lock": plan.key.lock_key, "lease": lease_name(plan)}
-
-
-def lease_name(plan: AsyncPlan) -> str:
-    return f"{LEASE}{plan.key.lock_key & 0xFFFFFFFFFFFFFFFF:016x}"
+    return {"key": plan.key.digest, "lock": plan.key.lock_key, "lease": plan.lease}
 
 
 async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) -> AsyncRunning | Outcome:

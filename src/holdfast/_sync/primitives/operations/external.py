@@ -14,7 +14,7 @@ from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import claimed, lease_name
+from holdfast._sync.primitives.operations.within import claimed
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
@@ -33,7 +33,7 @@ class External(Attempt):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         terms = LeaseTerms.check(
-            lease_name(plan), ttl=plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
+            plan.lease, ttl=plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
             on_lost="flag", failover="ttl",
         )  # fmt: skip
         self._lease = Lease(plan.engine, terms, 0.0)

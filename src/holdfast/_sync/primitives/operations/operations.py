@@ -9,12 +9,20 @@ from typing import Any, NamedTuple
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.operation_log import OperationLog
 from holdfast._sync.primitives.operations.attempt import Plan
+from holdfast._sync.primitives.operations.mending import Mending
+from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.operation import Function, OperationRecord, OperationTerms
+from holdfast.core.operation import LEASE, Function, OperationRecord, OperationTerms, StoredKey
+
+log = logger("holdfast.operation")
 
 MOST = 10_000
+MENDING = OperationTerms.check(
+    when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
+    keep=None, marks_effect=False, actor=None, justification=None, undoes=False, probes=False,
+)  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
 Records = list[OperationRecord]
@@ -62,6 +70,52 @@ class Operations(OperationLog):
         }
         found = [OperationRecord.of(row) for row in self._engine.call("operation_list", asked)]
         return [each for each in found if status in (None, each.status)][:most]
+
+    def recover(self, *, most: int = MOST) -> dict[str, str]:
+        """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
+
+        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with.
+        """
+        done: dict[str, str] = {}
+        for record in self.list(status="partial", most=most):
+            if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
+                continue
+            try:
+                outcome = self._mending(record).recover()
+            except Exception:
+                log.exception("operation %r cannot be recovered", record.label)
+                continue
+            if outcome is not None:
+                done[record.key] = outcome
+        return done
+
+    def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
+        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then."""
+        check_name(actor, "actor")
+        check_name(reason, "reason", 1000)
+        self._mending(self._known(key)).roll_back(actor, reason)
+
+    def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
+        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, and its history is
+        kept, with who reset it and why. OperationInProgress while somebody is at it."""
+        check_name(actor, "actor")
+        check_name(reason, "reason", 1000)
+        self._mending(self._known(key)).reset(actor, reason)
+
+    def _known(self, key: OperationKey | str) -> OperationRecord:
+        record = self.get(key)
+        if record is None:
+            raise LookupError(f"there is no operation {as_key(key).label!r}")
+        return record
+
+    def _mending(self, record: OperationRecord) -> Mending:
+        handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
+        stored = StoredKey(record.key, record.label)
+        owner = record.owner or f"{LEASE}{record.key[:32]}"
+        plan = Plan(
+            self._engine, stored, None, MENDING, handlers.rollback, record.rollback, handlers.verify, owner=owner
+        )
+        return Mending(plan)
 
     def plan(
         self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],

@@ -20,7 +20,7 @@ from holdfast._wire import Row
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import LEASE, Act, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
 
 log = logger("holdfast.operation")
 
@@ -151,11 +151,7 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
 
 
 def claim(plan: Plan) -> Row:
-    return {"key": plan.key.digest, "lock": plan.key.lock_key, "lease": lease_name(plan)}
-
-
-def lease_name(plan: Plan) -> str:
-    return f"{LEASE}{plan.key.lock_key & 0xFFFFFFFFFFFFFFFF:016x}"
+    return {"key": plan.key.digest, "lock": plan.key.lock_key, "lease": plan.lease}
 
 
 def ready(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Running | Outcome:

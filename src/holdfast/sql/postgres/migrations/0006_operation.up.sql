@@ -97,7 +97,10 @@ begin
            g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false)
       into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired
       from holdfast.idempotency_log g where g.idem_key = key;
-    alive := status = 'partial' and holder is not null and holdfast.operation_alive(holder, fence);
+    alive := false;
+    if status = 'partial' and holder is not null then
+        alive := holdfast.operation_alive(holder, fence);
+    end if;
     now := extract(epoch from clock_timestamp());
 end $$;
 
@@ -113,14 +116,24 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     holder text;
 begin
-    state := case when pg_try_advisory_xact_lock(lock) and not holdfast.operation_alive(lease, null) then 'free' else 'busy' end;
+    -- The lock before the lease: whoever works under that asks for the lock, too, when it begins. Whether the lease is alive
+    -- is asked only when there is one: calls cost more than what they do.
+    if not pg_try_advisory_xact_lock(lock) then
+        state := 'busy';
+    else
+        select 'busy' into state from holdfast.lease l where l.name = lease and holdfast.operation_alive(lease, null);
+        state := coalesce(state, 'free');
+    end if;
     began := extract(epoch from transaction_timestamp())::text;
     fixed := current_setting('transaction_isolation') in ('repeatable read', 'serializable');
     select g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer, g.rollback, g.effect_started,
            g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false)
       into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired
       from holdfast.idempotency_log g where g.idem_key = key;
-    alive := status = 'partial' and holder is not null and holdfast.operation_alive(holder, fence);
+    alive := false;
+    if status = 'partial' and holder is not null then
+        alive := holdfast.operation_alive(holder, fence);
+    end if;
     now := extract(epoch from clock_timestamp());
 end $$;
 
@@ -180,13 +193,13 @@ end $$;
 
 create function holdfast.operation_list(only_status text, only_dataset text, only_key text, most int)
 returns table (key text, label text, status text, alive boolean, attempt int, fence bigint, pipeline text, task text, dataset text, operation text,
-               result_hash text, error text, pointer text, rollback text, effect_started boolean, failures int, created_at double precision, updated_at double precision,
+               result_hash text, error text, pointer text, rollback text, owner text, effect_started boolean, failures int, created_at double precision, updated_at double precision,
                expires_at double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select g.idem_key, g.label, g.status, g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-           g.attempt, g.fence, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.result_hash, g.error, g.wal_pointer, g.rollback, g.effect_started, g.failures,
+           g.attempt, g.fence, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.result_hash, g.error, g.wal_pointer, g.rollback, g.owner, g.effect_started, g.failures,
            extract(epoch from g.created_at)::double precision, extract(epoch from g.updated_at)::double precision, extract(epoch from g.expires_at)::double precision
       from holdfast.idempotency_log g
      where (only_status is null or g.status = only_status) and (only_dataset is null or g.dataset_id = only_dataset) and (only_key is null or g.idem_key = only_key)

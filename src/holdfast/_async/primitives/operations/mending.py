@@ -1,0 +1,96 @@
+"""What is done to an operation from outside: what a dead owner left is mended, and a key is given free again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from holdfast._async.primitives.operations.attempt import call
+from holdfast._async.primitives.operations.external import AsyncExternal
+from holdfast._async.primitives.operations.running import AsyncRunning
+from holdfast.core.errors import OperationFailed
+from holdfast.core.operation import Prior, in_progress
+
+
+class AsyncMending(AsyncExternal):
+    """Under the lease of the operation, as whoever runs it. Somebody else who has that is not disturbed."""
+
+    async def recover(self) -> str | None:
+        """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more."""
+        prior = await self._take_over()
+        if prior is None:
+            return None
+        try:
+            if prior.status != "partial":
+                return None
+            op = await self._outside(prior)
+            if self.plan.verify is not None and prior.effect_started:
+                done = await self.probe(self.plan.verify, prior, self._asked_at)
+                if done is not None:
+                    await self.succeed(op, done.result)
+                    return "finished"
+            elif self.plan.rollback is not None and prior.effect_started:
+                await call(self.plan.rollback, await self.dead(prior, self._asked_at))
+            op.note("rollback", {"attempt": prior.attempt, "name": self.plan.handler})
+            await self._end(op, prior, {"type": "Recovered", "message": "its owner died"})
+            return "rolled back"
+        finally:
+            await self._let_go()
+
+    async def roll_back(self, actor: str, reason: str) -> None:
+        """Undo it, whatever became of it."""
+        prior = await self._taken_over()
+        try:
+            if self.plan.rollback is None:
+                raise self._refusal(prior, "nothing is registered to undo it")
+            op = await self._outside(prior)
+            await call(self.plan.rollback, await self.dead(prior, self._asked_at))
+            op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
+            await self._end(op, prior, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
+        finally:
+            await self._let_go()
+
+    async def reset(self, actor: str, reason: str) -> None:
+        """Let it be run as if it were new; all that happened to it stays in the log."""
+        prior = await self._taken_over()
+        try:
+            op = await self._outside(prior)
+            op.note("reset", {"actor": actor, "reason": reason})
+            self.prior = prior._replace(failures=-1)
+            await self._end(op, self.prior, {"reset": True, "actor": actor, "reason": reason})
+        finally:
+            await self._let_go()
+
+    async def _taken_over(self) -> Prior:
+        prior = await self._take_over()
+        if prior is None:
+            raise in_progress(self.plan.key)
+        return prior
+
+    async def _take_over(self) -> Prior | None:
+        """Under its lease, as it is now; None when somebody is at it."""
+        self._grant = await self._lease.try_acquire()
+        if self._grant is None:
+            return None
+        prior = await self._look()
+        if prior.status is None or prior.alive:
+            await self._let_go()
+            return None
+        self.prior = prior
+        self.plan = self.plan._replace(fingerprint=prior.fingerprint)
+        return prior
+
+    async def _outside(self, prior: Prior) -> AsyncRunning:
+        """The operation as it stands; nothing that follows is a new attempt."""
+        op = AsyncRunning(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self._held.fence)
+        op.note("lock_acquired")
+        return op
+
+    async def _end(self, op: AsyncRunning, prior: Prior, said: dict[str, Any]) -> None:
+        op.began = False
+        await self._close(op, "failure", error=json.dumps(said), failures=prior.failures + 1)
+
+    def _refusal(self, prior: Prior, why: str) -> OperationFailed:
+        key = self.plan.key
+        message = f"operation {key.label!r}: {why}"
+        return OperationFailed(message, key=key.digest, label=key.label, status=prior.status or "failure", error=None)
