@@ -72,7 +72,7 @@ def step(state: State, entry: Entry) -> State:
         case "failure":
             return replace(state, status="failure", error=_text(_detail(entry).get("error")))
         case "rollback":
-            return replace(state, status="failure", effect_started=False, checkpoints={})
+            return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None)
         case "reset":
             kept = {name: getattr(state, name) for name in ("attempt", "fence", "sovereignty", "number", "at")}
             return State(entry.operation, status="reset", resets=state.resets + 1, **kept)
