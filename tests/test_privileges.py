@@ -27,7 +27,8 @@ PUBLIC = {
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
     "object_put", "object_delete", "object_get", "object_get_by_name", "object_list", "object_cursor", "object_changes",
     "operation_get", "operation_begin", "operation_write", "operation_list", "operation_entries", "operation_review",
-    "operation_reviews",
+    "operation_reviews", "operation_expire", "operation_health", "operation_indexes",
+    "wal_chains", "wal_read", "wal_archive",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
@@ -46,6 +47,7 @@ INSIDE = {
 HARMLESS = {
     "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
     "timeline": "", "snapshot_time": "", "commit_check": "", "lock_break": "1", "lock_key": "'x'",
+    "wal_settle": "",
 }  # fmt: skip
 
 

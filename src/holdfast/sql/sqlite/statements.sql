@@ -346,3 +346,51 @@ union all select quick_check from pragma_quick_check('holdfast_object_change') w
 -- name: examine_write_lock
 -- Not a select, so it takes the write lock; and writes nothing.
 values (1);
+
+-- name: wal_chains
+with known (key) as (
+    select key from (select idem_key as key from holdfast_idempotency_log
+                      where (:key is null and idem_key > coalesce(:after, '') or idem_key = :key) and (:since is null or updated_at >= :since)
+                     union
+                     select idem_key from holdfast_wal
+                      where (:key is null and idem_key > coalesce(:after, '') or idem_key = :key) and (:since is null or at >= :since))
+     order by key limit :most)
+select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
+  from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
+ order by k.key, w.number;
+
+-- name: wal_read
+select 0 as epoch, w.id as place, w.idem_key as key, w.number, w.entries
+  from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :most) w order by w.id;
+
+-- name: wal_archive
+-- stop
+select 'changed' as state where not exists (
+    select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :expected and status <> 'partial');
+-- stop
+select 'unpublished' as state where exists (select 1 from holdfast_outbox where idem_key = :key and published_at is null);
+update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
+delete from holdfast_wal where idem_key = :key;
+insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
+select 'archived' as state;
+
+-- name: operation_expire
+update holdfast_idempotency_log set result = null where idem_key in (
+    select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :most);
+select changes() as gone;
+
+-- name: operation_health
+select count(*) as operations, coalesce(sum(status = 'partial'), 0) as partial, coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
+       coalesce(sum(status = 'partial' and not alive and updated_at < {now} - :stale), 0) as stale_partials,
+       {now} - min(case when status = 'partial' and not alive then updated_at end) as oldest,
+       coalesce(sum(status = 'failure'), 0) as failed, coalesce(sum(created_at > {now} - 86400), 0) as today,
+       (select count(*) from holdfast_wal) as entries, (select sum(length(entries)) from holdfast_wal) as bytes,
+       coalesce(sum(expires_at <= {now} and result is not null), 0) as expired,
+       (select count(*) from holdfast_outbox where published_at is null) as unpublished,
+       {now} - (select min(created_at) from holdfast_outbox where published_at is null) as lag,
+       (select count(*) from holdfast_review where closed_at is null) as reviews, {now} as now
+  from holdfast_operation;
+
+-- name: operation_indexes
+select substr(name, length('holdfast_') + 1) as name from sqlite_master
+ where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal', 'holdfast_outbox', 'holdfast_review');

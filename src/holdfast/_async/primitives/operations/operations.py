@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.operation_log import AsyncOperationLog
 from holdfast._async.primitives.operations.attempt import AsyncPlan
 from holdfast._async.primitives.operations.mending import AsyncMending
 from holdfast._wire.aio_waiting import check_called
@@ -33,9 +34,9 @@ class Handlers(NamedTuple):
     verify: Function | None
 
 
-class AsyncOperations:
+class AsyncOperations(AsyncOperationLog):
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.operation_log import OperationLog
 from holdfast._sync.primitives.operations.attempt import Plan
 from holdfast._sync.primitives.operations.mending import Mending
 from holdfast._wire.log import logger
@@ -34,9 +35,9 @@ class Handlers(NamedTuple):
     verify: Function | None
 
 
-class Operations:
+class Operations(OperationLog):
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:

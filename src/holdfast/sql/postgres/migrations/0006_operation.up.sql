@@ -181,7 +181,9 @@ begin
         state := 'changed';
         return;
     end if;
-    insert into holdfast.wal values (key, number, pg_current_xact_id(), at, entries);
+    -- Of one chain, the later entry may be written by the older transaction: it is read after the earlier one all the same.
+    insert into holdfast.wal values (key, number, case when expected is null then pg_current_xact_id() else greatest(pg_current_xact_id(),
+        (select w.xid from holdfast.wal w where w.idem_key = key order by w.number desc limit 1)) end, at, entries);
     if outbox is not null then
         insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
         select pg_current_xact_id(), key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
