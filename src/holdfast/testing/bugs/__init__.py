@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from holdfast.testing.bugs import answers, fencing, forking, locks, tokens
+from holdfast.testing.bugs import answers, fencing, forking, locks, running, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
 from holdfast.testing.checker import Report, check
@@ -56,6 +56,9 @@ BUGS: dict[str, Bug] = {
     "fork-shared connection": Bug("C6", forking.ForkedConnection, forking.divided, forking.ForkedClient),
     "lock not given back after a timeout": Bug("C9", locks.Careless, locks.granted_too_late, locks.Locker),
     "lock not given back after a cancel": Bug("C9", locks.Careless, locks.granted_to_the_cancelled, locks.Locker),
+    "unfenced finish": Bug("C5", running.UnfencedFinish, running.finished_late, running.Runner),
+    "result before effect": Bug("C5", running.ResultFirst, running.killed_half_way, running.Runner),
+    "claim outside the transaction": Bug("C5", running.ClaimOutside, running.both_at_once, running.Runner),
     "lock through a transaction pooler": Bug("C7", locks.Careless, locks.locked_through_a_pooler, locks.Locker),
 }
 

@@ -194,11 +194,15 @@ class AsyncAttempt(ABC):
         said = await call(function, await self.dead(prior, asked_at))
         return said if isinstance(said, Done) else Done() if said is True else None
 
+    fence = 0
+    """Of the lease that it is done under."""
+
     async def dead(self, prior: Prior, asked_at: float) -> AsyncRunning:
+        """The attempt that died, with what it had noted, and with our own fence: whatever it does late is older."""
         digest = self.plan.key.digest
         states = replay.fold(await read_entries(self.plan.engine, digest))
         noted = states[digest].checkpoints if digest in states else {}
-        return AsyncRunning(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=prior.fence, checkpoints=noted)
+        return AsyncRunning(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
 
 
 def kept(value: Any) -> dict[str, Any]:

@@ -195,11 +195,15 @@ class Attempt(ABC):
         said = call(function, self.dead(prior, asked_at))
         return said if isinstance(said, Done) else Done() if said is True else None
 
+    fence = 0
+    """Of the lease that it is done under."""
+
     def dead(self, prior: Prior, asked_at: float) -> Running:
+        """The attempt that died, with what it had noted, and with our own fence: whatever it does late is older."""
         digest = self.plan.key.digest
         states = replay.fold(read_entries(self.plan.engine, digest))
         noted = states[digest].checkpoints if digest in states else {}
-        return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=prior.fence, checkpoints=noted)
+        return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
 
 
 def kept(value: Any) -> dict[str, Any]:
