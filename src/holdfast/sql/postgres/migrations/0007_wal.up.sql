@@ -10,15 +10,17 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 declare
     begun timestamptz := to_timestamp(since);
+    low text := coalesce(only_key, after, '');
+    high text := coalesce(only_key, 'g');  -- above every hexadecimal digit
 begin
     return query
     with known as (
         (select g.idem_key from holdfast.idempotency_log g
-          where (only_key is null and g.idem_key > coalesce(after, '') or g.idem_key = only_key) and (begun is null or g.updated_at >= begun)
+          where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
           order by 1 limit most)
         union
         (select w.idem_key from holdfast.wal w
-          where (only_key is null and w.idem_key > coalesce(after, '') or w.idem_key = only_key) and (begun is null or w.at >= begun)
+          where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
           group by 1 order by 1 limit most)
         order by 1 limit most)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
