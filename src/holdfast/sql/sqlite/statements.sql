@@ -376,6 +376,10 @@ delete from holdfast_wal where idem_key = :key;
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
 select 'archived' as state;
 
+-- name: operation_review_close
+update holdfast_review set closed_at = {now}, actor = :actor, outcome = :outcome where idem_key = :key and closed_at is null;
+select changes() as closed;
+
 -- name: operation_expire
 update holdfast_idempotency_log set result = null where idem_key in (
     select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :most);
