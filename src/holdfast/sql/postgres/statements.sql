@@ -227,6 +227,14 @@ select holdfast.operation_write(
     cast(:lock as bigint), cast(:began as text), cast(:outbox as text), cast(:label as text), cast(:pipeline as text), cast(:task as text),
     cast(:dataset as text), cast(:operation as text), cast(:checksum as text), cast(:params_hash as text)) as state
 
+-- name: operation_claim_many
+select key, mine, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
+       expired, extract(epoch from clock_timestamp())::double precision as now, null as state
+  from holdfast.operation_claim_many(:claims, :fence::bigint, :rollback, :owner, :token::uuid)
+
+-- name: operation_finish_many
+select key, null as state from holdfast.operation_finish_many(:ends, :keep::double precision, :owner, :token::uuid)
+
 -- name: operation_list
 select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)

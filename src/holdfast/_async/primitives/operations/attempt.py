@@ -66,16 +66,19 @@ async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) 
     """With ``op`` if it takes one."""
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else _names(function)
-    if "op" in names:
-        kwargs["op"] = op
-    return await settled(function(*args, **kwargs))
+    if "op" not in names:
+        return await settled(function(*args, **kwargs))
+    place = names.index("op") - (code is not None and hasattr(function, "__self__"))  # self is not given here
+    if place <= len(args):
+        return await settled(function(*args[:place], op, *args[place:], **kwargs))
+    return await settled(function(*args, op=op, **kwargs))
 
 
-def _names(function: Function) -> Sequence[str]:
+def _names(function: Function) -> tuple[str, ...]:
     import inspect
 
     try:
-        return list(inspect.signature(function).parameters)
+        return tuple(inspect.signature(function).parameters)
     except ValueError:  # one that is not written in Python
         return ()
 
@@ -100,6 +103,8 @@ class AsyncAttempt(ABC):
     def __init__(self, plan: AsyncPlan) -> None:
         self.plan = plan
         self.prior: Prior
+        self.began = False
+        """Whether the function was called: what goes wrong before is not tried again by itself."""
 
     @abstractmethod
     async def begin(self) -> AsyncRunning | Outcome:
