@@ -24,6 +24,8 @@ def crashes(url: str, mode: str, policy: str) -> list[tuple[str, int, int, str, 
     command = [sys.executable, "-m", "tests.operations.crasher", url, mode, policy]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
+    with holdfast.Client(url) as client:
+        assert client.operations.verify().broken == (), "whatever was killed, the chains are sound"
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 

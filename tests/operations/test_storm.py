@@ -99,4 +99,7 @@ def test_every_key_has_one_effect_and_one_result(either: str, tmp_path: Path) ->
     told = [each for each in operations(read(tmp_path)) if each.outcome == "ok"]
     assert len(told) >= 2 * KEYS * PROCESSES
     assert crew.kills > 0
+    with holdfast.Client(either) as client:
+        found = client.operations.verify()
+        assert (found.broken, found.operations) == ((), 2 * KEYS), "the chains are sound as well"
     sys.stdout.write(f"{len(told)} answers of {2 * KEYS} keys, {crew.kills} kills\n")

@@ -89,6 +89,8 @@ def test_replay_and_verify_change_nothing_and_are_on_the_record(either: str, cli
 def test_old_entries_are_put_into_a_file_that_is_never_written_over(client: holdfast.Client, tmp_path: Path) -> None:
     file = tmp_path / "old.jsonl"
     asked = {"older": 0.0, "to": str(file)}
+    operator.run(client, "wal.archive", {"older": 3600.0, "to": str(file)}, **JANE)
+    assert not file.exists(), "there was nothing to put into it"
 
     def looked() -> str:
         return operator.run(client, "wal.archive", asked, **JANE, dry_run=True).changes[0]

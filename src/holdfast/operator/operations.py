@@ -79,14 +79,23 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     yield [
         f"the entries of up to {len(ended)} operations that ended before {before:%Y-%m-%d %H:%M:%S} UTC go to {to!r}"
     ]
-    with path.open("x", encoding="utf-8") as file:
 
-        def write(lines: Sequence[str]) -> None:
+    def write(lines: Sequence[str]) -> None:
+        """In the file, made when there is something to put into it, and on the disk when this returns."""
+        with path.open("a" if begun else "x", encoding="utf-8") as file:
+            begun.append(True)
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
+        if len(begun) == 1:  # that there is such a file is for its folder to know
+            folder = os.open(path.absolute().parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
-        done = window.client.operations.archive(before, write)
+    begun: list[bool] = []
+    done = window.client.operations.archive(before, write)
     if done.left:
         some = "; ".join(f"{key[:12]}…: {why}" for key, why in list(done.left.items())[:3])
         raise CommandRefused(f"{done.operations} were archived, {len(done.left)} were not: {some}")

@@ -16,6 +16,7 @@ from holdfast.core.health import Examination, operations
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.logged import Logged, LogPage, Place, Tally, Verification, examine, logged, page_of
 from holdfast.core.objects import check_most
+from holdfast.core.records import ReviewRecord
 from holdfast.core.replay import State
 from holdfast.core.wal import Entry, Problem
 
@@ -26,6 +27,7 @@ LATELY = 86400.0
 
 States = list[State]
 Entries = list[Entry]
+Reviews = list[ReviewRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,11 @@ class OperationLog:
                         "its lineage is not published" if state == "unpublished" else "it has gone on"
                     )
         return Archived(done, left)
+
+    def reviews(self, *, most: int = 100) -> Reviews:
+        """What waits for somebody to look at it, the oldest first. A reset is an answer."""
+        rows = self._engine.call("operation_reviews", {"most": check_most(most)})
+        return [ReviewRecord.of(row) for row in rows]
 
     def expire(self) -> int:
         """Let go of the results whose time is over; how many. That they were, and their hashes, stays."""

@@ -64,7 +64,7 @@ def growth(facts: Facts) -> Verdict:
     if about["expired"]:
         return warn(
             f"{found}; {about['expired']} results are kept although their time is over",
-            "Run client.operations.expire() from time to time, or `holdfast ops expire`.",
+            "Call client.operations.expire() from time to time.",
         )
     if about["today"] > MANY_A_DAY or size > LARGE:
         return warn(found, "Archive what is old: `holdfast do wal.archive`.")

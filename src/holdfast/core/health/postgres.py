@@ -33,7 +33,15 @@ PUBLISHED = frozenset({"idempotency_log", "wal", "outbox", "review", "audit"})
 """Tables of which a copy elsewhere is worth having: logs, unlike leases, say the same there."""
 FOR_OPERATORS = frozenset(
     {"lease_list", "lease_history", "lease_force_release", "lock_label", "lock_break", "audit_begin", "audit_end"}
-    | {"wal_chains", "wal_read", "wal_archive", "operation_expire", "operation_health", "operation_indexes"}
+    | {
+        "wal_chains",
+        "wal_read",
+        "wal_archive",
+        "operation_expire",
+        "operation_review_close",
+        "operation_health",
+        "operation_indexes",
+    }
 )
 """Functions that a role can do without and hold leases and locks all the same."""
 

@@ -328,6 +328,9 @@ select epoch, xid::text as place, key, number, entries from holdfast.wal_read(
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
 
+-- name: operation_review_close
+select closed from holdfast.operation_review_close(:key, :actor, :outcome)
+
 -- name: operation_expire
 select gone from holdfast.operation_expire(:most::int)
 

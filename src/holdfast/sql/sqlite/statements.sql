@@ -375,10 +375,12 @@ values (1);
 -- name: wal_chains
 with known (key) as (
     select key from (select idem_key as key from holdfast_idempotency_log
-                      where (:key is null and idem_key > coalesce(:after, '') or idem_key = :key) and (:since is null or updated_at >= :since)
+                      where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
+                        and (:since is null or updated_at >= :since)
                      union
                      select idem_key from holdfast_wal
-                      where (:key is null and idem_key > coalesce(:after, '') or idem_key = :key) and (:since is null or at >= :since))
+                      where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
+                        and (:since is null or at >= :since))
      order by key limit :most)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
@@ -398,6 +400,10 @@ update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key
 delete from holdfast_wal where idem_key = :key;
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
 select 'archived' as state;
+
+-- name: operation_review_close
+update holdfast_review set closed_at = {now}, actor = :actor, outcome = :outcome where idem_key = :key and closed_at is null;
+select changes() as closed;
 
 -- name: operation_expire
 update holdfast_idempotency_log set result = null where idem_key in (

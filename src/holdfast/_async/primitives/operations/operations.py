@@ -153,7 +153,10 @@ class AsyncOperations(AsyncOperationLog):
         kept, with who reset it and why. OperationInProgress while somebody is at it."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        await self._mending(await self._known(key)).reset(actor, reason)
+        record = await self._known(key)
+        await self._mending(record).reset(actor, reason)
+        answer = {"key": record.key, "actor": actor, "outcome": f"reset: {reason}"}
+        await self._engine.call("operation_review_close", answer)
 
     async def _known(self, key: OperationKey | str) -> OperationRecord:
         record = await self.get(key)

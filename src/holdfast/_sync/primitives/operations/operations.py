@@ -154,7 +154,10 @@ class Operations(OperationLog):
         kept, with who reset it and why. OperationInProgress while somebody is at it."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        self._mending(self._known(key)).reset(actor, reason)
+        record = self._known(key)
+        self._mending(record).reset(actor, reason)
+        answer = {"key": record.key, "actor": actor, "outcome": f"reset: {reason}"}
+        self._engine.call("operation_review_close", answer)
 
     def _known(self, key: OperationKey | str) -> OperationRecord:
         record = self.get(key)

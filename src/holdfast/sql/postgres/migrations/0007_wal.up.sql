@@ -10,15 +10,17 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 declare
     begun timestamptz := to_timestamp(since);
+    low text := coalesce(only_key, after, '');
+    high text := coalesce(only_key, 'g');  -- above every hexadecimal digit
 begin
     return query
     with known as (
         (select g.idem_key from holdfast.idempotency_log g
-          where (only_key is null and g.idem_key > coalesce(after, '') or g.idem_key = only_key) and (begun is null or g.updated_at >= begun)
+          where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
           order by 1 limit most)
         union
         (select w.idem_key from holdfast.wal w
-          where (only_key is null and w.idem_key > coalesce(after, '') or w.idem_key = only_key) and (begun is null or w.at >= begun)
+          where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
           group by 1 order by 1 limit most)
         order by 1 limit most)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
@@ -92,6 +94,16 @@ begin
     get diagnostics gone = row_count;
 end $$;
 
+-- Somebody has looked at it.
+create function holdfast.operation_review_close(key text, actor text, outcome text, out closed int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    update holdfast.review r set closed_at = clock_timestamp(), actor = operation_review_close.actor, outcome = operation_review_close.outcome
+     where r.idem_key = key and r.closed_at is null;
+    get diagnostics closed = row_count;
+end $$;
+
 create function holdfast.operation_health(stale double precision,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
     out today bigint, out entries bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint,
@@ -126,6 +138,6 @@ end $$;
 
 revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_read(bigint, xid8, text, int, int),
     holdfast.wal_settle(), holdfast.wal_archive(text, text, text, int, text),
-    holdfast.operation_expire(int), holdfast.operation_health(double precision), holdfast.operation_indexes() from public;
+    holdfast.operation_expire(int), holdfast.operation_review_close(text, text, text), holdfast.operation_health(double precision), holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');
