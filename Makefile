@@ -59,6 +59,10 @@ torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
 	@exec $(BIN)/python -m holdfast.testing.succession $(ARGS)
 
+.PHONY: storm
+storm: $(STAMP) ## Run 400 operations in 16 processes that are killed and stopped: one effect, one result each (minutes)
+	@HOLDFAST_STORM=1 exec $(BIN)/python -m pytest tests/operations/test_storm.py -n 0 -s --timeout 1800 $(ARGS)
+
 .PHONY: prove
 prove: $(STAMP) ## Run the proofs of guard, slots, gates and commands at full length (minutes)
 	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/guard tests/slots tests/operator -rA $(ARGS)

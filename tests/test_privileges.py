@@ -28,7 +28,9 @@ PUBLIC = {
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
     "object_put", "object_delete", "object_get", "object_get_by_name", "object_list", "object_cursor", "object_changes",
     "operation_get", "operation_begin", "operation_write", "operation_list", "operation_entries", "operation_review",
-    "operation_reviews",
+    "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
+    "operation_review_close", "operation_reviews",
+    "wal_chains", "wal_read", "wal_archive",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
     "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
@@ -49,6 +51,7 @@ INSIDE = {
 HARMLESS = {
     "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
     "timeline": "", "snapshot_time": "", "commit_check": "", "lock_break": "1", "object_late": "", "lock_key": "'x'",
+    "wal_settle": "",
 }  # fmt: skip
 
 

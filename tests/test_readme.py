@@ -59,13 +59,13 @@ def test_every_python_block_runs_on_sqlite(
     monkeypatch.chdir(tmp_path)
     for code in blocks("python"):
         run(code, known)
-    assert len(known["conn"].execute("select * from imports").fetchall()) == 2
+    assert len(known["conn"].execute("select * from imports").fetchall()) == 3
 
 
 def test_every_python_block_runs_on_postgresql(postgres_url: str, known: dict[str, Any]) -> None:
     for code in blocks("python"):
         run(for_postgres(code, postgres_url), known)
-    assert len(known["conn"].execute("select * from imports").fetchall()) == 2
+    assert len(known["conn"].execute("select * from imports").fetchall()) == 3
 
 
 def test_every_sql_block_runs_in_psql(postgres_url: str) -> None:

@@ -23,8 +23,8 @@ from tests.conftest import MAJORS, fresh, migrated, server
 USER = ("grant usage on schema holdfast to {}", "grant execute on all functions in schema holdfast to {}")
 CHECKS = {
     "bloat", "clock", "connection", "connection_check", "connections", "idle_timeouts", "keepalives", "lock_table",
-    "pooler", "primary", "privileges", "replica_identity", "schema", "snapshots", "statement_timeouts", "synchronous",
-    "version",
+    "operation_log", "pooler", "primary", "privileges", "replica_identity", "schema", "snapshots", "statement_timeouts",
+    "synchronous", "version",
 }  # fmt: skip
 
 Findings = dict[str, dict[str, Any]]

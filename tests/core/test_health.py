@@ -31,7 +31,9 @@ SETTINGS = {
     "tcp_user_timeout": "3000",
     "transaction_timeout": "0",
 }
-TABLE = {"live": 1, "dead": 5, "vacuumed": 1.0, "publications": None, "identified": True}
+TABLE = {"bytes": 8192, "live": 1, "dead": 5, "vacuumed": 1.0, "publications": None, "identified": True}
+LOG = [{"name": name, **TABLE} for name in ("beat", "idempotency_log", "wal")]
+PUBLISHED = [each | {"publications": "log" if each["name"] != "beat" else None} for each in LOG]
 WELL: dict[str, Any] = {
     "expected": [{"schema": "holdfast", "version": 2, "self_migrating": False}],
     "connection": [{"error": None, "refused": None, "round_trip": 0.001}],
@@ -48,7 +50,9 @@ WELL: dict[str, Any] = {
     "examine_replicas": [{"connected": 0, "synchronous": 0}],
     "examine_snapshots": [{"who": "session 8", "seconds": 0.1, "transactions": 3}],
     "examine_functions": [{"name": "lease_acquire", "may": True}, {"name": "lease_list", "may": True}],
-    "examine_tables": [{"name": "beat", **TABLE}, {"name": "lease", **TABLE}],
+    "examine_tables": [
+        {"name": "beat", **TABLE}, {"name": "lease", **TABLE}, {"name": "wal", **TABLE, "bytes": 0, "dead": 0}
+    ],
     "schema_applied": [{"version": 1}, {"version": 2}],
 }  # fmt: skip
 FILE = {
@@ -161,6 +165,14 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("replica_identity", "fail", {"examine_tables": {"publications": "p", "identified": False}}, "beat"),
     ("replica_identity", "ok", {"examine_tables": {"identified": False}}, "no publication"),
     ("replica_identity", "unseen", {"examine_tables": []}, "no tables"),
+    ("replica_identity", "ok", {"examine_tables": PUBLISHED}, "which is meant to be"),
+    ("operation_log", "unseen", {"examine_tables": LOG[:1]}, "no log of operations"),
+    ("operation_log", "warn", {"examine_tables": LOG}, "on this server alone"),
+    ("operation_log", "warn", {"examine_tables": [*LOG[:2], PUBLISHED[2]]}, "on this server alone"),
+    ("operation_log", "ok", {"examine_tables": [{**each, "bytes": 0} for each in LOG]}, "no operation is logged"),
+    ("operation_log", "ok", {"examine_tables": PUBLISHED}, "published for logical replication (log)"),
+    ("operation_log", "ok", {"examine_tables": LOG, "examine_replicas": {"connected": 2}}, "2 servers follow this one"),
+    ("operation_log", "ok", {"examine_tables": LOG, "session_open": {"in_recovery": True}}, "a copy of it"),
 ]  # fmt: skip
 FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("connection", "fail", {"connection": {"error": "file is not a database"}}, "not a database"),

@@ -312,3 +312,24 @@ def test_a_history_that_was_found_wanting_still_is(history: str, violated: list[
     """Kept from chaos, with the word that was changed in holdfast as its name: the checker must not forget."""
     report = check(Path(__file__).parent / "histories" / history)
     assert report.violated == violated
+
+
+def test_c5_every_key_has_one_effect_and_one_result() -> None:
+    runs = events(*(operation("run", "ok", None, n, n + 1, worker=f"w{n}", result="a") for n in (0, 2)))
+
+    def effects(*values: str, name: str = "job") -> Database:
+        return Database(effects=[{"name": name, "value": value} for value in values])
+
+    assert verdict("C5", *runs, database=effects("a")) == ("C5", True, 2, [])
+    for wrong, why in (
+        (effects("a", "a"), "had 2 effects"),
+        (effects(), "there is no effect"),
+        (effects("b"), "had the effect 'b', and the result 'a'"),
+        (effects("a", name="other"), "nobody ran it"),
+    ):
+        assert why in str(verdict("C5", *runs, database=wrong).violations)
+    other = events(operation("run", "ok", None, 4, 5, worker="x", result="b"))
+    assert "had 2 results" in str(verdict("C5", *runs, *other, database=effects("a")).violations)
+    unknown = events(operation("run", "unknown", None, 0, 1, result="a"))
+    assert verdict("C5", *unknown, database=effects("a")).violations == []
+    assert "C5" not in [each.check for each in check([]).verdicts]

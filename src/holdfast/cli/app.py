@@ -26,6 +26,7 @@ COMMANDS = {
     "locks": "holdfast.cli.locks:locks",
     "ls": "holdfast.cli.leases:ls",
     "migrate": "holdfast.cli.migrate:migrate",
+    "ops": "holdfast.cli.ops:ops",
     "release": "holdfast.cli.leases:release",
     "run": "holdfast.cli.run_command:run",
     "version": "holdfast.cli.version:version",

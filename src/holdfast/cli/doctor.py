@@ -34,11 +34,16 @@ def doctor(context: click.Context, strict: bool, timeout: float, as_json: bool) 
       holdfast --url postgresql://app@db/app doctor --strict     # in a deploy: refuse what only works so-so
       holdfast doctor --json | jq '.findings[] | select(.status != "ok")'
     """
-    from holdfast.cli.output import console, for_programs, show
-
     with connected(context) as client:
         examination = client.examine(timeout=timeout)
-        passed = examination.passed(strict=strict)
+    report(context, examination, strict=strict, as_json=as_json)
+
+
+def report(context: click.Context, examination: Any, *, strict: bool, as_json: bool) -> None:
+    """Tell what was found, and end with the exit code that goes with it."""
+    from holdfast.cli.output import console, for_programs, show
+
+    passed = examination.passed(strict=strict)
     if as_json:
         click.echo(for_programs({"passed": passed, "strict": strict, **asdict(examination)}))
     else:

@@ -89,6 +89,9 @@ class Prior(NamedTuple):
         return results.decode(bytes.fromhex(self.result or ""))
 
 
+NOTHING = Prior(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, 0.0)
+
+
 def decide(prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool) -> Act:
     """``undoes``: whether there is a rollback that can be called."""
     if prior.status is None or (prior.expired and prior.status != "partial") or prior.told.get("reset"):
@@ -229,19 +232,23 @@ def _check_count(value: object, what: str, least: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. ``status``: "success", or "skipped" because somebody else was at it."""
+    """How a run ended. ``status``: "success", "skipped" because somebody else was at it, and in a batch "failed"."""
 
-    status: Literal["success", "skipped"]
+    status: Literal["success", "skipped", "failed"]
     replayed: bool
     attempt: int
     committed: bool = True
     """False when it is part of a transaction that was open already: then the commit is the caller's, and until then it
     has not happened."""
     value: Any = field(default=None, repr=False)
+    error: Exception | None = None
+    """In a batch: why there is no result."""
 
     @property
     def result(self) -> Any:
-        """What the function returned, now or when it ran; RuntimeError when it was skipped."""
+        """What the function returned, now or when it ran; RuntimeError when it was skipped, the error if it failed."""
+        if self.error is not None:
+            raise self.error
         if self.status == "skipped":
             raise RuntimeError("the operation was skipped because somebody else was at it: there is no result")
         return self.value

@@ -82,6 +82,23 @@ class AuditRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ReviewRecord:
+    """An operation that somebody has to look at. ``reason``: "attempts" (it failed as often as it may) or "locked"
+    (somebody else was at it, and that was to be escalated)."""
+
+    id: int
+    key: str
+    label: str
+    reason: str
+    detail: str
+    opened_at: datetime
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> ReviewRecord:
+        return cls(**{**row, "opened_at": _when(row["opened_at"])})
+
+
+@dataclass(frozen=True, slots=True)
 class LockRecord:
     """An advisory lock that a session holds or waits for, whoever took it, as ``client.locks`` shows it.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from holdfast.core import results
 from holdfast.core.wal import Entry
 
 
@@ -31,6 +32,18 @@ class State:
     number: int = 0
     """Of the last entry."""
     at: int = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a result, and it has not expired."""
+        return self.result is not None
+
+    @property
+    def value(self) -> Any:
+        """What was returned; LookupError when no result is kept."""
+        if self.result is None:
+            raise LookupError(f"no result of operation {self.operation[:12]}… is kept: it is {self.status}")
+        return results.decode(self.result)
 
 
 def fold(entries: Iterable[Entry], before: Mapping[str, State] | None = None) -> dict[str, State]:
@@ -59,7 +72,7 @@ def step(state: State, entry: Entry) -> State:
         case "failure":
             return replace(state, status="failure", error=_text(_detail(entry).get("error")))
         case "rollback":
-            return replace(state, status="failure", effect_started=False, checkpoints={})
+            return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None)
         case "reset":
             kept = {name: getattr(state, name) for name in ("attempt", "fence", "sovereignty", "number", "at")}
             return State(entry.operation, status="reset", resets=state.resets + 1, **kept)

@@ -95,6 +95,8 @@ class Database(NamedTuple):
     """Whether ``grants`` is of all that there ever were, and not of the last few."""
     sane_clocks: bool = False
     """Whether no clock was stepped or made to drift, so that no two workers may ever believe in the same lease."""
+    effects: Sequence[Row] = ()
+    """name, value: what operations did"""
 
 
 class Recorder(Closing):

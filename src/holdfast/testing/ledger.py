@@ -7,6 +7,7 @@ TABLES = (
     "create table proof_write (name text not null, fence bigint not null, key text not null)",
     "create table proof_takeover (name text not null, fence bigint not null, older bigint not null, newest bigint)",
     "create index proof_write_name on proof_write (name, fence)",
+    "create table proof_effect (name text not null, value text not null)",
 )
 WRITE = "insert into proof_write (name, fence, key) values (?, ?, ?)"
 TAKE_OVER = (

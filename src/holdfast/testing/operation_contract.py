@@ -292,6 +292,60 @@ class OperationContract:
         assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
         assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
 
+    def test_a_batch_is_split_into_what_is_to_be_done_and_what_was(self, connect: Connect, url: str) -> None:
+        client, prefix, effects, steps = connect(url), name(), Effects(), []
+        for number in (0, 3):
+            client.operation(f"{prefix}-{number}", payload=number).run(lambda number=number: -number)
+        client.operation(f"{prefix}-4", payload="another").run(int)
+        with pytest.raises(ValueError, match="once"):
+            client.operation(f"{prefix}-5", payload=5).run(effects.do(5, ValueError("once")))
+        leave_half_done(url, f"{prefix}-6", payload=6)
+
+        def work(number: int) -> int:
+            effects.append(number)
+            if number == 8:
+                raise ValueError("eight")
+            return number * 10
+
+        def many() -> list[Any]:
+            found = client.operations.run_many(
+                range(10), work, key=lambda number: f"{prefix}-{number}", payload=lambda number: number, batch=4,
+                progress=lambda done, total: steps.append((done, total)),
+            )  # fmt: skip
+            assert isinstance(found, list)
+            return found
+
+        with running(url, f"{prefix}-7", payload=7):
+            found = many()
+        assert [each.status for each in found] == [
+            "success", "success", "success", "success", "failed", "success", "failed", "skipped", "failed", "success",
+        ]  # fmt: skip
+        assert effects == [5, 1, 2, 8, 9, 5]
+        assert steps == [(4, 10), (8, 10), (10, 10)]
+        assert [found[n].result for n in (0, 1, 2, 3, 5, 9)] == [0, 10, 20, -3, 50, 90]
+        assert [found[n].replayed for n in (0, 1, 3)] == [True, False, True]
+        assert [type(found[n].error) for n in (4, 6, 8)] == [holdfast.KeyReused, holdfast.OperationFailed, ValueError]
+        again = many()
+        assert [again[n].result for n in (0, 1, 2, 3, 5, 7, 9)] == [0, 10, 20, -3, 50, "theirs", 90]
+        assert effects == [5, 1, 2, 8, 9, 5, 8]
+        assert client.operations.verify(since=None).broken == ()
+
+    def test_a_batch_of_keys_of_parts_has_their_lock(self, connect: Connect, url: str) -> None:
+        client, unique = connect(url), name()
+
+        def key(task: int, dataset: str = unique) -> Any:
+            return holdfast.OperationKey(pipeline="etl", task=str(task), dataset=dataset, operation="load")
+
+        assert client.operations.run_many([], int) == []
+        with running(url, key(99)), pytest.raises(holdfast.OperationInProgress):
+            client.operations.run_many(range(3), lambda _: 1, key=key, when_locked="fail")
+        assert [each.result for each in client.operations.run_many(range(3), lambda n: n, key=key)] == [0, 1, 2]
+        for wrong in ([key(1), "plain"], [key(1), key(1, "other")], ["a", "a"]):
+            with pytest.raises(ValueError, match="a batch"):
+                client.operations.run_many(wrong, int)
+        with pytest.raises(ValueError, match="batch must be"):
+            client.operations.run_many(["a"], int, batch=0)
+
     def test_a_reset_key_is_as_if_it_were_new_and_its_history_stays(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
         with pytest.raises(LookupError, match=key):

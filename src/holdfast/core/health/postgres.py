@@ -30,6 +30,8 @@ SHORT = 1000
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 """Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
 DEAD_ROWS = 10_000
+PUBLISHED = frozenset({"idempotency_log", "wal", "outbox", "review", "audit"})
+"""Tables of which a copy elsewhere is worth having: logs, unlike leases, say the same there."""
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
@@ -313,16 +315,37 @@ def replica_identity(facts: Facts) -> Verdict:
     published = [each for each in tables if each["publications"]]
     if not published:
         return ok("no publication has holdfast's tables")
-    names = ", ".join(sorted(each["name"] for each in published))
+    names = ", ".join(sorted(each["name"] for each in published if each["name"] not in PUBLISHED))
     if bad := [each["name"] for each in published if not each["identified"]]:
         return fail(
             f"published without a replica identity, so that updates fail: {', '.join(sorted(bad))}",
             "ALTER TABLE … REPLICA IDENTITY DEFAULT, or take the table out of the publication.",
         )
+    if not names:
+        return ok("what is published is the log of operations, which is meant to be")
     return warn(
         f"published for logical replication ({published[0]['publications']}): {names}",
         "Leave them out of the publication: a copy of a lease grants nothing, fences (a sequence) are not replicated, "
         "and every heartbeat is sent.",
+    )
+
+
+def operation_log(facts: Facts) -> Verdict:
+    tables = {each["name"]: each for each in rows(facts, "examine_tables")}
+    if "wal" not in tables:
+        raise Unseen("there is no log of operations")
+    if not tables["wal"]["bytes"]:
+        return ok("no operation is logged yet")
+    if row(facts, "session_open")["in_recovery"]:
+        return ok("this is a copy of it")
+    if standbys := row(facts, "examine_replicas")["connected"]:
+        return ok(f"{standbys} server{'s' * (standbys != 1)} follow{'s' * (standbys == 1)} this one")
+    if all(tables[name]["publications"] for name in ("idempotency_log", "wal")):
+        return ok(f"published for logical replication ({tables['wal']['publications']})")
+    return warn(
+        "the log of operations is on this server alone: with it goes the knowledge of what was done already",
+        "Run a standby, or publish it: CREATE PUBLICATION … FOR TABLE idempotency_log, wal. Where the provider keeps "
+        "copies below PostgreSQL, this is no concern.",
     )
 
 
@@ -346,6 +369,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("privileges", privileges),
     ("bloat", bloat),
     ("replica_identity", replica_identity),
+    ("operation_log", operation_log),
 )
 
 

@@ -236,6 +236,14 @@ select holdfast.operation_write(
     cast(:lock as bigint), cast(:began as text), cast(:outbox as text), cast(:label as text), cast(:pipeline as text), cast(:task as text),
     cast(:dataset as text), cast(:operation as text), cast(:checksum as text), cast(:params_hash as text)) as state
 
+-- name: operation_claim_many
+select key, mine, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
+       expired, extract(epoch from clock_timestamp())::double precision as now, null as state
+  from holdfast.operation_claim_many(:claims, :fence::bigint, :rollback, :owner, :token::uuid)
+
+-- name: operation_finish_many
+select key, null as state from holdfast.operation_finish_many(:ends, :keep::double precision, :owner, :token::uuid)
+
 -- name: operation_list
 select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
@@ -307,7 +315,7 @@ select p.proname::text as name, bool_and(has_function_privilege(p.oid, 'execute'
  where p.pronamespace = to_regnamespace(:schema)::oid and p.proname = any (string_to_array(:names, ' ')) group by 1
 
 -- name: examine_tables
-select c.relname::text as name, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_dead_tup, 0) as dead,
+select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_dead_tup, 0) as dead,
        extract(epoch from s.last_autovacuum)::double precision as vacuumed,
        (select string_agg(t.pubname, ', ' order by t.pubname) from pg_publication_tables t
          where t.schemaname = :schema and t.tablename = c.relname) as publications,
@@ -317,3 +325,26 @@ select c.relname::text as name, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_
                        where t.schemaname = :schema and t.tablename = c.relname and (p.pubupdate or p.pubdelete)) as identified
   from pg_class c left join pg_stat_all_tables s on s.relid = c.oid
  where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname
+
+-- name: wal_chains
+select key, number, entries, label, status, attempt, pointer, alive, result, result_hash
+  from holdfast.wal_chains(:key, :since::double precision, :after, :most::int)
+
+-- name: wal_read
+select epoch, xid::text as place, key, number, entries from holdfast.wal_read(
+    :epoch::bigint, :after_place::xid8, :after_key, :after_number::int, :most::int)
+
+-- name: wal_archive
+select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
+
+-- name: operation_review_close
+select closed from holdfast.operation_review_close(:key, :actor, :outcome)
+
+-- name: operation_expire
+select gone from holdfast.operation_expire(:most::int)
+
+-- name: operation_health
+select * from holdfast.operation_health(:stale::double precision)
+
+-- name: operation_indexes
+select name from holdfast.operation_indexes()

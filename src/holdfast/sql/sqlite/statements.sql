@@ -337,6 +337,31 @@ insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
 select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(coalesce(:outbox, '[]'));
 select 'done' as state;
 
+-- name: operation_claim_many
+-- stop
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
+insert into holdfast_idempotency_log
+select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial', null, {now}, {now}, value ->> 9, value ->> 10, value ->> 1, value ->> 4, null, 1,
+       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:claims) where true on conflict do nothing;
+insert into holdfast_wal (idem_key, number, at, entries)
+select g.idem_key, 1, {now}, value ->> 2 from json_each(:claims) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
+ where true on conflict do nothing;
+select g.idem_key as key, g.wal_pointer = value ->> 1 as mine, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
+       g.rollback, g.effect_started, g.failures, g.alive and g.wal_pointer <> value ->> 1 as alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now,
+       null as state
+  from json_each(:claims) join holdfast_operation g on g.idem_key = value ->> 0;
+
+-- name: operation_finish_many
+-- stop
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
+update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, result_hash = value ->> 7, error = value ->> 8, updated_at = {now},
+       wal_pointer = value ->> 2, failures = failures + (value ->> 5 = 'failure'), expires_at = {now} + :keep
+  from json_each(:ends) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
+insert into holdfast_wal (idem_key, number, at, entries)
+select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:ends) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
+ where true on conflict do nothing;
+select g.idem_key as key, null as state from json_each(:ends) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2;
+
 -- name: operation_list
 select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
        result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
@@ -370,3 +395,57 @@ union all select quick_check from pragma_quick_check('holdfast_object_change') w
 -- name: examine_write_lock
 -- Not a select, so it takes the write lock; and writes nothing.
 values (1);
+
+-- name: wal_chains
+with known (key) as (
+    select key from (select idem_key as key from holdfast_idempotency_log
+                      where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
+                        and (:since is null or updated_at >= :since)
+                     union
+                     select idem_key from holdfast_wal
+                      where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
+                        and (:since is null or at >= :since))
+     order by key limit :most)
+select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
+  from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
+ order by k.key, w.number;
+
+-- name: wal_read
+select 0 as epoch, w.id as place, w.idem_key as key, w.number, w.entries
+  from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :most) w order by w.id;
+
+-- name: wal_archive
+-- stop
+select 'changed' as state where not exists (
+    select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :expected and status <> 'partial');
+-- stop
+select 'unpublished' as state where exists (select 1 from holdfast_outbox where idem_key = :key and published_at is null);
+update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
+delete from holdfast_wal where idem_key = :key;
+insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
+select 'archived' as state;
+
+-- name: operation_review_close
+update holdfast_review set closed_at = {now}, actor = :actor, outcome = :outcome where idem_key = :key and closed_at is null;
+select changes() as closed;
+
+-- name: operation_expire
+update holdfast_idempotency_log set result = null where idem_key in (
+    select idem_key from holdfast_idempotency_log where result is not null and expires_at <= {now} order by expires_at limit :most);
+select changes() as gone;
+
+-- name: operation_health
+select count(*) as operations, coalesce(sum(status = 'partial'), 0) as partial, coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
+       coalesce(sum(status = 'partial' and not alive and updated_at < {now} - :stale), 0) as stale_partials,
+       {now} - min(case when status = 'partial' and not alive then updated_at end) as oldest,
+       coalesce(sum(status = 'failure'), 0) as failed, coalesce(sum(created_at > {now} - 86400), 0) as today,
+       (select count(*) from holdfast_wal) as entries, (select sum(length(entries)) from holdfast_wal) as bytes,
+       coalesce(sum(expires_at <= {now} and result is not null), 0) as expired,
+       (select count(*) from holdfast_outbox where published_at is null) as unpublished,
+       {now} - (select min(created_at) from holdfast_outbox where published_at is null) as lag,
+       (select count(*) from holdfast_review where closed_at is null) as reviews, {now} as now
+  from holdfast_operation;
+
+-- name: operation_indexes
+select substr(name, length('holdfast_') + 1) as name from sqlite_master
+ where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal', 'holdfast_outbox', 'holdfast_review');

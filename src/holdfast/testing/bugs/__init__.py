@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.testing import pooler
-from holdfast.testing.bugs import answers, fencing, forking, locks, recipes, tokens
+from holdfast.testing.bugs import answers, fencing, forking, locks, recipes, running, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
 from holdfast.testing.checker import Report, check
@@ -75,6 +75,9 @@ BUGS: dict[str, Bug] = {
         "C7", recipes.ProvenBefore, recipes.wiped_too_late, recipes.Recipes
     ),
     "guard ended by a thread": Bug("C7", recipes.EndedByAThread, recipes.resumed_after_its_time, recipes.Recipes),
+    "unfenced finish": Bug("C5", running.UnfencedFinish, running.finished_late, running.Runner),
+    "result before effect": Bug("C5", running.ResultFirst, running.killed_half_way, running.Runner),
+    "claim outside the transaction": Bug("C5", running.ClaimOutside, running.both_at_once, running.Runner),
 }
 
 

@@ -107,6 +107,7 @@ class Stage:
             rows("select name, fence, outcome from holdfast.history order by id"),
             [int(row["timeline"], 16) for row in rows(timeline)],
             sane_clocks=self.sane_clocks,
+            effects=rows("select name, value from proof_effect order by 1, 2"),
         )
         write_database(self.folder, database)
         self.director.close()

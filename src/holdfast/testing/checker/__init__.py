@@ -1,9 +1,10 @@
 """Judge a history that is kept: which promises were broken, how much was looked at, and the figures for a report.
 
 C1 one grant a fence · C2 fences rise a name · C3 no write with an older fence after a takeover · C4 what was
-acknowledged is in the database, what failed is not · C6 acquire, renew and release are linearizable a name · C7 no two
-workers believe in the same lease at once, where clocks are sane · C8 after the faults everything can be acquired again
-in time · C9 nothing is left over. (C5 and C10 come with the operations and the gauges that they are about.)
+acknowledged is in the database, what failed is not · C5 every key has one effect and one result, where operations were
+run · C6 acquire, renew and release are linearizable a name · C7 no two workers believe in the same lease at once, where
+clocks are sane · C8 after the faults everything can be acquired again in time · C9 nothing is left over. (C10 comes
+with the gauges that it is about.)
 
 A history is about one database: its fences are compared across names.
 """
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from holdfast.testing.checker.beliefs import overlaps
 from holdfast.testing.checker.checks import CHECKS, History, Verdict
+from holdfast.testing.checker.effects import one_effect_a_key
 from holdfast.testing.history import Database, Event, operations, read, read_database
 
 
@@ -46,7 +48,10 @@ def check(
     database = database or Database()
     sane = database.sane_clocks if sane_clocks is None else sane_clocks
     whole = History(history, operations(history), database, sane)
-    return Report([judge(whole) for judge in CHECKS], _figures(whole))
+    verdicts = [judge(whole) for judge in CHECKS]
+    if database.effects or any(each.op == "run" for each in whole.operations):
+        verdicts.append(one_effect_a_key(whole))
+    return Report(verdicts, _figures(whole))
 
 
 def _figures(history: History) -> dict[str, Any]:

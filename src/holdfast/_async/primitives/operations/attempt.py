@@ -66,16 +66,19 @@ async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) 
     """With ``op`` if it takes one."""
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else _names(function)
-    if "op" in names:
-        kwargs["op"] = op
-    return await settled(function(*args, **kwargs))
+    if "op" not in names:
+        return await settled(function(*args, **kwargs))
+    place = names.index("op") - (code is not None and hasattr(function, "__self__"))  # self is not given here
+    if place <= len(args):
+        return await settled(function(*args[:place], op, *args[place:], **kwargs))
+    return await settled(function(*args, op=op, **kwargs))
 
 
-def _names(function: Function) -> Sequence[str]:
+def _names(function: Function) -> tuple[str, ...]:
     import inspect
 
     try:
-        return list(inspect.signature(function).parameters)
+        return tuple(inspect.signature(function).parameters)
     except ValueError:  # one that is not written in Python
         return ()
 
@@ -100,6 +103,8 @@ class AsyncAttempt(ABC):
     def __init__(self, plan: AsyncPlan) -> None:
         self.plan = plan
         self.prior: Prior
+        self.began = False
+        """Whether the function was called: what goes wrong before is not tried again by itself."""
 
     @abstractmethod
     async def begin(self) -> AsyncRunning | Outcome:
@@ -194,11 +199,15 @@ class AsyncAttempt(ABC):
         said = await call(function, await self.dead(prior, asked_at))
         return said if isinstance(said, Done) else Done() if said is True else None
 
+    fence = 0
+    """Of the lease that it is done under."""
+
     async def dead(self, prior: Prior, asked_at: float) -> AsyncRunning:
+        """The attempt that died, with what it had noted, and with our own fence: whatever it does late is older."""
         digest = self.plan.key.digest
         states = replay.fold(await read_entries(self.plan.engine, digest))
         noted = states[digest].checkpoints if digest in states else {}
-        return AsyncRunning(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=prior.fence, checkpoints=noted)
+        return AsyncRunning(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
 
 
 def kept(value: Any) -> dict[str, Any]:

@@ -204,6 +204,10 @@ class AsyncExternal(AsyncAttempt):
         return state
 
     @property
+    def fence(self) -> int:  # type: ignore[override]
+        return self._held.fence
+
+    @property
     def _held(self) -> AsyncLeaseGrant:
         assert self._grant is not None
         return self._grant

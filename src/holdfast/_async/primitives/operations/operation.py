@@ -12,10 +12,10 @@ from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import within
 from holdfast._wire.aio_waiting import check_called, check_function, here, sleep
-from holdfast._wire.clock import jitter
+from holdfast._wire.clock import jitter, now
 from holdfast.core.canonical import digest
 from holdfast.core.errors import OperationFailed
-from holdfast.core.operation import Function, Outcome, pause
+from holdfast.core.operation import NOTHING, Function, Outcome, pause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,13 +28,13 @@ class AsyncOperation:
         self, plan: Callable[[object, str | None], AsyncPlan], key: Any, fingerprint: str | None, tx: Any
     ) -> None:
         self._plan_of, self._key, self._fingerprint, self._tx = plan, key, fingerprint, tx
-        self._entered: list[tuple[int, AsyncAttempt, AsyncRunning]] = []
+        self._entered: list[tuple[int, AsyncAttempt | None, AsyncRunning]] = []
 
     async def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
         """Call it, unless it has been done: then the result is the one it had. The function is given ``op`` if it takes
         a parameter of that name, and what else is given here."""
         check_called(function, "function")
-        return await self._run(self._plan(), function, args, kwargs)
+        return await run(self._plan(), self._tx, function, args, kwargs)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome]]:
         """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
@@ -46,24 +46,27 @@ class AsyncOperation:
         async def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
             sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
-            return await self._run(self._plan_of(key, sent), function, args, kwargs)
+            return await run(self._plan_of(key, sent), self._tx, function, args, kwargs)
 
         return once
 
-    async def __aenter__(self) -> AsyncRunning | Outcome:
+    async def __aenter__(self) -> AsyncRunning:
         """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
-        body does it, and says what the result is: ``op.result = …``."""
-        attempt = self._attempt(self._plan())
+        body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
+        plan = self._plan()
+        attempt = attempt_of(plan, self._tx)
         op = await attempt.begin()
-        if isinstance(op, AsyncRunning):
-            try:
-                await attempt.check(op)
-            except BaseException as error:
-                await attempt.fail(op, error)
-                raise
-            self._entered.append((here(), attempt, op))
-        else:
-            self._entered.append((here(), attempt, None))  # type: ignore[arg-type]
+        if isinstance(op, Outcome):
+            seen = AsyncRunning(plan.key, NOTHING, now(), attempt=op.attempt)
+            seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
+            self._entered.append((here(), None, seen))
+            return seen
+        try:
+            await attempt.check(op)
+        except BaseException as error:
+            await attempt.fail(op, error)
+            raise
+        self._entered.append((here(), attempt, op))
         return op
 
     async def __aexit__(
@@ -72,7 +75,7 @@ class AsyncOperation:
         entry = next(each for each in reversed(self._entered) if each[0] == here())
         self._entered.remove(entry)
         _, attempt, op = entry
-        if op is None:
+        if attempt is None:
             return
         if error is not None:
             await attempt.fail(op, error)
@@ -89,30 +92,40 @@ class AsyncOperation:
             raise TypeError("key is a function of the arguments: this operation is a decorator")
         return self._plan_of(self._key, self._fingerprint)
 
-    def _attempt(self, plan: AsyncPlan) -> AsyncAttempt:
-        plan.engine.check_usable()
-        return AsyncExternal(plan) if self._tx is None else within(plan, self._tx)
 
-    async def _run(self, plan: AsyncPlan, function: Function, args: Any, kwargs: Any) -> Outcome:
-        retries, tried = plan.terms.retries, 0
-        while True:
-            attempt = self._attempt(plan)
-            again = False
-            while True:
-                op = await attempt.begin()
-                if isinstance(op, Outcome):
-                    return op
-                try:
-                    await attempt.check(op)
-                    value = await call(function, op, *args, **kwargs)
-                    await attempt.check_after(op)
-                    return await attempt.succeed(op, value)
-                except BaseException as error:
-                    if not await attempt.fail(op, error):
-                        again = tried < retries and isinstance(error, Exception) and not attempt.remembers(error)
-                        if not again or isinstance(error, OperationFailed):
-                            raise
-                        break
-                await sleep(jitter(0.0, 0.01))
-            tried += 1
-            await sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
+def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
+    plan.engine.check_usable()
+    return AsyncExternal(plan) if tx is None else within(plan, tx)
+
+
+async def run(plan: AsyncPlan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+    tried = 0
+    while True:
+        attempt = attempt_of(plan, tx)
+        try:
+            return await _once(attempt, function, args, kwargs)
+        except OperationFailed:
+            raise
+        except Exception as error:
+            if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):
+                raise
+        tried += 1
+        await sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
+
+
+async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: Any) -> Outcome:
+    """As often as it takes while nothing comes of it because others are in the way."""
+    while True:
+        op = await attempt.begin()
+        if isinstance(op, Outcome):
+            return op
+        attempt.began = True
+        try:
+            await attempt.check(op)
+            value = await call(function, op, *args, **kwargs)
+            await attempt.check_after(op)
+            return await attempt.succeed(op, value)
+        except BaseException as error:
+            if not await attempt.fail(op, error):
+                raise
+        await sleep(jitter(0.0, 0.01))

@@ -22,9 +22,6 @@ class Done(NamedTuple):
 class AsyncRunning:
     """``op``: for a function that takes a parameter of that name, and for the body of a ``with``."""
 
-    replayed = False
-    status = "running"
-
     def __init__(
         self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
         checkpoints: Mapping[str, Any] | None = None, save: Callable[[], Awaitable[None]] | None = None,
@@ -32,11 +29,14 @@ class AsyncRunning:
         self.key, self.attempt, self.fence = key, attempt, fence
         self.checkpoints = dict(checkpoints or {})
         """What was noted so far; for a rollback or a probe, what the attempt had noted that died."""
+        self.replayed, self.status = False, "running"
         self.result: Any = None
         """In a ``with``: what the body says that it is, or what it was the first time."""
         self.began = False
         self.chain = Chain(key.digest, prior.pointer)
         self.outbox: list[tuple[str, str]] = []
+        self.end: dict[str, Any] = {}
+        """In a batch, where ends are written together: how it ended."""
         self._save, self._asked_at, self._server_time = save, asked_at, prior.now
 
     def __repr__(self) -> str:

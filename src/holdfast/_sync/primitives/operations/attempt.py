@@ -67,16 +67,19 @@ def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
     """With ``op`` if it takes one."""
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else _names(function)
-    if "op" in names:
-        kwargs["op"] = op
-    return settled(function(*args, **kwargs))
+    if "op" not in names:
+        return settled(function(*args, **kwargs))
+    place = names.index("op") - (code is not None and hasattr(function, "__self__"))  # self is not given here
+    if place <= len(args):
+        return settled(function(*args[:place], op, *args[place:], **kwargs))
+    return settled(function(*args, op=op, **kwargs))
 
 
-def _names(function: Function) -> Sequence[str]:
+def _names(function: Function) -> tuple[str, ...]:
     import inspect
 
     try:
-        return list(inspect.signature(function).parameters)
+        return tuple(inspect.signature(function).parameters)
     except ValueError:  # one that is not written in Python
         return ()
 
@@ -101,6 +104,8 @@ class Attempt(ABC):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.prior: Prior
+        self.began = False
+        """Whether the function was called: what goes wrong before is not tried again by itself."""
 
     @abstractmethod
     def begin(self) -> Running | Outcome:
@@ -195,11 +200,15 @@ class Attempt(ABC):
         said = call(function, self.dead(prior, asked_at))
         return said if isinstance(said, Done) else Done() if said is True else None
 
+    fence = 0
+    """Of the lease that it is done under."""
+
     def dead(self, prior: Prior, asked_at: float) -> Running:
+        """The attempt that died, with what it had noted, and with our own fence: whatever it does late is older."""
         digest = self.plan.key.digest
         states = replay.fold(read_entries(self.plan.engine, digest))
         noted = states[digest].checkpoints if digest in states else {}
-        return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=prior.fence, checkpoints=noted)
+        return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
 
 
 def kept(value: Any) -> dict[str, Any]:

@@ -205,6 +205,10 @@ class External(Attempt):
         return state
 
     @property
+    def fence(self) -> int:  # type: ignore[override]
+        return self._held.fence
+
+    @property
     def _held(self) -> LeaseGrant:
         assert self._grant is not None
         return self._grant

@@ -12,11 +12,11 @@ from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import within
-from holdfast._wire.clock import jitter
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.waiting import check_called, check_function, here, sleep
 from holdfast.core.canonical import digest
 from holdfast.core.errors import OperationFailed
-from holdfast.core.operation import Function, Outcome, pause
+from holdfast.core.operation import NOTHING, Function, Outcome, pause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,13 +27,13 @@ class Operation:
 
     def __init__(self, plan: Callable[[object, str | None], Plan], key: Any, fingerprint: str | None, tx: Any) -> None:
         self._plan_of, self._key, self._fingerprint, self._tx = plan, key, fingerprint, tx
-        self._entered: list[tuple[int, Attempt, Running]] = []
+        self._entered: list[tuple[int, Attempt | None, Running]] = []
 
     def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
         """Call it, unless it has been done: then the result is the one it had. The function is given ``op`` if it takes
         a parameter of that name, and what else is given here."""
         check_called(function, "function")
-        return self._run(self._plan(), function, args, kwargs)
+        return run(self._plan(), self._tx, function, args, kwargs)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome]:
         """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
@@ -45,24 +45,27 @@ class Operation:
         def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
             sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
-            return self._run(self._plan_of(key, sent), function, args, kwargs)
+            return run(self._plan_of(key, sent), self._tx, function, args, kwargs)
 
         return once
 
-    def __enter__(self) -> Running | Outcome:
+    def __enter__(self) -> Running:
         """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
-        body does it, and says what the result is: ``op.result = …``."""
-        attempt = self._attempt(self._plan())
+        body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
+        plan = self._plan()
+        attempt = attempt_of(plan, self._tx)
         op = attempt.begin()
-        if isinstance(op, Running):
-            try:
-                attempt.check(op)
-            except BaseException as error:
-                attempt.fail(op, error)
-                raise
-            self._entered.append((here(), attempt, op))
-        else:
-            self._entered.append((here(), attempt, None))  # type: ignore[arg-type]
+        if isinstance(op, Outcome):
+            seen = Running(plan.key, NOTHING, now(), attempt=op.attempt)
+            seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
+            self._entered.append((here(), None, seen))
+            return seen
+        try:
+            attempt.check(op)
+        except BaseException as error:
+            attempt.fail(op, error)
+            raise
+        self._entered.append((here(), attempt, op))
         return op
 
     def __exit__(
@@ -71,7 +74,7 @@ class Operation:
         entry = next(each for each in reversed(self._entered) if each[0] == here())
         self._entered.remove(entry)
         _, attempt, op = entry
-        if op is None:
+        if attempt is None:
             return
         if error is not None:
             attempt.fail(op, error)
@@ -88,30 +91,40 @@ class Operation:
             raise TypeError("key is a function of the arguments: this operation is a decorator")
         return self._plan_of(self._key, self._fingerprint)
 
-    def _attempt(self, plan: Plan) -> Attempt:
-        plan.engine.check_usable()
-        return External(plan) if self._tx is None else within(plan, self._tx)
 
-    def _run(self, plan: Plan, function: Function, args: Any, kwargs: Any) -> Outcome:
-        retries, tried = plan.terms.retries, 0
-        while True:
-            attempt = self._attempt(plan)
-            again = False
-            while True:
-                op = attempt.begin()
-                if isinstance(op, Outcome):
-                    return op
-                try:
-                    attempt.check(op)
-                    value = call(function, op, *args, **kwargs)
-                    attempt.check_after(op)
-                    return attempt.succeed(op, value)
-                except BaseException as error:
-                    if not attempt.fail(op, error):
-                        again = tried < retries and isinstance(error, Exception) and not attempt.remembers(error)
-                        if not again or isinstance(error, OperationFailed):
-                            raise
-                        break
-                sleep(jitter(0.0, 0.01))
-            tried += 1
-            sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
+def attempt_of(plan: Plan, tx: Any) -> Attempt:
+    plan.engine.check_usable()
+    return External(plan) if tx is None else within(plan, tx)
+
+
+def run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+    tried = 0
+    while True:
+        attempt = attempt_of(plan, tx)
+        try:
+            return _once(attempt, function, args, kwargs)
+        except OperationFailed:
+            raise
+        except Exception as error:
+            if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):
+                raise
+        tried += 1
+        sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
+
+
+def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outcome:
+    """As often as it takes while nothing comes of it because others are in the way."""
+    while True:
+        op = attempt.begin()
+        if isinstance(op, Outcome):
+            return op
+        attempt.began = True
+        try:
+            attempt.check(op)
+            value = call(function, op, *args, **kwargs)
+            attempt.check_after(op)
+            return attempt.succeed(op, value)
+        except BaseException as error:
+            if not attempt.fail(op, error):
+                raise
+        sleep(jitter(0.0, 0.01))

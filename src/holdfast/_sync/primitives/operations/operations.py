@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.operation_log import OperationLog
 from holdfast._sync.primitives.operations.attempt import Plan
+from holdfast._sync.primitives.operations.batch import Batch, Progress
 from holdfast._sync.primitives.operations.mending import Mending
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
+from holdfast.core.canonical import digest
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.operation import LEASE, Function, OperationRecord, OperationTerms, StoredKey
+from holdfast.core.operation import (
+    LEASE,
+    Function,
+    OnPartial,
+    OperationRecord,
+    OperationTerms,
+    Outcome,
+    StoredKey,
+    WhenLocked,
+)
 
 log = logger("holdfast.operation")
 
@@ -25,6 +37,7 @@ MENDING = OperationTerms.check(
 _STATUSES = ("success", "failure", "partial", "running")
 
 Records = list[OperationRecord]
+Outcomes = list[Outcome]
 
 
 class Handlers(NamedTuple):
@@ -34,9 +47,9 @@ class Handlers(NamedTuple):
     verify: Function | None
 
 
-class Operations:
+class Operations(OperationLog):
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -70,6 +83,48 @@ class Operations:
         found = [OperationRecord.of(row) for row in self._engine.call("operation_list", asked)]
         return [each for each in found if status in (None, each.status)][:most]
 
+    def run_many(
+        self,
+        items: Iterable[Any],
+        function: Function,
+        *,
+        key: Callable[[Any], OperationKey | str] | None = None,
+        payload: Callable[[Any], Any] | None = None,
+        rollback: Function | str | None = None,
+        verify: Function | None = None,
+        on_partial: OnPartial | None = None,
+        when_locked: WhenLocked = "wait",
+        timeout: float | None = 15.0,
+        ttl: float = 30.0,
+        max_attempts: int = 3,
+        remember_errors: Sequence[type[BaseException]] = (),
+        keep: float | None = None,
+        batch: int = 500,
+        progress: Progress | None = None,
+    ) -> Outcomes:
+        """Run ``function(item)`` for each, as ``client.operation(key(item)).run(function, item)`` would, the effect
+        being outside; without ``key``, the items are the keys. What came of each, in their order: no error is raised.
+
+        A statement claims ``batch`` of them, and tells those apart that are done, under way, or another's; a statement
+        writes down what came of them when all are done. So a process that dies leaves a whole batch half done. Those
+        that somebody else is at are skipped. ``progress(done, total)`` is called after each batch.
+        """
+        found = list(items)
+        check_called(function, "function")
+        if not 1 <= batch <= MOST:
+            raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r}")
+        terms = {
+            "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
+            "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
+            "actor": None, "justification": None,
+        }  # fmt: skip
+        plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
+        plans = [
+            plan(item if key is None else key(item), None if payload is None else digest(payload(item), "payload"))
+            for item in found
+        ]
+        return Batch(plans, found, batch).run(function, progress) if plans else []
+
     def recover(self, *, most: int = MOST) -> dict[str, str]:
         """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
 
@@ -99,7 +154,10 @@ class Operations:
         kept, with who reset it and why. OperationInProgress while somebody is at it."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        self._mending(self._known(key)).reset(actor, reason)
+        record = self._known(key)
+        self._mending(record).reset(actor, reason)
+        answer = {"key": record.key, "actor": actor, "outcome": f"reset: {reason}"}
+        self._engine.call("operation_review_close", answer)
 
     def _known(self, key: OperationKey | str) -> OperationRecord:
         record = self.get(key)

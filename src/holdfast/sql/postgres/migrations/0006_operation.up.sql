@@ -181,12 +181,61 @@ begin
         state := 'changed';
         return;
     end if;
-    insert into holdfast.wal values (key, number, pg_current_xact_id(), at, entries);
+    -- Of one chain, the later entry may be written by the older transaction: it is read after the earlier one all the same.
+    insert into holdfast.wal values (key, number, case when expected is null then pg_current_xact_id() else greatest(pg_current_xact_id(),
+        (select w.xid from holdfast.wal w where w.idem_key = key order by w.number desc limit 1)) end, at, entries);
     if outbox is not null then
         insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
         select pg_current_xact_id(), key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
     end if;
     state := 'done';
+end $$;
+
+-- Many at once, under one lease. What is nobody's yet is ours now: then "mine", and known by its pointer, so it may be asked
+-- for twice. Of the others it is told what is known. claims: [[key, pointer, entries, label, fingerprint, pipeline, task,
+-- dataset, operation, checksum, params_hash], …], in the order of the keys, or two batches would wait for each other.
+create function holdfast.operation_claim_many(claims text, fence bigint, rollback text, owner text, token uuid)
+returns table (key text, mine boolean, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
+               pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    asked json[] := array(select json_array_elements(claims::json));
+begin
+    perform holdfast.object_fence(operation_claim_many.owner, operation_claim_many.token);
+    insert into holdfast.idempotency_log
+    select e ->> 0, e ->> 5, e ->> 6, e ->> 7, e ->> 8, 'partial', null, at, at, e ->> 9, e ->> 10, e ->> 1, e ->> 4, null, 1, operation_claim_many.fence, null, null,
+           e ->> 3, operation_claim_many.owner, operation_claim_many.rollback, true, 0
+      from unnest(asked) e on conflict do nothing;
+    insert into holdfast.wal
+    select e ->> 0, 1, pg_current_xact_id(), at, e ->> 2
+      from unnest(asked) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer = e ->> 1 on conflict do nothing;
+    return query select g.idem_key, g.wal_pointer = e ->> 1, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
+           g.wal_pointer, g.rollback, g.effect_started, g.failures,
+           g.status = 'partial' and g.owner is not null and g.wal_pointer <> e ->> 1 and holdfast.operation_alive(g.owner, g.fence),
+           coalesce(g.expires_at <= clock_timestamp(), false)
+      from unnest(asked) e join holdfast.idempotency_log g on g.idem_key = e ->> 0;
+end $$;
+
+-- The end of many, each as operation_write would write it; those are told of which the end of the chain was as expected.
+-- ends: [[key, expected, pointer, number, entries, status, result, result_hash, error], …]
+create function holdfast.operation_finish_many(ends text, keep double precision, owner text, token uuid) returns table (key text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    said json[] := array(select json_array_elements(ends::json));
+begin
+    perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
+    update holdfast.idempotency_log g
+       set status = e ->> 5, result = decode(e ->> 6, 'hex'), result_hash = e ->> 7, error = e ->> 8, updated_at = at, wal_pointer = e ->> 2,
+           failures = g.failures + (e ->> 5 = 'failure')::int, expires_at = at + make_interval(secs => keep)
+      from unnest(said) e where g.idem_key = e ->> 0 and g.wal_pointer = e ->> 1;
+    insert into holdfast.wal
+    select e ->> 0, (e ->> 3)::int, pg_current_xact_id(), at, e ->> 4
+      from unnest(said) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer = e ->> 2 on conflict do nothing;
+    return query select g.idem_key from unnest(said) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer = e ->> 2;
 end $$;
 
 create function holdfast.operation_list(only_status text, only_dataset text, only_key text, most int)
@@ -242,6 +291,7 @@ end $$;
 revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text, text),
+    holdfast.operation_claim_many(text, bigint, text, text, uuid), holdfast.operation_finish_many(text, double precision, text, uuid),
     holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, double precision, xid8, text, int, int),
     holdfast.operation_review(text, text, text, text), holdfast.operation_reviews(int) from public;
 

@@ -1,0 +1,169 @@
+"""The log of operations as it was read: chains beside what the log says came of them, and whether the two agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from holdfast.core import wal
+from holdfast.core.errors import CursorExpired
+from holdfast.core.replay import State, fold
+from holdfast.core.wal import Entry, Problem
+
+Row = Mapping[str, Any]
+_SHOWN_AS = {"reset": "failure"}
+"""What the log calls a state that only the entries tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One operation: its entries, and what the log says; ``status`` is None when the log does not know it."""
+
+    operation: str
+    label: str
+    status: str | None
+    attempt: int | None
+    pointer: str | None
+    alive: bool
+    result: bytes | None
+    result_hash: str | None
+    entries: Sequence[Entry]
+    damage: str | None = None
+    """Why its entries could not be read."""
+
+    def state(self) -> State:
+        """What its entries come to, with the result as far as it is kept."""
+        state = fold(self.entries).get(self.operation) or State(self.operation)
+        kept = self.result if state.status == "success" and state.result_hash == self.result_hash else None
+        return replace(state, result=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What ``client.operations.verify()`` found."""
+
+    operations: int
+    entries: int
+    problems: tuple[Problem, ...] = field(default=())
+
+    @property
+    def broken(self) -> tuple[Problem, ...]:
+        """Problems that no crash explains."""
+        return tuple(each for each in self.problems if each.broken)
+
+    @property
+    def passed(self) -> bool:
+        return not self.broken
+
+
+class LogPage(NamedTuple):
+    """Entries in the order of the log, and where the next page begins."""
+
+    entries: list[Entry]
+    cursor: str
+
+
+class Place(NamedTuple):
+    """A cursor, taken apart: of the last row that was read."""
+
+    epoch: int | None = None
+    after_place: str | None = None
+    after_key: str | None = None
+    after_number: int | None = None
+
+    @classmethod
+    def parse(cls, cursor: object) -> Place:
+        if cursor is None:
+            return cls()
+        found = re.fullmatch(r"(\d+)(?:/(\d+)/([0-9a-f]+)/(\d+))?", cursor) if isinstance(cursor, str) else None
+        if found is None:
+            raise ValueError(f"after must be the cursor of a page that was read, not {cursor!r:.80}")
+        epoch, place, key, number = found.groups()
+        return cls(int(epoch), place, key, None if number is None else int(number))
+
+    def __str__(self) -> str:
+        rest = "" if self.after_place is None else f"/{self.after_place}/{self.after_key}/{self.after_number}"
+        return f"{self.epoch}{rest}"
+
+
+def page_of(place: Place, rows: Sequence[Row]) -> LogPage:
+    """What was read after ``place``; a last row without a key says that there is no more, or that there is no such
+    place."""
+    epoch = rows[-1]["epoch"]
+    if place.epoch not in (None, epoch):
+        raise CursorExpired(f"{place} is from before a failover or a restore: read the log from the beginning")
+    told = [row for row in rows if row["key"] is not None]
+    entries = [entry for row in told for entry in wal.load(row["key"], row["entries"])]
+    if not told:
+        return LogPage(entries, str(place._replace(epoch=epoch)))
+    last = told[-1]
+    return LogPage(entries, str(Place(epoch, str(last["place"]), last["key"], last["number"])))
+
+
+def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None = None) -> Iterator[Logged]:
+    """From rows in the order of their keys; ``archived``: entries that come before those that are still there."""
+    for operation, group in groupby(rows, key=lambda row: str(row["key"])):
+        found = list(group)
+        entries, damage = list((archived or {}).get(operation, ())), None
+        try:
+            for row in found:
+                if row["entries"] is not None:
+                    entries += wal.load(operation, row["entries"])
+        except ValueError as error:
+            damage = str(error)
+        first = found[0]
+        result = None if first["result"] is None else bytes.fromhex(first["result"])
+        yield Logged(
+            operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
+            bool(first["alive"]), result, first["result_hash"], entries, damage,
+        )  # fmt: skip
+
+
+def examine(chain: Logged) -> list[Problem]:
+    """Whatever is wrong with a chain, by itself and beside what the log says."""
+    last = chain.entries[-1].number if chain.entries else 0
+    if chain.damage is not None:
+        return [Problem("tampered", chain.operation, last, chain.damage)]
+    if chain.status is None:
+        return [
+            Problem("missing", chain.operation, last, "there are entries of an operation that the log does not know")
+        ]
+    found = wal.verify(chain.entries, pointer=chain.pointer, running=chain.alive)
+    if any(each.broken for each in found):
+        return found
+    state = chain.state()
+    said = (chain.status, chain.attempt, chain.result_hash)
+    told = (_SHOWN_AS.get(state.status, state.status), state.attempt, state.result_hash)
+    if said != told:
+        found.append(Problem("log", chain.operation, last, f"the log says {_words(said)}, its entries {_words(told)}"))
+    elif chain.result is not None and sha256(chain.result).hexdigest() != chain.result_hash:
+        found.append(
+            Problem("payload", chain.operation, last, "the result that is kept is not the one that was hashed")
+        )
+    return found
+
+
+class Tally:
+    """What was found so far, chain by chain: there may be more of them than fit into memory."""
+
+    def __init__(self) -> None:
+        self._operations = self._entries = 0
+        self._problems: list[Problem] = []
+
+    def add(self, chain: Logged) -> None:
+        self._operations += 1
+        self._entries += len(chain.entries)
+        self._problems += examine(chain)
+
+    def verification(self, more: Iterable[Problem] = ()) -> Verification:
+        return Verification(self._operations, self._entries, (*self._problems, *more))
+
+
+def _words(said: tuple[str | None, int | None, str | None]) -> str:
+    status, attempt, result_hash = said
+    result = f", result {result_hash[:12]}…" if result_hash else ""
+    return f"{status} in attempt {attempt}{result}"

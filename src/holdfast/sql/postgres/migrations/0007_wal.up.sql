@@ -1,0 +1,143 @@
+-- The log of operations as people keep it: chains to be proven, put away and kept an eye on.
+
+create index idempotency_log_expiring on holdfast.idempotency_log (expires_at) where result is not null and expires_at is not null;
+
+-- The chains of some operations, by key, with what the log says of each; "after" is the key where the last page ended. A
+-- key that only one of the two tables knows is told as well: somebody took it out of the other.
+create function holdfast.wal_chains(only_key text, since double precision, after text, most int)
+returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    begun timestamptz := to_timestamp(since);
+    low text := coalesce(only_key, after, '');
+    high text := coalesce(only_key, 'g');  -- above every hexadecimal digit
+begin
+    return query
+    with known as (
+        (select g.idem_key from holdfast.idempotency_log g
+          where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
+          order by 1 limit most)
+        union
+        (select w.idem_key from holdfast.wal w
+          where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
+          group by 1 order by 1 limit most)
+        order by 1 limit most)
+    select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
+           coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
+           encode(g.result, 'hex'), g.result_hash
+      from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
+     order by 1, 2;
+end $$;
+
+-- Entries in an order that stays, whoever reads and whenever: by the transaction that wrote them, or the one before it in
+-- the chain if that has a higher number. Only what nothing that is still under way can come before. "place" is where the
+-- last page ended; one from before a failover or a restore says nothing here, and gets back the epoch alone.
+create function holdfast.wal_read(at_epoch bigint, after_xid xid8, after_key text, after_number int, most int)
+returns table (epoch bigint, xid xid8, key text, number int, entries text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    now_epoch bigint := holdfast.object_epoch();
+begin
+    if at_epoch is null or at_epoch = now_epoch then
+        return query select now_epoch, w.xid, w.idem_key, w.number, w.entries from holdfast.wal w
+         where (after_xid is null or (w.xid, w.idem_key, w.number) > (after_xid, after_key, after_number))
+           and w.xid < pg_snapshot_xmin(pg_current_snapshot())
+         order by w.xid, w.idem_key, w.number limit most;
+    end if;
+    if not found then
+        return query select now_epoch, null::xid8, null::text, null::int, null::text;
+    end if;
+end $$;
+
+-- What was restored from a dump was written in another cluster's transactions: here, all of it was before.
+create function holdfast.wal_settle() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    update holdfast.wal w set xid = '0' where w.xid <> '0';
+    update holdfast.outbox o set xid = '0' where o.xid <> '0';
+    return null;
+end $$;
+create trigger wal_settle after update on holdfast.meta for each row
+    when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.wal_settle();
+
+-- Put the whole chain of an operation away, but for the one row that says so; whoever calls it has the entries in safety.
+-- state: archived | unpublished (its lineage is not told yet) | changed (it goes on, or has: "expected" is not its end).
+create function holdfast.wal_archive(key text, expected text, pointer text, number int, entries text, out state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    last xid8;
+begin
+    update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
+    if not found then
+        state := 'changed';
+    elsif exists (select from holdfast.outbox o where o.idem_key = key and o.published_at is null) then
+        update holdfast.idempotency_log g set wal_pointer = expected where g.idem_key = key;
+        state := 'unpublished';
+    else
+        select w.xid into last from holdfast.wal w where w.idem_key = key order by w.number desc limit 1;
+        delete from holdfast.wal w where w.idem_key = key;
+        insert into holdfast.wal values (key, number, greatest(pg_current_xact_id(), last), clock_timestamp(), entries);
+        state := 'archived';
+    end if;
+end $$;
+
+-- Results whose time is over go; that the operation was done, and the hash of what came of it, stays.
+create function holdfast.operation_expire(most int, out gone int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    update holdfast.idempotency_log g set result = null where g.idem_key in (
+        select e.idem_key from holdfast.idempotency_log e where e.result is not null and e.expires_at <= clock_timestamp()
+         order by e.expires_at limit most for update skip locked);
+    get diagnostics gone = row_count;
+end $$;
+
+-- Somebody has looked at it.
+create function holdfast.operation_review_close(key text, actor text, outcome text, out closed int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    update holdfast.review r set closed_at = clock_timestamp(), actor = operation_review_close.actor, outcome = operation_review_close.outcome
+     where r.idem_key = key and r.closed_at is null;
+    get diagnostics closed = row_count;
+end $$;
+
+create function holdfast.operation_health(stale double precision,
+    out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
+    out today bigint, out entries bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint,
+    out now double precision)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    select count(*), count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
+           count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < clock_timestamp() - make_interval(secs => stale)),
+           extract(epoch from clock_timestamp() - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
+           count(*) filter (where g.status = 'failure'), count(*) filter (where g.created_at > clock_timestamp() - interval '1 day'),
+           count(*) filter (where g.expires_at <= clock_timestamp() and g.kept)
+      into operations, partial, orphaned, stale_partials, oldest, failed, today, expired
+      from (select l.status, l.updated_at, l.created_at, l.expires_at, l.result is not null as kept,
+                   l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
+              from holdfast.idempotency_log l) g;
+    select count(*) into entries from holdfast.wal;
+    bytes := pg_total_relation_size('holdfast.wal') + pg_total_relation_size('holdfast.idempotency_log');
+    select count(*), extract(epoch from clock_timestamp() - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
+    select count(*) into reviews from holdfast.review r where r.closed_at is null;
+    now := extract(epoch from clock_timestamp());
+end $$;
+
+-- Which indexes the tables of operations have that can be used.
+create function holdfast.operation_indexes() returns table (name text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid
+     where i.indisvalid and i.indisready and i.indrelid in ('holdfast.idempotency_log'::regclass, 'holdfast.wal'::regclass,
+           'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
+end $$;
+
+revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_read(bigint, xid8, text, int, int),
+    holdfast.wal_settle(), holdfast.wal_archive(text, text, text, int, text),
+    holdfast.operation_expire(int), holdfast.operation_review_close(text, text, text), holdfast.operation_health(double precision), holdfast.operation_indexes() from public;
+
+insert into holdfast.schema_version (version, name) values (7, 'wal');

@@ -1,0 +1,2 @@
+delete from holdfast_schema_version where version = 7;
+drop index holdfast_idempotency_log_expiring;

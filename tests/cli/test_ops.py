@@ -1,0 +1,155 @@
+"""holdfast ops, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.children import query
+from tests.cli.command import ask, at, call, columns_of, on_terminal, valid
+
+BY_JANE = ("--actor", "jane", "--reason", "the bank says no")
+REGISTER = """
+def register(client):
+    client.operations.register("unpublish", rollback=undo)
+
+def undo(op):
+    open("undone", "a").write(f"{op.checkpoints}\\n")
+"""
+
+
+def fail() -> None:
+    raise ValueError("broken\x1b[31m")
+
+
+def die(op: Any) -> None:
+    op.checkpoint("draft", 42)
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def filled(sqlite_url: str) -> str:
+    return fill(sqlite_url)
+
+
+@pytest.fixture
+def filled_either(either: str) -> str:
+    return fill(either)
+
+
+def fill(url: str) -> str:
+    """A database with one that was done, one that failed, one that was left half done."""
+    key = holdfast.OperationKey(pipeline="etl", task="load", dataset="parcels", operation="upsert")
+    with holdfast.Client(url) as client:
+        client.operation("charge:42").run(lambda: {"id": 7})
+        with pytest.raises(ValueError, match="broken"):
+            client.operation(key).run(fail)
+        client.operations.register("unpublish", rollback=die)
+        with pytest.raises(KeyboardInterrupt):
+            client.operation("publish:7", rollback="unpublish").run(die)
+    return url
+
+
+def wal(url: str) -> str:
+    return "holdfast_wal" if url.startswith("sqlite") else "holdfast.wal"
+
+
+def test_operations_are_listed(filled: str) -> None:
+    rows = columns_of(ask(*at(filled, "ops", "ls")))
+    assert [(row["operation"], row["status"], row["attempt"]) for row in rows] == [
+        ("publish:7", "partial", "1"), ("etl/load: upsert parcels", "failure", "1"), ("charge:42", "success", "1"),
+    ]  # fmt: skip
+    assert rows[1]["error"] == r"ValueError: broken\x1b[31m"
+    assert rows[1]["dataset"] == "parcels"
+    found = valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "failure", "--dataset", "parcels")))
+    assert [(each["label"], each["error"]["type"]) for each in found] == [("etl/load: upsert parcels", "ValueError")]
+    assert valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--status", "running"))) == []
+    assert call(*at(filled, "ops", "ls", "--status", "running")).stderr == "no operation is running\n"
+    assert len(valid("ops-ls", ask(*at(filled, "ops", "ls", "--json", "--most", "1")))) == 1
+    assert "publish:7" in on_terminal(*at(filled, "ops", "ls"), columns=40)
+
+
+def test_one_is_shown_with_its_entries_by_text_or_by_digits(filled: str) -> None:
+    found = valid("ops-show", ask(*at(filled, "ops", "show", "charge:42", "--json")))
+    assert (found["label"], found["status"], found["entries"][-1]["hash"]) == (
+        "charge:42", "success", found["pointer"].partition(":")[2])  # fmt: skip
+    assert valid("ops-show", ask(*at(filled, "ops", "show", found["key"], "--json"))) == found
+    text = ask(*at(filled, "ops", "show", "publish:7"))
+    assert "partial" in text
+    assert '{"name":"draft","value":42}' in text
+    done = call(*at(filled, "ops", "show", "nobody's"))
+    assert (done.returncode, done.stderr) == (1, 'holdfast: there is no operation "nobody\'s"\n')
+
+
+def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
+    [found] = valid("ops-replay", ask(*at(filled, "ops", "replay", "charge:42", "--json")))
+    assert (found["status"], found["result"], found["attempt"]) == ("success", {"id": 7}, 1)
+    assert len(valid("ops-replay", ask(*at(filled, "ops", "replay", "--since", "600", "--json")))) == 3
+    assert {row["status"] for row in columns_of(ask(*at(filled, "ops", "replay")))} == {"success", "failure", "partial"}
+    assert "no entry" in call(*at(filled, "ops", "replay", "nobody's")).stderr
+
+
+def test_the_log_is_proven_and_what_was_changed_is_told(filled_either: str, tmp_path: Path) -> None:
+    found = valid("ops-verify", ask(*at(filled_either, "ops", "verify", "--json")))
+    assert (found["passed"], found["operations"]) == (True, 3)
+    assert [each["what"] for each in found["problems"]] == ["unpaired"]
+    assert ask(*at(filled_either, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
+    file = tmp_path / "old.jsonl"
+    ask(*at(filled_either, "do", "wal.archive", "0", str(file), *BY_JANE))
+    assert len(file.read_text().splitlines()) == 2
+    assert ask(*at(filled_either, "ops", "verify", "--archive", str(file))).endswith("sound\n")
+    file.write_text(file.read_text().replace("ValueError", "TypeError"))
+    assert "tampered" in call(*at(filled_either, "ops", "verify", "--archive", str(file))).stdout
+    query(filled_either, f"update {wal(filled_either)} set entries = replace(entries, '42', '43')")
+    done = call(*at(filled_either, "ops", "verify", "--json"))
+    assert done.returncode == 1
+    assert "tampered" in {each["what"] for each in valid("ops-verify", done.stdout)["problems"]}
+    assert call(*at(filled_either, "ops", "verify", "--archive", str(tmp_path / "none"))).returncode == 2
+
+
+def test_the_health_of_the_log_has_an_exit_code(filled: str) -> None:
+    found = valid("ops-health", ask(*at(filled, "ops", "health", "--json")))
+    assert {each["check"]: each["status"] for each in found["findings"] if each["status"] != "ok"} == {"claims": "warn"}
+    assert call(*at(filled, "ops", "health", "--strict")).returncode == 1
+    done = call(*at(filled, "ops", "health", "--stale", "0"))
+    assert done.returncode == 1
+    assert "holdfast ops recover" in done.stdout
+
+
+def test_a_reset_is_governed_and_history_stays(filled_either: str) -> None:
+    assert "operation.reset done; recorded: jane" in ask(*at(filled_either, "ops", "reset", "charge:42", *BY_JANE))
+    with holdfast.Client(filled_either) as client:
+        outcome = client.operation("charge:42").run(lambda: {"id": 8})
+        assert (outcome.result, outcome.replayed, outcome.attempt) == ({"id": 8}, False, 2)
+        kinds = [each.kind for each in client.operations.history("charge:42")]
+        assert kinds.count("success") == 2
+        [reset] = [each for each in client.operations.history("charge:42") if each.kind == "reset"]
+        assert json.loads(reset.detail) == {"actor": "jane", "reason": "the bank says no"}
+        assert client.operations.verify().passed
+    assert call(*at(filled_either, "ops", "reset", "nobody's", *BY_JANE)).returncode == 1
+    assert call(*at(filled_either, "ops", "reset", "charge:42")).returncode == 2
+
+
+def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(REGISTER)
+    done = call(*at(filled, "ops", "recover"), cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (1, "0 recovered, 1 left")
+    done = call(*at(filled, "ops", "recover", "--with", "shop:register"), cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (0, "1 recovered, 0 left")
+    assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
+    for wrong in ("shop", "shop:nothing", "nothing:register"):
+        assert call(*at(filled, "ops", "recover", "--with", wrong), cwd=tmp_path).returncode == 2
+
+
+def test_one_is_rolled_back_with_the_function_that_is_registered_for_it(filled: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(REGISTER)
+    asked = at(filled, "ops", "rollback", "publish:7", *BY_JANE)
+    assert call(*asked, cwd=tmp_path).returncode == 1
+    told = ask(*asked, "--with", "shop:register", cwd=tmp_path)
+    assert "is undone by unpublish" in told
+    assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
+    assert call(*at(filled, "ops", "rollback", "charge:42", *BY_JANE)).returncode == 1

@@ -1,0 +1,159 @@
+"""Runs operations that are killed, one after the other: ``python -m tests.operations.crasher URL MODE POLICY``.
+
+Every attempt is a process of its own, forked off before there is a client, so that hundreds are a matter of seconds.
+For each boundary: one attempt that is killed there, and then one that is not. What is printed is the boundary, how both
+ended, and how many effects there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import psycopg
+
+import holdfast
+from tests.children import query
+
+STATEMENTS = ("operation_get", "lease_acquire", "operation_write", "lease_release")
+WRITES = 3
+"""The claim, a checkpoint, the end."""
+
+
+def boundaries(mode: str, url: str) -> Iterator[str]:
+    if mode == "external":
+        for statement in STATEMENTS:
+            for nth in range(1, (WRITES if statement == "operation_write" else 1) + 1):
+                yield f"before:{statement}=kill@{nth}"
+                yield f"after:{statement}=kill@{nth}"
+        yield from ("effect:before", "effect:after")
+    elif url.startswith("sqlite"):
+        yield from (f"statement:{number}" for number in range(1, 20))
+    else:
+        yield from (f"{moment}:{number}" for number in (1, 2, 3) for moment in ("before", "sent", "after"))
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def external(url: str, key: str, policy: str, boundary: str) -> Any:
+    """The effect is a row that is committed on a connection which has nothing to do with the operation."""
+    if "=" in boundary:
+        os.environ["HOLDFAST_FAILPOINTS"] = boundary
+    with holdfast.Client(url) as client:
+
+        def effect(op: Any) -> str:
+            op.checkpoint("begun")
+            if boundary == "effect:before":
+                die()
+            query(url, "insert into effect values (%s)", key)
+            if boundary == "effect:after":
+                die()
+            return "done"
+
+        def undo() -> None:
+            query(url, "delete from effect where what = %s", key)
+
+        def probe() -> bool:
+            return bool(query(url, "select 1 from effect where what = %s", key))
+
+        known: dict[str, Any] = {"rollback": {"rollback": undo}, "verify": {"verify": probe}, "refuse": {}}
+        try:
+            return client.operation(key, timeout=30, **known[policy]).run(effect).status
+        except holdfast.OperationFailed as error:
+            return error.status
+
+
+def transaction(url: str, key: str, policy: str, boundary: str) -> Any:
+    with holdfast.Client(url) as client:
+        if url.startswith("sqlite"):
+            client.operations.list()  # makes the tables
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as file:
+                if boundary:
+                    file.set_trace_callback(nth(int(boundary.rpartition(":")[2])))
+                effect = lambda: file.execute("insert into effect values (?)", (key,)).close()  # noqa: E731
+                return client.operation(key, tx=file).run(effect).status
+        with psycopg.connect(url) as connection:
+            arm(connection, boundary)
+            effect = lambda: connection.execute("insert into effect values (%s)", [key]).close()  # noqa: E731
+            return client.operation(key, tx=connection).run(effect).status
+
+
+def nth(number: int) -> Callable[[str], None]:
+    left = [number]
+
+    def count(_: str) -> None:
+        left[0] -= 1
+        if not left[0]:
+            die()
+
+    return count
+
+
+def arm(connection: Any, boundary: str) -> None:
+    """Every message to the server is one call of ``wait``: the claim, the effect, the end."""
+    if not boundary:
+        return
+    moment, _, number = boundary.partition(":")
+    left, wait = [int(number)], connection.wait
+
+    def counted(generator: Any, *args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and moment == "before":
+            die()
+        if left[0] == 0 and moment == "sent":
+            while connection.pgconn.flush():
+                pass
+            die()
+        answer = wait(generator, *args, **kwargs)
+        if left[0] == 0 and moment == "after":
+            die()
+        return answer
+
+    connection.wait = counted
+
+
+def forked(work: Callable[[], Any]) -> tuple[int, Any]:
+    """What a process of its own returned, and how it ended."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            os.write(theirs, json.dumps(work()).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), json.loads(said or b"null")
+
+
+def release_leases(url: str) -> None:
+    """What the dead one held would be free when its time is over: the test does not wait for that."""
+    query(url, f"delete from holdfast{'_' if url.startswith('sqlite') else '.'}lease")
+
+
+def main(url: str, mode: str, policy: str) -> None:
+    run = external if mode == "external" else transaction
+    for boundary in boundaries(mode, url):
+        key = f"{mode}-{policy}-{boundary}"
+        ended, _ = forked(partial(run, url, key, policy, boundary))
+        release_leases(url)
+        again, said = forked(partial(run, url, key, policy, ""))
+        effects = len(query(url, "select 1 from effect where what = %s", key))
+        print(json.dumps([boundary, ended, again, said, effects]), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -1,0 +1,342 @@
+"""The log of operations: replayed, proven, put away, looked over. Whatever is done to the tables is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from tests.children import query
+from tests.conftest import MAJORS, NEWEST, migrated, server
+
+Connect = Callable[..., Any]
+LATER = timedelta(minutes=1)
+
+
+def table(url: str, name: str) -> str:
+    return f"holdfast_{name}" if url.startswith("sqlite") else f"holdfast.{name}"
+
+
+def change(url: str, statement: str) -> None:
+    """Past holdfast, as somebody with a psql would: ``{wal}`` and ``{log}`` are the tables."""
+    query(url, statement.format(wal=table(url, "wal"), log=table(url, "idempotency_log"), outbox=table(url, "outbox")))
+
+
+def fail() -> None:
+    raise ValueError("broken")
+
+
+def fill(client: Any) -> None:
+    """One that was done, one that was done at the second try, one that failed, one that was left half done."""
+    client.operation("done", payload=1).run(lambda: {"rows": 7})
+    with pytest.raises(ValueError, match="broken"):
+        client.operation("second try").run(fail)
+    client.operation("second try").run(lambda: b"\x00")
+    with pytest.raises(ValueError, match="broken"):
+        client.operation("failed").run(fail)
+
+    def die(op: Any) -> None:
+        op.checkpoint("draft", 42)
+        raise KeyboardInterrupt
+
+    with holdfast.Client(client.url) as dies, pytest.raises(KeyboardInterrupt):
+        dies.operation("half done").run(die)
+
+
+@pytest.fixture
+def client(connect: Connect, either: str) -> Any:
+    made = connect(either)
+    made.url = either
+    fill(made)
+    return made
+
+
+def problems(client: Any, **options: Any) -> set[str]:
+    return {each.what for each in client.operations.verify(**options).problems if each.broken}
+
+
+def test_replay_folds_the_log_into_states_and_results_and_calls_nobody(client: Any) -> None:
+    known = {name: client.operations.get(name) for name in ("done", "second try", "failed", "half done")}
+    states = {each.operation: each for each in client.operations.replay()}
+    assert {record.key for record in known.values()} == states.keys()
+    for record in known.values():
+        state = states[record.key]
+        assert (state.status, state.attempt, state.result_hash) == (record.status, record.attempt, record.result_hash)
+    [done] = client.operations.replay("done")
+    assert (done.value, done.kept, done.effect_started) == ({"rows": 7}, True, True)
+    assert client.operations.replay("second try")[0].value == b"\x00"
+    [half] = client.operations.replay("half done")
+    assert (half.status, half.checkpoints, half.kept) == ("partial", {"draft": 42}, False)
+    with pytest.raises(LookupError, match="no result"):
+        _ = half.value
+    assert client.operations.replay("failed")[0].error == "ValueError: broken"
+    assert client.operations.replay("nobody's") == []
+    assert client.operations.replay(since=datetime.now(UTC) + LATER) == []
+    assert len(client.operations.replay(since=datetime.now(UTC) - LATER)) == 4
+
+
+def test_verify_proves_what_nobody_has_touched_and_tells_of_locks_that_a_crash_left(client: Any) -> None:
+    found = client.operations.verify()
+    assert (found.operations, found.passed, found.broken) == (4, True, ())
+    assert found.entries == sum(
+        len(client.operations.history(name)) for name in ("done", "second try", "failed", "half done")
+    )
+    left = client.operations.get("half done").key
+    assert [(each.what, each.operation) for each in found.problems] == [("unpaired", left)]
+    assert client.operations.verify("done").operations == 1
+
+
+OTHER = "(select {} from {{log}} where label = 'second try')"
+TAMPERED = [
+    ("update {wal} set entries = replace(entries, '\"success\"', '\"failure\"')", {"tampered"}),
+    ("update {wal} set entries = replace(entries, 'broken', 'well')", {"tampered"}),
+    ("update {wal} set entries = '[]' where number = 1", {"missing"}),
+    ("update {wal} set entries = 'nonsense' where number = 1", {"tampered"}),
+    ("delete from {wal} where number = 1", {"missing"}),
+    ("delete from {wal} where number > 1", {"head"}),
+    ("update {wal} set number = number + 100 where number = 1", {"reordered"}),
+    ("delete from {log} where label = 'done'", {"missing"}),
+    ("delete from {wal}", {"head"}),
+    ("update {log} set status = 'failure' where label = 'done'", {"log"}),
+    ("update {log} set attempt = 9 where label = 'failed'", {"log"}),
+    ("update {log} set wal_pointer = '1:' || substr(wal_pointer, 3) where label = 'done'", {"head"}),
+    (f"update {{log}} set result = {OTHER.format('result')} where label = 'done'", {"payload"}),
+    (f"update {{log}} set result_hash = {OTHER.format('result_hash')} where label = 'done'", {"log"}),
+]
+
+
+@pytest.mark.parametrize(("statement", "expected"), TAMPERED, ids=[statement[:60] for statement, _ in TAMPERED])
+def test_whatever_is_done_to_the_tables_is_found(either: str, statement: str, expected: set[str]) -> None:
+    with holdfast.Client(either) as client:
+        client.url = either  # type: ignore[attr-defined]
+        fill(client)
+        assert problems(client) == set()
+        change(either, statement)
+        assert expected <= problems(client), client.operations.verify().problems
+        assert not client.operations.health().passed()
+
+
+def test_chains_are_read_page_by_page(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast._sync.primitives import operation_log
+
+    monkeypatch.setattr(operation_log, "PAGE", 3)
+    with holdfast.Client(either) as client:
+        for number in range(10):
+            client.operation(f"n{number}").run(lambda: 1)
+        assert len(client.operations.replay()) == client.operations.verify().operations == 10
+        lines: list[list[str]] = []
+        archived = client.operations.archive(datetime.now(UTC) + LATER, lambda page: lines.append(list(page)))
+        assert (archived.operations, [len(page) for page in lines]) == (10, [3, 3, 3, 1])
+
+
+def test_what_is_put_away_stays_provable_and_is_still_known(client: Any) -> None:
+    before = {name: client.operations.replay(name)[0] for name in ("done", "second try", "failed")}
+    lines: list[str] = []
+    assert client.operations.archive(datetime.now(UTC) - LATER, lines.extend).operations == 0
+    archived = client.operations.archive(datetime.now(UTC) + LATER, lines.extend)
+    assert (archived.operations, dict(archived.left)) == (3, {})
+    assert len(lines) == 3, "what was left half done stays"
+    assert [each.kind for each in client.operations.history("done")] == ["archived"]
+    for name, state in before.items():
+        now = client.operations.replay(name)[0]
+        assert (now.status, now.attempt, now.result_hash, now.error, now.result) == (
+            state.status, state.attempt, state.result_hash, state.error, state.result)  # fmt: skip
+    assert client.operation("done", payload=1).run(fail).result == {"rows": 7}, "it is replayed all the same"
+    with pytest.raises(holdfast.KeyReused):
+        client.operation("done", payload=2).run(fail)
+    assert problems(client) == problems(client, archives=lines) == set()
+    assert client.operation("failed").run(lambda: "now").attempt == 2
+    assert client.operations.archive(datetime.now(UTC) + LATER, lines.extend).operations == 1
+    assert problems(client, archives=lines) == set()
+    assert len(client.operations.history("failed")) == 1
+    forged = [line.replace("broken", "well") for line in lines]
+    assert problems(client, archives=forged) == {"tampered"}
+    assert problems(client, archives=[line for line in lines if "broken" not in line]) == set(), "the rest is sound"
+    change(client.url, "delete from {wal}")
+    change(client.url, "delete from {log}")
+    assert problems(client, archives=lines) == {"missing"}
+
+
+def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(client: Any) -> None:
+    client.operation("told").run(lambda op: op.emit("lineage", {"dataset": "parcels"}))
+    with pytest.raises(ValueError, match="broken"):
+        client.operation("goes on").run(fail)
+    failed = client.operations.get("failed").key
+    change(
+        client.url, "update {wal} set entries = replace(entries, 'broken', 'well') where idem_key = '" + failed + "'"
+    )
+
+    def write(lines: Any) -> None:
+        with holdfast.Client(client.url) as other:
+            other.operation("goes on").run(lambda: "on")
+
+    archived = client.operations.archive(datetime.now(UTC) + LATER, write)
+    why = {client.operations.get(name).key: name for name in ("told", "failed", "goes on")}
+    assert archived.operations == 2
+    assert {why[key]: reason for key, reason in archived.left.items()} == {
+        "told": "its lineage is not published",
+        "failed": "its chain is broken: its hash is not the hash of what it says",
+        "goes on": "it has gone on",
+    }
+    change(client.url, "update {outbox} set published_at = created_at")
+    assert client.operations.archive(datetime.now(UTC) + LATER, lambda lines: None).operations == 2
+
+
+def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> None:
+    def write(lines: Any) -> None:
+        raise OSError("no space left")
+
+    before = client.operations.verify().entries
+    with pytest.raises(OSError, match="no space left"):
+        client.operations.archive(datetime.now(UTC) + LATER, write)
+    assert client.operations.verify().entries == before
+
+
+def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(client: Any) -> None:
+    client.operation("short", keep=0.001).run(lambda: "x" * 1000)
+    client.operation("long", keep=1000).run(lambda: "y")
+    assert client.operations.expire() == 1
+    assert client.operations.expire() == 0
+    [short], [long] = client.operations.replay("short"), client.operations.replay("long")
+    assert (short.kept, short.status, long.value) == (False, "success", "y")
+    assert short.result_hash == client.operations.get("short").result_hash
+    assert problems(client) == set()
+
+
+def test_the_health_of_the_log(client: Any) -> None:
+    found = {each.check: each for each in client.operations.health().findings}
+    assert {name: each.status for name, each in found.items() if each.status != "ok"} == {"claims": "warn"}
+    assert "1 of 1 unfinished have lost their owner" in found["claims"].found
+    assert client.operations.health(stale=0).passed() is False
+    dot = "." if client.url.startswith("postgres") else "_"
+    query(client.url, f"drop index holdfast{dot}idempotency_log_unfinished")
+    found = {each.check: each for each in client.operations.health().findings}
+    assert (found["indexes"].status, found["indexes"].found) == (
+        "fail",
+        "missing or invalid: idempotency_log_unfinished",
+    )
+
+
+def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
+    with pytest.raises(holdfast.OperationFailed, match="up for review"):
+        client.operation("failed", max_attempts=1).run(lambda: 1)
+    [review] = client.operations.reviews()
+    assert (review.label, review.reason, review.key) == ("failed", "attempts", client.operations.get("failed").key)
+    assert {each.check: each.status for each in client.operations.health().findings}["failures"] == "warn"
+    client.operations.reset("failed", actor="jane", reason="mended")
+    assert client.operations.reviews() == []
+    assert client.operation("failed", max_attempts=1).run(lambda: 1).result == 1
+    assert problems(client) == set()
+
+
+@pytest.mark.parametrize("wrong", [7, datetime(2026, 1, 1), "now"])  # noqa: DTZ001
+def test_a_wrong_moment_is_named(sqlite_url: str, wrong: Any) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        for call in (
+            lambda: client.operations.replay(since=wrong),
+            lambda: client.operations.verify(since=wrong),
+            lambda: client.operations.archive(wrong, print),
+        ):
+            with pytest.raises((TypeError, ValueError), match=r"^(since|before) must"):
+                call()
+
+
+def everything(client: Any, after: str | None = None, most: int = 3) -> tuple[list[tuple[str, int]], str]:
+    """All that can be read after a cursor, page by page: operation and number of each entry."""
+    found: list[tuple[str, int]] = []
+    while True:
+        page = client.operations.read(after, most=most)
+        found += [(entry.operation, entry.number) for entry in page.entries]
+        after = page.cursor
+        if not page.entries:
+            return found, page.cursor
+
+
+def test_the_log_is_read_in_an_order_that_stays(client: Any) -> None:
+    first, cursor = everything(client)
+    assert len(first) == client.operations.verify().entries
+    client.operation("later").run(lambda: 1)
+    more, _ = everything(client, cursor)
+    assert {operation for operation, _ in more} == {client.operations.get("later").key}
+    again, _ = everything(client, most=500)
+    assert again == first + more
+    for wrong in ("x", "1/2", 7):
+        with pytest.raises(ValueError, match="after must be the cursor"):
+            client.operations.read(wrong)
+
+
+def test_a_transaction_that_commits_late_is_not_overtaken(postgres_url: str) -> None:
+    """Its entries have lower numbers than those that others have committed since: whoever followed the highest number
+    would never see them. And of one operation, a later entry may be written by the older transaction."""
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url) as old,
+        psycopg.connect(postgres_url) as slow,
+        psycopg.connect(postgres_url) as quick,
+    ):
+        old.execute("select pg_current_xact_id()")  # it has its number now
+        slow.execute("select pg_current_xact_id()")
+        with pytest.raises(ValueError, match="broken"):
+            client.operation("a", tx=quick).run(fail)
+        client.operation("a", tx=old).run(lambda: "the older one")
+        old.commit()
+        client.operation("b").run(lambda: "quick")
+        assert everything(client)[0] == [], "the slow one may come before all of it"
+        client.operation("c", tx=slow).run(lambda: "slow")
+        before, cursor = everything(client)
+        slow.commit()
+        found, _ = everything(client, cursor)
+        labels = {client.operations.get(name).key: name for name in "abc"}  # type: ignore[union-attr]
+        assert before == []
+        told = [(labels[key], number) for key, number in found]
+        assert [number for name, number in told if name == "a"] == list(range(1, 1 + sum(n == "a" for n, _ in told)))
+        assert {name for name, _ in told} == {"a", "b", "c"}
+        assert everything(client)[0] == found
+        assert problems(client) == set()
+
+
+def test_a_rollback_finds_what_was_noted_whatever_else_is_under_way(postgres_url: str) -> None:
+    """The order that stays leaves out what an old transaction might come before; a rollback must not."""
+
+    def die(op: Any) -> None:
+        op.checkpoint("draft", 42)
+        raise KeyboardInterrupt
+
+    noted: list[Any] = []
+    with psycopg.connect(postgres_url) as old:
+        old.execute("select pg_current_xact_id()")
+        with holdfast.Client(postgres_url) as client, pytest.raises(KeyboardInterrupt):
+            client.operation("a").run(die)
+        with holdfast.Client(postgres_url) as client:
+            client.operation("a", rollback=lambda op: noted.append(op.checkpoints)).run(lambda: 1)
+    assert noted == [{"draft": 42}]
+
+
+def test_after_a_restore_the_log_is_read_from_the_beginning_and_whole() -> None:
+    """The numbers of transactions begin anew in another cluster: what was restored must not be hidden by them."""
+    source, target = server(MAJORS[0]), server(NEWEST)
+    if not (target.binaries.folder / "pg_dump").exists():
+        pytest.skip("no pg_dump beside the server")
+    url = migrated(source.database())
+    with holdfast.Client(url) as client:
+        client.operation("a").run(lambda: "before")
+        query(url, "update holdfast.wal set xid = '1000000000'")  # an old cluster, with many transactions
+        _, cursor = everything(client)
+    dump = target.folder / "operations.sql"
+    target.binaries.run("pg_dump", "--dbname", url, "--file", str(dump))
+    restored = target.database()
+    options = ("--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1")
+    target.binaries.run("psql", *options, f"--dbname={restored}", f"--file={dump}")
+    dump.unlink()
+    with holdfast.Client(restored) as client:
+        assert client.operation("a").run(fail).result == "before"
+        client.operation("b").run(lambda: "after")
+        with pytest.raises(holdfast.CursorExpired, match="from the beginning"):
+            client.operations.read(cursor)
+        found, _ = everything(client)
+        assert len(found) == client.operations.verify().entries
+        assert client.operations.verify().passed
