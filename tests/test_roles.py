@@ -61,6 +61,15 @@ def refused(function: str) -> Iterator[None]:
     assert f"GRANT EXECUTE ON FUNCTION holdfast.{function} TO …" in str(told.value)
 
 
+def may(connection: psycopg.Connection[Any]) -> set[str]:
+    """The functions that the role of this session may execute."""
+    asked = (
+        "select proname::text from pg_proc where pronamespace = 'holdfast'::regnamespace"
+        " and has_function_privilege(oid, 'execute')"
+    )
+    return {name for (name,) in connection.execute(asked)}
+
+
 def test_the_page_grants_every_function_that_is_called_and_those_for_operators_to_operators_alone() -> None:
     """A function that is added is granted by the page, to one of the two, or this fails."""
     texts = [step.sql for each in statements("postgres").values() for step in each.steps]
@@ -131,8 +140,8 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
             "audit_end": "1, 'done'",
             "audit_list": "",
         }
-        assert direct.keys() == FOR_OPERATORS
         with psycopg.connect(urls[0], autocommit=True) as mine:
+            assert may(mine) & FOR_OPERATORS == set()
             for function, arguments in direct.items():
                 with pytest.raises(InsufficientPrivilege, match=rf"permission denied for function {function}$"):
                     mine.execute(f"select holdfast.{function}({arguments})".encode())
@@ -140,8 +149,9 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
                 mine.execute("select from holdfast.audit")
         grant.check()
         assert victim.leases.get("import") is not None
-    with holdfast.Client(urls[1]) as boss:
+    with holdfast.Client(urls[1]) as boss, psycopg.connect(urls[1]) as theirs:
         assert boss.audit.list() == []
+        assert may(theirs) >= FOR_OPERATORS
 
 
 def test_an_operator_may_what_a_worker_may_and_the_rest(urls: tuple[str, str], worker: holdfast.Client) -> None:
