@@ -104,6 +104,8 @@ def test_a_worker_does_all_of_its_work(urls: tuple[str, str], worker: holdfast.C
         assert worker.operation("inside", tx=mine).run(lambda: mine.execute(insert).fetchall()[0][0]).result == 2
         assert worker.operation("outside").run(lambda: 3).result == 3
         assert worker.operation("outside").run(lambda: 4).replayed is True
+        worker.operations.reset("outside", **JANE)
+        assert worker.operation("outside").run(lambda: 5).result == 5
         with pytest.raises(holdfast.PolicyDenied, match="is closed"):
             worker.gates.require("dot_config")
         assert mine.execute("select holdfast.lock_key('import') is not null").fetchone() == (True,)

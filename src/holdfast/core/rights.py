@@ -12,7 +12,7 @@ FOR_OPERATORS = frozenset(
     {
         "lease_force_release", "lease_force_release_if", "lease_recall", "lease_wipe", "lock_break",
         "audit_begin", "audit_note", "audit_end", "audit_list", "wal_chains", "wal_read", "wal_archive",
-        "operation_expire", "operation_review_close", "operation_health", "operation_indexes",
+        "operation_expire", "operation_health", "operation_indexes",
     }
 )  # fmt: skip
 """What acts on others' work without a token of theirs, and the record of that."""
