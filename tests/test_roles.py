@@ -145,7 +145,6 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
             "wal_read": "null, null, null, null, 1",
             "wal_archive": "'k', 'e', 'p', 1, '[]'",
             "operation_expire": "1",
-            "operation_review_close": "'k', 'jane', 'x'",
             "operation_health": "1",
             "operation_indexes": "",
         }
