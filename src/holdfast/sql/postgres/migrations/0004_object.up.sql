@@ -102,7 +102,7 @@ begin
 end $$;
 
 -- Writes in a transaction of somebody's own wait here for its COMMIT; the table itself is always empty.
-create table holdfast.object_late (
+create unlogged table holdfast.object_late (
     version bigint not null,
     type    text collate "C" not null,
     id      text collate "C" not null,
