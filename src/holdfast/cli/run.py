@@ -51,7 +51,7 @@ def plain(arguments: list[str]) -> dict[str, Any] | None:
 
 def exclusive(**given: Any) -> str | None:
     """What was given together and contradicts each other, or alone and makes no sense."""
-    if sum(bool(given.get(each)) or given.get(each) == 0 for each in ("timeout", "wait", "skip")) > 1:
+    if (given.get("timeout") is not None) + bool(given.get("wait")) + bool(given.get("skip")) > 1:
         return "--timeout, --wait and --skip exclude each other"
     if not given.get("guard") and any(given.get(each) not in (None, False) for each in _GUARDED):
         return "--heartbeat, --strict and --wipe-on-start are for --guard"
