@@ -87,6 +87,11 @@ def test_every_sql_block_runs_in_psql_and_the_role_it_makes_can_hold_and_protect
         server().execute("drop role worker")
 
 
+def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
+    look = "import holdfast; assert set(holdfast.__all__) < set(dir(holdfast)), dir(holdfast)"
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
