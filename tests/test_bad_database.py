@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -94,11 +96,30 @@ def test_a_folder_that_cannot_be_written_is_named(connect: Connect) -> None:
 def test_a_file_that_is_no_database_stays_as_it_is(connect: Connect, tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear database, " * 100)
-    with pytest.raises(holdfast.EngineError, match=r"letter\.txt.*not a database"):
-        connect(f"sqlite:///{letter}").lease("import").acquire()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for handle in ("lease", "lock"):
+        with pytest.raises(holdfast.EngineError, match=r"letter\.txt.*not a database"):
+            getattr(connect(f"sqlite:///{letter}"), handle)("import").acquire()
+        with pytest.raises(holdfast.EngineError, match="cannot open"):
+            getattr(connect(f"sqlite:///{folder}"), handle)("import").acquire()
     assert letter.read_text() == "Dear database, " * 100
-    with pytest.raises(holdfast.EngineError, match="cannot open"):
-        connect(f"sqlite:///{tmp_path}").lease("import").acquire()
+    assert sorted(tmp_path.iterdir()) == [folder, letter], "and nothing is made beside it"
+
+
+def test_to_open_a_file_gives_up_no_lock_of_a_connection_that_is_the_users_own(
+    connect: Connect, tmp_path: Path
+) -> None:
+    """The kernel drops the locks that a process has on a file when it closes any descriptor of it."""
+    url, begun = f"sqlite:///{tmp_path / 'app.db'}", "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0)"
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as mine:
+        mine.execute("begin exclusive")
+        assert connect(url).lock("import").acquire(timeout=5).lost is False
+        with pytest.raises(holdfast.EngineError, match="stayed locked"):
+            connect(url)._engine.call("lease_list", {"name": None}, timeout=0.2)
+        code = f"{begun}.execute('create table other (n)')"
+        done = subprocess.run([sys.executable, "-c", code, tmp_path / "app.db"], capture_output=True, check=False)
+        assert b"database is locked" in done.stderr
 
 
 def test_a_closed_port_is_told_with_its_address(connect: Connect) -> None:

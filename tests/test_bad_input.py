@@ -51,6 +51,24 @@ def test_a_name_or_holder_that_is_no_str_is_refused(untouched: Any, name: object
         untouched.lease("import", holder=name)
 
 
+@pytest.mark.parametrize(
+    ("most", "kind", "told"),
+    [("3", TypeError, "an int, not str"), (2.5, TypeError, "an int, not float"), (True, TypeError, "an int, not bool"),
+     (None, TypeError, "an int, not NoneType"), (0, ValueError, "a whole number from 1 to 10000, not 0"),
+     (10_001, ValueError, "a whole number from 1 to 10000, not 10001")],
+)  # fmt: skip
+def test_how_many_is_checked_wherever_it_is_asked(untouched: Any, most: Any, kind: type[Exception], told: str) -> None:
+    for ask in (
+        untouched.leases.history,
+        untouched.audit.list,
+        untouched.operations.list,
+        untouched.operations.recover,
+        lambda most: untouched.objects.list("box", most=most),
+    ):
+        with pytest.raises(kind, match=f"^most must be {told}$"):
+            ask(most=most)
+
+
 @pytest.mark.parametrize("ttl", [0, -1, 0.049, 86401, math.nan, math.inf, -math.inf])
 def test_a_bad_ttl_is_refused(untouched: Any, ttl: float) -> None:
     with pytest.raises(ValueError, match=r"^ttl must be between 0\.05 and 86400 seconds, not "):

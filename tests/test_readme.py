@@ -76,6 +76,11 @@ def test_every_sql_block_runs_in_psql(postgres_url: str) -> None:
         assert "f\n" not in done.stdout  # renew and release say t
 
 
+def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
+    look = "import holdfast; assert set(holdfast.__all__) < set(dir(holdfast)), dir(holdfast)"
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     text = document.read_text(encoding="utf-8")

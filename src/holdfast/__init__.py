@@ -104,6 +104,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """What there is to find, before any of it is imported."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -133,6 +133,24 @@ def test_history_tells_who_took_a_lease_away_and_why(either: str) -> None:
     ]
 
 
+def test_what_holdfast_holds_for_itself_is_told_apart(either: str) -> None:
+    with holdfast.Client(either) as client:
+        for _ in range(3):
+            client.lease("sweep").acquire()
+            ask(*at(either, "release", "sweep", "--force", "--reason", "stuck"))
+        with client.slots("pool", capacity=1).claim(owner="me"):
+            done = call(*at(either, "ls"))
+    assert "@slot:pool:1" in done.stdout
+    assert done.stderr == "names that begin with @ or holdfast: are holdfast's own, such as gates and slots\n"
+    for most, count in ((2, 2), (20, 3)):
+        shown = valid("history", ask(*at(either, "history", "--most", str(most), "--json")))
+        assert [each["name"] for each in shown] == ["sweep"] * count
+    everything = valid("history", ask(*at(either, "history", "--all", "--json")))
+    names = {"sweep", "@slot:pool:1", "@gate:leases", "holdfast:runtime"}
+    assert {each["name"] for each in everything} == names
+    assert len(valid("history", ask(*at(either, "history", "@gate:leases", "--json")))) == 3
+
+
 def test_the_history_of_an_unknown_lease_is_empty_and_says_so(sqlite_url: str) -> None:
     done = call(*at(sqlite_url, "history", "nobody's"))
     assert (done.returncode, done.stdout) == (0, "")

@@ -224,6 +224,46 @@ def test_a_reader_that_goes_away_early_is_no_traceback(busy: str) -> None:
     assert (process.returncode, problems) == (1, b"")
 
 
+PRINTING = [("ls",), ("history", "--json"), ("check",), ("doctor",), ("version",), ("migrate", "print"), ("--help",),
+            ("driver",), ("do", "gate.open", "x", "--for", "5", "--reason", "y")]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", PRINTING, ids=" ".join)
+def test_a_full_disk_under_stdout_is_one_line_and_exit_code_1(
+    busy: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    with holdfast.Client(busy) as client, Path("/dev/full").open("w") as full:
+        client.lease("sweep").acquire()
+        done = subprocess.run(
+            [SCRIPT, *at(busy, *command)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            cwd=tmp_path, env=environment(),
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "holdfast: cannot write its output: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["history", "check"])
+def test_a_width_that_is_none_is_as_if_nobody_had_asked_for_one(busy: str, command: str) -> None:
+    plain = ask(*at(busy, command))
+    assert [ask(*at(busy, command), COLUMNS=columns) for columns in ("0", "²")] == [plain, plain]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("--url", "sqlite:///a.db", "ls"), "cannot open sqlite:///a.db: the working folder is gone"),
+        (("--url", "sqlite:///a.db", "run", "x", "--", "true"), "cannot open sqlite:///a.db: the working folder is"),
+        (("driver", "ls"), "the working folder is gone: go to one that exists"),
+    ],
+)  # fmt: skip
+def test_a_working_folder_that_is_gone_is_told(tmp_path: Path, arguments: tuple[str, ...], wanted: str) -> None:
+    (tmp_path / "gone").mkdir()
+    script = ["sh", "-c", 'cd "$1"; rmdir "$1"; shift; exec "$@"', "sh", str(tmp_path / "gone"), SCRIPT, *arguments]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"holdfast: {wanted}")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_completion_knows_the_commands_and_their_options() -> None:
     def completed(words: str) -> set[str]:
         number = str(len(words.split()) - (not words.endswith(" ")))

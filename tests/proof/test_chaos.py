@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from holdfast.testing.chaos.__main__ import main
+from holdfast.testing.chaos.contender import Errand
+from holdfast.testing.chaos.crew import Crew
 from holdfast.testing.chaos.lane import Lane, Outcome
 from holdfast.testing.chaos.places import LANES, playable
 from holdfast.testing.chaos.report import status
 from holdfast.testing.checker import check
 from tests.children import eventually
-from tests.cli.runs import command_lines
+from tests.cli.runs import command_lines, state
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 20
@@ -54,9 +57,18 @@ def test_a_folder_that_holds_a_history_is_not_written_over(tmp_path: Path) -> No
     assert "earlier run" in done.stderr
 
 
-def test_a_kind_of_fault_that_a_lane_does_not_have_is_named(tmp_path: Path) -> None:
-    done = chaos("--minutes", "0.01", "--lane", "sqlite", "--faults", "flood", "--folder", str(tmp_path))
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "soon"])
+def test_a_length_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], minutes: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--minutes", minutes])
+    assert f"must be a number above 0, not {minutes}" in capsys.readouterr().err
+
+
+def test_a_kind_of_fault_that_a_lane_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = chaos("--minutes", "0.01", "--lane", "sqlite", "--faults", "flood")
     assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == [], "a run that never was leaves no folder"
     assert "has no fault of these kinds; it has force, kill, pause, writer" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -103,6 +115,24 @@ def test_a_contender_that_falls_over_fails_the_run(tmp_path: Path, monkeypatch: 
     assert "ended with 3" in outcome.error
     assert status([outcome]) == 3
     assert "no_such_statement" in (tmp_path / "kept" / "contenders.log").read_text()
+
+
+@pytest.mark.parametrize(("action", "fell"), [("kill", False), ("stop", True)])
+def test_whoever_was_born_to_be_killed_may_be_so_when_it_is_told_to_go_and_nobody_else(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, fell: bool
+) -> None:
+    """The end of a beat is the last that a contender says."""
+    monkeypatch.setattr("holdfast.testing.chaos.crew.FAILPOINTS", [f"before:beat_end={action}"])
+    with Crew([sqlite_url], Errand("", str(tmp_path), "", ["a"], 3.0, 1, sane_clocks=True), 1) as crew:
+        [pid] = crew.pids()
+        eventually(lambda: '"ok"' in "".join(each.read_text() for each in tmp_path.glob("*.jsonl")), "it held a lease")
+        crew.dismiss()
+        if action == "stop":
+            eventually(lambda: state(pid) == "T", "it has come to its end")
+            os.kill(pid, signal.SIGKILL)
+        assert crew.wait() == []
+    assert crew.fell == ([f"{pid} ended with -9 when it was told to go"] if fell else [])
+    assert crew.failpoints.total() == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

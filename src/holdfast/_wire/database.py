@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from holdfast.core.errors import Unreachable
 from holdfast.sql import SCHEMA, Dialect, check_schema
 
 # A dead peer is noticed in 2 to 3 s: keepalives for an idle connection, the user timeout for one that is sending.
@@ -94,7 +95,12 @@ def _sqlite_path(rest: str) -> str:
         known = {each.partition("=")[0] for each in options.split("&")} <= _SQLITE_OPTIONS  # else it may be a secret
         without = repr(options) if known else "the '?' and what follows it"
         raise ValueError(f"an SQLite URL takes no options here: sqlite:///{path} without {without}")
-    return os.path.realpath(path)  # SQLite follows links, too: one file, one name for what lies beside it
+    try:
+        return os.path.realpath(path)  # SQLite follows links, too: one file, one name for what lies beside it
+    except FileNotFoundError:
+        raise Unreachable(
+            f"cannot open sqlite:///{path}: the working folder is gone. Go to one that exists, or name the whole path."
+        ) from None
 
 
 def _conninfo(url: str) -> tuple[str, str]:

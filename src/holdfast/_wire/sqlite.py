@@ -5,11 +5,12 @@ Nothing here decides anything: the scripts are in ``sql/sqlite``.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NoReturn
 
 from holdfast._wire import Row, forks, kind_of
@@ -28,12 +29,33 @@ class _Parameters(dict[str, Any]):
 
 
 _NONE: Mapping[str, Any] = {}
+_HEADER = "pragma schema_version"
+"""Has SQLite read its header, so that nothing is made beside a file that is none of its own. Never we: to close a file
+gives up all locks that this process has on it, those of the user's own connections among them."""
 
 
 def boot_id() -> str | None:
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return None
+
+
+def check_header(database: Database) -> None:
+    """Unreachable for a file that is something else. One that is locked is a database."""
+    if database.target in forks.spoilt or not os.path.exists(database.target):
+        return
+    try:
+        with forks.opening, closing(sqlite3.connect(database.target, timeout=0)) as connection:
+            connection.execute(_HEADER)
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise _cannot_open(database, error) from error
+
+
+def _cannot_open(database: Database, error: OSError | sqlite3.Error) -> Unreachable:
+    known = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
+    advice = "Name another file." if known else "Does the folder exist, and may this user write to it?"
+    return Unreachable(f"cannot open {database}: {error}. {advice}")
 
 
 class SqliteSession:
@@ -46,18 +68,21 @@ class SqliteSession:
         self.inside = threading.RLock()
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
         self._raised: BaseException | None = None
-        self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
-        self._marks = Marks(f"{database.target}.holdfast-live") if Marks.available else None
+        self._marks: Marks | None = None
+        self._beside: list[Turnstile | Marks] = []
         self.boot = boot_id()
+        deadline = now() + timeout
+        with forks.opening:
+            self._open()
+            forks.guard(self)
         try:
-            with forks.opening:
-                self._open()
-                forks.guard(self)
-        except BaseException:
-            self._close_locks()
-            raise
-        try:
-            self._patiently("pragma journal_mode = wal", now() + timeout)
+            self._patiently(_HEADER, deadline)
+            self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
+            self._beside.append(self._turnstile)
+            if Marks.available:
+                self._marks = Marks(f"{database.target}.holdfast-live")
+                self._beside.append(self._marks)
+            self._patiently("pragma journal_mode = wal", deadline)
             self._tune()
         except BaseException:
             self.close()
@@ -86,9 +111,7 @@ class SqliteSession:
         try:
             return kind_of(cls)(database, timeout)
         except (OSError, sqlite3.Error) as error:
-            known = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
-            advice = "Name another file." if known else "Does the folder exist, and may this user write to it?"
-            raise Unreachable(f"cannot open {database}: {error}. {advice}") from error
+            raise _cannot_open(database, error) from error
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
@@ -178,9 +201,8 @@ class SqliteSession:
         self._close_locks()
 
     def _close_locks(self) -> None:
-        self._turnstile.close()
-        if self._marks is not None:
-            self._marks.close()
+        for each in self._beside:
+            each.close()
 
     def _gone(self, key: int | None) -> bool | None:
         """Called by SQLite, which makes an error of its own of whatever is raised here: Ctrl-C is kept for later."""

@@ -74,7 +74,7 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
         raise click.UsageError(str(error)) from None
     try:
         sys.exit(run(settings))
-    except (Refused, OSError) as error:
+    except Refused as error:
         click.echo(f"holdfast: {error}", err=True)
         sys.exit(1)
 

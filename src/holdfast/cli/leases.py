@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
     from holdfast import Client
 
+MOST = 10_000
 Held = list[dict[str, Any]]
 TITLES = ("lease", "holder", "host", "pid", "age", "left", "fence")
+OWN = ("@", "holdfast:")
+"""What the names of holdfast's own leases begin with: gates, slots, the one that governed commands run under."""
 PAST_TITLES = ("lease", "holder", "ended (UTC)", "held for", "how", "fence", "by", "reason")
 
 
@@ -52,20 +55,24 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
     elif held:
         console = output.console()
         output.show(console, _listing(console, held))
+        if any(each["name"].startswith(OWN) for each in held):
+            click.echo("names that begin with @ or holdfast: are holdfast's own, such as gates and slots", err=True)
     else:
         click.echo("no lease is held", err=True)
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
+@click.option("--most", type=click.IntRange(1, MOST), default=20, show_default=True, metavar="N",
               help="Show at most so many.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Those of holdfast's own leases, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
-def history(context: click.Context, name: str | None, most: int, as_json: bool) -> None:
+def history(context: click.Context, name: str | None, most: int, everything: bool, as_json: bool) -> None:
     """Show who held leases before, the latest first.
 
-    The grants that have ended, of the lease NAME or of all.
+    The grants that have ended, of the lease NAME or of all but holdfast's own, whose names begin with @ or holdfast:;
+    every governed command has two of them. Those that an operator took away are shown always.
 
     How a grant ended: released, expired (its holder stopped renewing it), session_lost, reentered (by the same holder)
     or forced (taken away by an operator, with who and why). The newest 10,000 are kept.
@@ -78,7 +85,10 @@ def history(context: click.Context, name: str | None, most: int, as_json: bool) 
     from holdfast.cli import output
 
     with connected(context) as client:
-        past = client.leases.history(name, most=most)
+        if name is not None or everything:
+            past = client.leases.history(name, most=most)
+        else:
+            past = _users(client, most)
     if as_json:
         names = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
         click.echo(output.for_programs([{key: getattr(each, key) for key in names} for each in past]))
@@ -135,6 +145,17 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
         held = f"held by {output.clean(record.holder)} with fence {record.fence}"
         told = f"{held}; recorded: {record.actor}: {record.reason}"
     click.echo(f"released lease {name!r}, {told}")
+
+
+def _users(client: Client, most: int) -> list[Any]:
+    """As many as were asked for of what is not holdfast's own doing, if there are so many."""
+    asked = most
+    while True:
+        past = client.leases.history(most=asked)
+        found = [each for each in past if each.outcome == "forced" or not each.name.startswith(OWN)]
+        if len(found) >= most or len(past) < asked or asked == MOST:
+            return found[:most]
+        asked = min(asked * 10, MOST)
 
 
 def _held(client: Client) -> Held:

@@ -22,7 +22,11 @@ _NARROWEST = 24
 
 
 def console() -> Console:
-    """For stdout. Colours only on a terminal, and not with NO_COLOR; what the encoding lacks is escaped."""
+    """For stdout. Colours only on a terminal, and not with NO_COLOR; what the encoding lacks is escaped. COLUMNS is
+    heeded when it is a width."""
+    asked = os.environ.get("COLUMNS", "")
+    if not asked.isdecimal() or int(asked) == 0:
+        os.environ.pop("COLUMNS", None)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return Console(highlight=False, markup=False, emoji=False)
@@ -30,7 +34,7 @@ def console() -> Console:
 
 def width(where: Console) -> int | None:
     """How much fits on a line. In a pipe a line is as long as it needs to be, unless COLUMNS says otherwise."""
-    return where.width if where.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else None
+    return where.width if where.is_terminal or "COLUMNS" in os.environ else None
 
 
 def clean(value: object) -> str:

@@ -67,8 +67,10 @@ def run_here(
 ) -> int:  # fmt: skip
     """Run it and give its exit code. A user's mistake is one line on stderr."""
     from holdfast import HoldfastError
+    from holdfast._wire import log
 
     _fill_standard_descriptors()
+    log.silent = True
     patience = None if wait else timeout or 0.0
     try:
         interrupt_waiting()
@@ -125,7 +127,8 @@ def _run(
             try:
                 grant.check()
             except HoldfastError as loss:
-                _say(f"{loss}; so the command was ended")
+                why = f" ({loss.__cause__})" if loss.__cause__ is not None else ""
+                _say(f"{loss}{why}; so the command was ended")
                 return code or FAILED
             try:
                 grant.release(timeout=_GOODBYE)

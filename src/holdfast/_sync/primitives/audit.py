@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast._sync.engines.engine import Engine
 from holdfast.core.grant import check_name
+from holdfast.core.objects import check_most
 from holdfast.core.records import AuditRecord
 
 Records = list[AuditRecord]
@@ -42,6 +43,4 @@ class Audit:
 
     def list(self, *, most: int = 100) -> Records:
         """The latest first. One without an outcome is under way, or nobody could tell how it ended."""
-        if not 1 <= most <= 10_000:
-            raise ValueError(f"most must be a whole number from 1 to 10000, not {most!r}")
-        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"most": most})]
+        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"most": check_most(most)})]

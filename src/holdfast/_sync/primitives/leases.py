@@ -11,6 +11,7 @@ from holdfast._sync.engines.engine import LOCKED, Engine
 from holdfast._wire.identity import check_token, new_token
 from holdfast.core.errors import LeaseLost, PolicyDenied, Refused
 from holdfast.core.grant import check_name
+from holdfast.core.objects import check_most
 from holdfast.core.records import HistoryRecord, LeaseRecord
 
 _PATIENCE = 5.0
@@ -47,10 +48,8 @@ class Leases:
 
     def history(self, name: str | None = None, *, most: int = 100) -> Past:
         """Grants that have ended, the latest first; the newest 10,000 are kept."""
-        if not 1 <= most <= 10_000:
-            raise ValueError(f"most must be a whole number from 1 to 10000, not {most!r}")
-        only = None if name is None else check_name(name)
-        return [HistoryRecord.of(row) for row in self._engine.call("lease_history", {"name": only, "most": most})]
+        asked = {"name": None if name is None else check_name(name), "most": check_most(most)}
+        return [HistoryRecord.of(row) for row in self._engine.call("lease_history", asked)]
 
     def probe(self) -> Verdicts:
         """Does this database keep the lease contract? Seven cases on a name of their own, in one transaction that is

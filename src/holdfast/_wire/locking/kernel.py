@@ -141,6 +141,10 @@ class KernelLockWire:
     def _file(self, space: int) -> int:
         file = self._files[space]
         if file is None:
+            if not os.path.exists(self._paths[space]):
+                from holdfast._wire.sqlite import check_header
+
+                check_header(self._database)
             file = os.open(self._paths[space], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._files[space] = file
         return file

@@ -37,6 +37,8 @@ class Crew:
         self._urls, self._errand, self._size = urls, errand, size
         self._random = random.Random(errand.seed)
         self._members: list[subprocess.Popen[bytes]] = []
+        self._doomed: set[int] = set()
+        """The pids of those that were born with a failpoint which kills."""
         self.started = 0
         self.failpoints: Counter[str] = Counter()
         """How many were started with which."""
@@ -65,7 +67,10 @@ class Crew:
             with suppress(subprocess.TimeoutExpired):
                 member.wait(max(0.0, deadline - time.monotonic()))
         for member in self._members:
-            if member.returncode not in (None, -signal.SIGKILL if member in self._killed else 0):
+            fates = {-signal.SIGKILL} if member in self._killed else {0}
+            if member.pid in self._doomed:  # be it at the last release, when it was told to go
+                fates.add(-signal.SIGKILL)
+            if member.returncode is not None and member.returncode not in fates:
                 self.fell.append(f"{member.pid} ended with {member.returncode} when it was told to go")
         return self.pids()
 
@@ -99,13 +104,16 @@ class Crew:
         errand = self._errand._replace(url=url, worker=f"contender-{self.started}")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         if self._random.random() < 0.4:
-            environment["HOLDFAST_FAILPOINTS"] = failpoint = self._random.choice(FAILPOINTS)
-            self.failpoints[failpoint] += 1
+            environment["HOLDFAST_FAILPOINTS"] = self._random.choice(FAILPOINTS)
+            self.failpoints[environment["HOLDFAST_FAILPOINTS"]] += 1
         command = [sys.executable, "-m", "holdfast.testing.chaos.contender", json.dumps(errand._asdict())]
         with (Path(errand.folder) / "contenders.log").open("ab") as log:
-            return subprocess.Popen(
+            member = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )  # of its own, so that Ctrl-C is for us alone
+        if "=kill" in environment.get("HOLDFAST_FAILPOINTS", ""):
+            self._doomed.add(member.pid)
+        return member
 
 
 def _close(member: subprocess.Popen[bytes]) -> None:

@@ -15,6 +15,7 @@ from holdfast._wire.log import logger
 from holdfast.core.canonical import digest
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
+from holdfast.core.objects import check_most
 from holdfast.core.operation import (
     LEASE,
     Function,
@@ -71,8 +72,7 @@ class AsyncOperations(AsyncOperationLog):
         """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
-        if not 1 <= most <= MOST:
-            raise ValueError(f"most must be a whole number from 1 to {MOST}, not {most!r}")
+        check_most(most)
         unfinished = status in ("partial", "running")
         asked = {
             "status": "partial" if unfinished else status,

@@ -16,6 +16,7 @@ from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
+from holdfast.core.objects import check_most
 from holdfast.core.operation import (
     LEASE,
     Function,
@@ -72,8 +73,7 @@ class Operations(OperationLog):
         """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
-        if not 1 <= most <= MOST:
-            raise ValueError(f"most must be a whole number from 1 to {MOST}, not {most!r}")
+        check_most(most)
         unfinished = status in ("partial", "running")
         asked = {
             "status": "partial" if unfinished else status,
