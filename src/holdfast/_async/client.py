@@ -289,7 +289,7 @@ class AsyncClient:
             )
         self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
         try:
-            if self._engine.pid == os.getpid():
+            if self._engine.pid == os.getpid() and not self._engine.looks:
                 if self._locks is not None:
                     await self._locks.close()
                 await self._end_beats()

@@ -288,7 +288,7 @@ class Client:
             )
         self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
         try:
-            if self._engine.pid == os.getpid():
+            if self._engine.pid == os.getpid() and not self._engine.looks:
                 if self._locks is not None:
                     self._locks.close()
                 self._end_beats()
