@@ -374,7 +374,7 @@ class AsyncClient:
 
     async def _end_rest(self) -> None:
         try:
-            if self._engine.pid == os.getpid():
+            if self._engine.pid == os.getpid() and not self._engine.looks:
                 if self._locks is not None:
                     await self._locks.close()
                 await self._end_beats()

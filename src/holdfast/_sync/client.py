@@ -373,7 +373,7 @@ class Client:
 
     def _end_rest(self) -> None:
         try:
-            if self._engine.pid == os.getpid():
+            if self._engine.pid == os.getpid() and not self._engine.looks:
                 if self._locks is not None:
                     self._locks.close()
                 self._end_beats()

@@ -96,10 +96,14 @@ def check() -> None:
 def governed(
     client: Client, name: str, parameters: dict[str, Any], *, actor: str, reason: str, **options: bool
 ) -> Outcome:
-    """For commands of the command line that are one of these under an older name."""
+    """Also for commands of the command line that are one of these under an older name."""
     from holdfast import operator
+    from holdfast.cli import output
 
-    return operator.run(client, name, parameters, actor=actor, reason=reason, **options)
+    outcome = operator.run(client, name, parameters, actor=actor, reason=reason, **options)
+    if outcome.doubt is not None:
+        click.echo(f"holdfast: it is done, and afterwards: {output.clean(outcome.doubt)}", err=True)
+    return outcome
 
 
 def _made(declared: Command) -> click.Command:
@@ -120,8 +124,6 @@ def _made(declared: Command) -> click.Command:
         else:
             done = f"{declared.name} done under fence {outcome.fence}"
             click.echo(f"{done}; recorded: {output.clean(actor)}: {output.clean(reason)}")
-        if outcome.doubt is not None:
-            click.echo(f"holdfast: it is done, and afterwards: {output.clean(outcome.doubt)}", err=True)
 
     parameters: list[click.Parameter] = []
     for name, each in declared.parameters.items():
