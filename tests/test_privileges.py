@@ -26,7 +26,8 @@ PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
     "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
-    "object_put", "object_delete", "object_get", "object_get_by_name", "object_list", "object_cursor", "object_changes",
+    "object_put", "object_put_many", "object_delete", "object_get", "object_get_by_name", "object_list",
+    "object_cursor", "object_changes",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""

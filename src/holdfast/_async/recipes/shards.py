@@ -77,15 +77,16 @@ class AsyncShards:
     async def __aenter__(self) -> Self:
         if self._era != forks.era:
             self._name_instance()
+        self._engine.working.add(self)
         try:
             await self._balance()
         except BaseException:
+            self._engine.working.discard(self)
             self.stop()
             for grant in self._all():
                 grant.abandon()
             raise
         self._job = AsyncJob(self._run, self, self._bell.ring)
-        self._engine.working.add(self)
         return self
 
     async def __aexit__(

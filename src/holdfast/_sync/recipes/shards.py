@@ -78,15 +78,16 @@ class Shards:
     def __enter__(self) -> Self:
         if self._era != forks.era:
             self._name_instance()
+        self._engine.working.add(self)
         try:
             self._balance()
         except BaseException:
+            self._engine.working.discard(self)
             self.stop()
             for grant in self._all():
                 grant.abandon()
             raise
         self._job = Job(self._run, self, self._bell.ring)
-        self._engine.working.add(self)
         return self
 
     def __exit__(
