@@ -5,6 +5,7 @@ Only a short cut. What it leaves out, for whatever reason, is written one by one
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,9 +39,13 @@ class AsyncWriter:
         if self._together:
             mine = _Waiting(replace(record, payload=payload), grant)
             self._waiting.append(mine)
-            async with self._turn.hold(""):
-                if mine in self._waiting:  # else somebody has taken it along
-                    await self._write_all(grant)
+            try:
+                async with self._turn.hold(""):
+                    if mine in self._waiting:  # else somebody has taken it along
+                        await self._write_all(grant)
+            finally:
+                with suppress(ValueError):  # it is only there when we are cancelled before our turn
+                    self._waiting.remove(mine)
             if mine.written:
                 return
         await self._objects.put_if(record.type, record.id, payload, MatchVersion(record.version), under=grant)

@@ -6,6 +6,7 @@ Only a short cut. What it leaves out, for whatever reason, is written one by one
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,9 +40,13 @@ class Writer:
         if self._together:
             mine = _Waiting(replace(record, payload=payload), grant)
             self._waiting.append(mine)
-            with self._turn.hold(""):
-                if mine in self._waiting:  # else somebody has taken it along
-                    self._write_all(grant)
+            try:
+                with self._turn.hold(""):
+                    if mine in self._waiting:  # else somebody has taken it along
+                        self._write_all(grant)
+            finally:
+                with suppress(ValueError):  # it is only there when we are cancelled before our turn
+                    self._waiting.remove(mine)
             if mine.written:
                 return
         self._objects.put_if(record.type, record.id, payload, MatchVersion(record.version), under=grant)
