@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,34 @@ def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgre
             client.objects.put_if("box", "b-1", 2, Unconditional())
         client.objects.put_if("box", "b-1", 3, Unconditional())
         assert client.objects.get("box", "b-1").payload == 3  # type: ignore[union-attr]
+
+
+def test_many_are_written_together_but_for_what_was_changed_or_is_locked(postgres_url: str) -> None:
+    """One transaction, which waits for nobody and is refused as a whole under a grant that has passed on."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        objects, grant = client.objects, client.lease("work", ttl=600).acquire()
+        made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcd"}
+        made["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(made["b"].version))
+        mine.execute("select from holdfast.object where id = 'c' for update")
+        stale = replace(made["b"], version=made["a"].version)
+        wanted = [replace(each, payload={"new": each.id}) for each in (made["d"], stale, made["c"], made["a"])]
+        wanted.append(replace(made["a"], id="nobody"))
+        cursor = objects.cursor()
+        written = objects.put_many("box", wanted, grant)
+        assert written.keys() == {"a", "d"}
+        for id in "ad":
+            found = objects.get("box", id)
+            assert found is not None
+            assert (found.payload, found.version, found.name) == ({"new": id}, written[id], id)
+            assert found.version > made["d"].version
+        told = drain(objects.watch(since=cursor))
+        assert [(each.id, each.version) for each in told] == sorted(written.items(), key=lambda each: each[1])
+        mine.rollback()
+        assert objects.get("box", "c") == made["c"]
+        client.leases.force_release("work", actor="operator", reason="test")
+        with pytest.raises((holdfast.EngineError, holdfast.LeaseLost)):
+            objects.put_many("box", [made["c"]], grant)
+        assert objects.get("box", "c") == made["c"]
 
 
 def test_a_role_needs_usage_and_execute_alone(postgres_url: str) -> None:

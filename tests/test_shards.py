@@ -173,3 +173,25 @@ def test_stopping_tells_the_work_and_releases_nothing_before_the_block_ends(conn
         only.stop()
         assert only.stopping.is_set()
         assert len(only.held) == COUNT
+
+
+def test_a_client_that_is_closed_ends_the_work_on_its_shards_and_they_are_released_after_it(
+    either: str, tmp_path: Path
+) -> None:
+    """The reconciler would go on for ever otherwise, and ask a closed client."""
+    client, ended, looks = holdfast.Client(either), [], holdfast.Client(either)
+
+    def work() -> None:
+        with client.shards("sweep", COUNT, ttl=30.0) as shards:
+            client.reconciler("box", Yard(tmp_path), sweep_every=0.05).run(shards)
+            ended.append(len(looks.leases.list()))
+
+    with looks:
+        running = threading.Thread(target=work, daemon=True)
+        running.start()
+        eventually(lambda: len(looks.leases.list()) == COUNT + 1, "it has all shards")
+        client.close()
+        running.join(30)
+        assert not running.is_alive()
+        assert ended == [COUNT + 1], "they were still ours when the work had ended"
+        assert looks.leases.list() == []

@@ -183,3 +183,28 @@ def test_a_clock_that_went_back_does_not_make_a_sweep_leave_records_alone(
     with running(place, yard) as replica:
         records.becomes("b-1", "Ready")
         assert replica.counts.left_alone == 0
+
+
+def test_a_record_that_cannot_be_written_spoils_no_other_that_is_written_with_it(
+    place: Place, yard: Yard, records: Records
+) -> None:
+    """One whose driver says more than a record can hold, and one that somebody has just changed."""
+    ids = numbered("b", 12)
+    make(records, yard, *ids)
+    yard.put("b-05", tell=False, details={"log": "x" * (1 << 20)})
+    yard.before_watch = fail
+    once = iter([True])
+
+    def change(id: str) -> None:
+        if id == "b-07" and next(once, False):
+            records.objects.update("box", "b-07", lambda record: {"by": "a handler"})
+
+    yard.after_get = change
+    with running(place, yard, concurrency=4) as replica:
+        for id in {*ids} - {"b-05", "b-07"}:
+            records.becomes(id, "Ready")
+        eventually(lambda: replica.counts.sweeps == 1, "the sweep is complete")
+        assert records.objects.get("box", "b-07").payload == {"by": "a handler"}  # type: ignore[union-attr]
+        assert records.status("b-05") is None
+        assert (replica.counts.errors, replica.counts.conflicts, replica.counts.left_alone) == (1, 1, 1)
+        assert "b-05" in replica.counts.last_error or "watch" in replica.counts.last_error

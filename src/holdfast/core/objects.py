@@ -20,7 +20,7 @@ Json = str | int | float | bool | dict[str, Any] | list[Any] | None
 Payload = bytes | Json
 Row = Mapping[str, Any]
 
-_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: dumps() would, every time
+to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: dumps() would, every time
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?"
 
 
@@ -84,7 +84,7 @@ def encode(payload: object) -> tuple[str | None, bytes | None]:
         _check_size(len(raw))
         return None, raw
     try:
-        text = _to_json(payload)
+        text = to_json(payload)
         same = json.loads(text) == payload
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"payload must be bytes, or a value that JSON has: {error}") from error
@@ -116,7 +116,7 @@ def check_labels(labels: object) -> str:
             )
         if value:
             check_name(value, f"label {key!r}")
-    return _to_json(dict(labels))
+    return to_json(dict(labels))
 
 
 def check_version(version: object, what: str = "version") -> int:

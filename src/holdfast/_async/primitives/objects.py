@@ -32,6 +32,7 @@ from holdfast.core.objects import (
     check_version,
     encode,
     refusal,
+    to_json,
 )
 
 ATTEMPTS = 10
@@ -83,6 +84,15 @@ class AsyncObjects:
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord.written(type, id, payload, row)
+
+    async def put_many(self, type: str, records: Records, under: AsyncLeaseGrant) -> dict[str, int]:
+        """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
+        writing; the new versions. What was left out is to be written, or refused, one by one. On PostgreSQL."""
+        under.check()
+        rows = [{"id": each.id, "body": encode(each.payload)[0], "expected": each.version} for each in records]
+        parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
+        written = await self._engine.call("object_put_many", parameters, again=None)
+        return {row["id"]: row["version"] for row in written}
 
     async def delete_if(
         self, type: str, id: str, version: int, *, tx: Any = None, under: AsyncLeaseGrant | None = None

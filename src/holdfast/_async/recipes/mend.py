@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.objects import AsyncObjects
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
+from holdfast._async.recipes.writing import AsyncWriter
 from holdfast._wire.aio_crew import AsyncKeyed, pause
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
@@ -15,7 +16,7 @@ from holdfast._wire.crew import Tally
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
-from holdfast.core.objects import MatchVersion, ObjectRecord
+from holdfast.core.objects import ObjectRecord
 from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
 
 log = logger("holdfast.reconciler")
@@ -35,6 +36,7 @@ class AsyncMender:
         self._engine, self._terms, self._driver = engine, terms, driver
         self._session_present = session_present
         self.objects = AsyncObjects(engine)
+        self._writer = AsyncWriter(self.objects, together=engine.database.dialect == "postgres")
         self.serial = AsyncKeyed()
         self.tally = Tally(Counts())
         self.queued: set[str] = set()
@@ -94,7 +96,7 @@ class AsyncMender:
             self.tally.add(removed=1)
             log.info("%r: removed %r, whose backend is gone", self, id)
         elif not isinstance(decision, Keep):
-            await self.objects.put_if(type, id, decision.payload, MatchVersion(version), under=grant)
+            await self._writer.put(record, decision.payload, grant)
             self.tally.add(written=1)
             log.debug("%r: %r is %s", self, id, decision.phase)
 

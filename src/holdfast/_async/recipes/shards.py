@@ -16,6 +16,7 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire import forks
 from holdfast._wire.aio_running import AsyncBell, AsyncFlag, AsyncJob
+from holdfast._wire.aio_waiting import AsyncSignal
 from holdfast._wire.clock import jitter
 from holdfast._wire.identity import new_token
 from holdfast._wire.log import logger
@@ -44,6 +45,7 @@ class AsyncShards:
         self._grants: dict[int, AsyncLeaseGrant] = {}
         self._member: AsyncLeaseGrant | None = None
         self._job: AsyncJob | None = None
+        self._left: AsyncSignal | None = None
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -75,9 +77,11 @@ class AsyncShards:
     async def __aenter__(self) -> Self:
         if self._era != forks.era:
             self._name_instance()
+        self._engine.working.add(self)
         try:
             await self._balance()
         except BaseException:
+            self._engine.working.discard(self)
             self.stop()
             for grant in self._all():
                 grant.abandon()
@@ -91,12 +95,26 @@ class AsyncShards:
         self.stop()
         while self._job is not None and not self._job.ended:
             await self._bell.wait(1.0)
+        self._engine.working.discard(self)
         answers = True
         for grant in self._all():
             if answers:
                 answers = await self._give_back(grant)
             else:  # the keeper sees to it: each would wait for an answer as long as the first one did
                 grant.abandon()
+        if self._left is not None:
+            self._left.set()
+
+    async def leave(self) -> None:
+        """Its client closes: whoever works on the shards has been told, and has as long as an elector's work to end the
+        block."""
+        self._left = AsyncSignal()
+        if self in self._engine.working:
+            await self._left.wait(self._terms.ttl / 6)
+
+    def let_expire(self) -> None:
+        """Nothing: they hang on a heartbeat with others. They are released with these, and the database refuses what is
+        written under them from then on."""
 
     async def _run(self, _: object) -> None:
         pause = 0.0

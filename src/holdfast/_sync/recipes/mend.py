@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.objects import Objects
 from holdfast._sync.recipes.driver import Driver, Mandate
+from holdfast._sync.recipes.writing import Writer
 from holdfast._wire.clock import now
 from holdfast._wire.crew import Keyed, Tally, pause
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
-from holdfast.core.objects import MatchVersion, ObjectRecord
+from holdfast.core.objects import ObjectRecord
 from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
 
 log = logger("holdfast.reconciler")
@@ -35,6 +36,7 @@ class Mender:
         self._engine, self._terms, self._driver = engine, terms, driver
         self._session_present = session_present
         self.objects = Objects(engine)
+        self._writer = Writer(self.objects, together=engine.database.dialect == "postgres")
         self.serial = Keyed()
         self.tally = Tally(Counts())
         self.queued: set[str] = set()
@@ -92,7 +94,7 @@ class Mender:
             self.tally.add(removed=1)
             log.info("%r: removed %r, whose backend is gone", self, id)
         elif not isinstance(decision, Keep):
-            self.objects.put_if(type, id, decision.payload, MatchVersion(version), under=grant)
+            self._writer.put(record, decision.payload, grant)
             self.tally.add(written=1)
             log.debug("%r: %r is %s", self, id, decision.phase)
 

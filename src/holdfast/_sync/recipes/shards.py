@@ -20,6 +20,7 @@ from holdfast._wire.clock import jitter
 from holdfast._wire.identity import new_token
 from holdfast._wire.log import logger
 from holdfast._wire.running import Bell, Flag, Job
+from holdfast._wire.waiting import Signal
 from holdfast.core.election import replica
 from holdfast.core.errors import EngineError
 from holdfast.core.grant import LeaseTerms
@@ -45,6 +46,7 @@ class Shards:
         self._grants: dict[int, LeaseGrant] = {}
         self._member: LeaseGrant | None = None
         self._job: Job | None = None
+        self._left: Signal | None = None
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -76,9 +78,11 @@ class Shards:
     def __enter__(self) -> Self:
         if self._era != forks.era:
             self._name_instance()
+        self._engine.working.add(self)
         try:
             self._balance()
         except BaseException:
+            self._engine.working.discard(self)
             self.stop()
             for grant in self._all():
                 grant.abandon()
@@ -92,12 +96,26 @@ class Shards:
         self.stop()
         while self._job is not None and not self._job.ended:
             self._bell.wait(1.0)
+        self._engine.working.discard(self)
         answers = True
         for grant in self._all():
             if answers:
                 answers = self._give_back(grant)
             else:  # the keeper sees to it: each would wait for an answer as long as the first one did
                 grant.abandon()
+        if self._left is not None:
+            self._left.set()
+
+    def leave(self) -> None:
+        """Its client closes: whoever works on the shards has been told, and has as long as an elector's work to end the
+        block."""
+        self._left = Signal()
+        if self in self._engine.working:
+            self._left.wait(self._terms.ttl / 6)
+
+    def let_expire(self) -> None:
+        """Nothing: they hang on a heartbeat with others. They are released with these, and the database refuses what is
+        written under them from then on."""
 
     def _run(self, _: object) -> None:
         pause = 0.0

@@ -3,12 +3,10 @@
 import os
 import sys
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-main = __import__("supervisor").main
-
 if __name__ == "__main__":
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
-        code = main(*sys.argv[1:])
+        code = __import__("supervisor").main(*sys.argv[1:])
     except FileNotFoundError:  # deleted before we came
         code = 0
     sys.exit(code)

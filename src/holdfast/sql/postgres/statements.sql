@@ -199,6 +199,9 @@ select status, version, created_at, updated_at, name, labels, current, owner fro
     cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),
     cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean))
 
+-- name: object_put_many
+select id, version from holdfast.object_put_many(:type, :records::json, :lease, :lease_token::uuid)
+
 -- name: object_delete
 select status, current from holdfast.object_delete(
     cast(:type as text), cast(:id as text), cast(:expected as bigint), cast(cast(:token as text) as uuid), cast(:again as boolean),

@@ -252,6 +252,41 @@ begin
     updated_at := extract(epoch from o.updated_at);
 end $$;
 
+-- Several at once, each if it is at the version expected: [{"id", "body", "expected"}, ...] of one type. What somebody else has
+-- locked is left out, as is what is at another version: it waits for nobody while it holds anything. Tells what it has written.
+create function holdfast.object_put_many(type text, records json, lease text, lease_token uuid)
+returns table (id text, version bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    epoch bigint := holdfast.object_epoch() << 40;
+    number int;
+    latest bigint;
+begin
+    if lease is not null then
+        perform holdfast.object_fence(lease, lease_token);
+    end if;
+    return query with locked as materialized (
+        select x.id, r.body, r.expected from json_to_recordset(records) r (id text, body text, expected bigint)
+          join holdfast.object x on x.type = object_put_many.type and x.id = r.id and x.version = r.expected
+           for no key update of x skip locked
+    ), written as (
+        update holdfast.object x set body = l.body, raw = null, version = epoch | nextval('holdfast.object_version'), updated_at = clock_timestamp()
+          from locked l where x.type = object_put_many.type and x.id = l.id and x.version = l.expected returning x.id, x.version
+    ), logged as (
+        insert into holdfast.object_change select pg_current_xact_id(), w.version, w.version, object_put_many.type, w.id, 'updated', null from written w
+    )
+    select w.id, w.version from written w;
+    get diagnostics number = row_count;
+    latest := pg_sequence_last_value('holdfast.object_version'::regclass);
+    if latest & 1023 < number then
+        perform holdfast.object_trim(epoch | latest);
+    end if;
+    if exists (select from holdfast.object_watched w where w.until > clock_timestamp()) then
+        perform pg_notify('holdfast.free', E'\x01objects');
+    end if;
+end $$;
+
 -- status: done (version: that of the deletion) | conflict (current: the version there is, if there is one).
 create function holdfast.object_delete(
     type text, id text, expected bigint, token uuid, again boolean, lease text, lease_token uuid, late boolean,
