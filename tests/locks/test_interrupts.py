@@ -226,6 +226,8 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
     """Five tasks ask at once, two of them for one key, and one for a key that another client has: whoever the interrupt
     hits, be it in the task that asks or in what hears the answers, all others have theirs when the loop goes on."""
     loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(either)
+    wrong: list[Any] = []
+    loop.set_exception_handler(lambda _, context: wrong.append(context))
 
     async def attempt(name: str) -> None:
         async with client.lock(name, timeout=8):
@@ -252,8 +254,12 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
                 loop.run_until_complete(asyncio.wait(tasks))
             run(asyncio.wait(tasks, timeout=10))
             assert all(task.done() for task in tasks), f"at {at}, {interrupt.where}: one has been forgotten"
-            failed = [task.exception() for task in tasks if task.exception() is not None]
+            failed = [error for task in tasks if (error := task.exception()) is not None]
             assert len(failed) <= 1, f"at {at}, {interrupt.where}: {failed}"
+            assert all(isinstance(error, KeyboardInterrupt) for error in failed), (
+                f"at {at}, {interrupt.where}: {failed}"
+            )
+            assert wrong == [], f"at {at}, {interrupt.where}"
             taken.release()
             if not interrupt.raised:
                 break

@@ -4,6 +4,7 @@ are all in use, and event loops that are closed."""
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,7 @@ def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
             eventually(lambda: not pump.names, "the second is not")
         assert client.lock("c", timeout=5).acquire().release() is True
         assert not any(session.flying for session in pump.mux.holds)
-        assert pump._sweeping
+        assert pump.sweep_at < math.inf
         held.check()
 
 
@@ -127,6 +128,25 @@ def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url
         eventually(lambda: pump.mux._parked, "there is no session for it")
         held[1].release()
         assert second.result(20) is True
+
+
+async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(either: str) -> None:
+    """As by Ctrl-C in a program that goes on: nothing else would end the wait, nor close what is idle."""
+    loop: Any = asyncio.get_running_loop()
+    async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+        held = await other.lock("a").acquire()
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=0.3))
+        await asyncio.sleep(0.1)
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        for timer in list(loop._scheduled):
+            if timer._callback in (pump._sweep, pump._ring_alarm, pump._readable):
+                timer.cancel()
+        with pytest.raises(holdfast.AcquireTimeout):
+            await asyncio.wait_for(waiting, 20)
+        await held.release()
+        async with asyncio.timeout(20):
+            while pump.mux.holds or pump.mux.waits:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("past", [True, False])

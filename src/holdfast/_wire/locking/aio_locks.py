@@ -138,11 +138,15 @@ class AsyncLocks:
 
 
 def _look_after(known: ReferenceType[AsyncPump]) -> None:
-    """In another thread: a loop that is closed without a word would keep its locks for as long as the process lives."""
+    """In another thread, where no interrupt comes: a loop that is closed without a word would keep its locks for as
+    long as the process lives, and one whose timer was interrupted would wait for it for ever."""
     pump = known()
     if pump is None or pump.ended:
         return
     if not pump.loop.is_closed():
+        if pump.is_overdue():
+            with suppress(RuntimeError):  # closed this very moment
+                pump.loop.call_soon_threadsafe(pump.revive)
         background.loop().call_later(LOOP_CHECK, _look_after, known)
         return
     log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)

@@ -20,6 +20,9 @@ from holdfast.core.mend import mend
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Send, Session, Ticket, Wait
 
+LATE = 1.0
+"""Seconds after which a timer that has not come will not come."""
+
 
 class MendingPump(LockPump):
     _no_task = False
@@ -59,6 +62,17 @@ class MendingPump(LockPump):
                     self._settle(ticket)
                 del self.waiting[ticket]
             self.set_alarm(min(self.waiting.values(), default=math.inf))
+
+    def is_overdue(self) -> bool:
+        """From another thread: has a timer not come? An interrupt before its first step leaves nothing behind."""
+        return min(self.alarm_at, self.sweep_at) < now() - LATE
+
+    def revive(self) -> None:
+        """The timers anew, if they have not come meanwhile; the look reads whatever nobody has read."""
+        if self.is_overdue():
+            self.set_alarm(min(self.waiting.values(), default=math.inf))
+            self.sweep_at = math.inf
+            self._sweep_later()
 
     def interrupted(self, ticket: Ticket | None = None) -> None:
         """Something was cut short, anywhere: it is put right, and nothing of ``ticket`` stays."""

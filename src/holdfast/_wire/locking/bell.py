@@ -24,6 +24,10 @@ class Bell(asyncio.Future[None]):
 
     def ring(self) -> None:
         if not self.done():
+            if (
+                hasattr(self, "_waker") and self._callbacks
+            ):  # it was not taken off yet: the loop calls it, and nobody else
+                del self._waker
             self.set_result(None)
 
     def ring_at_once(self) -> None:
@@ -48,3 +52,4 @@ class Bell(asyncio.Future[None]):
             callback, context = self._waker
             if callback.__self__._fut_waiter is self:  # type: ignore[attr-defined]
                 self.get_loop().call_soon(callback, self, context=context)
+            del self._waker

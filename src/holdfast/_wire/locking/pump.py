@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking import opening
 from holdfast._wire.locking.opening import LockWire
@@ -39,7 +41,8 @@ class LockPump(ABC):
         self.fast: Session | None = None
         """Where a key may be tried past the multiplexer."""
         self._under_way: list[tuple[object, int]] = []
-        self._sweeping = False
+        self.sweep_at = math.inf
+        """When the next look is due; infinity: there is none to come."""
         self._timers: WeakKeyDictionary[Session, asyncio.TimerHandle] = WeakKeyDictionary()
 
     def do(self, actions: list[Action]) -> None:
@@ -184,12 +187,12 @@ class LockPump(ABC):
                 log.exception("the loss of lock %r could not be told", ticket.name)
 
     def _sweep_later(self) -> None:
-        if not self._sweeping:
+        if self.sweep_at == math.inf:
             self.loop.call_later(SWEEP, self._sweep)
-            self._sweeping = True
+            self.sweep_at = now() + SWEEP
 
     def _sweep(self) -> None:
-        self._sweeping = False
+        self.sweep_at = math.inf
         try:
             self.flush_names()
             self._end_stuck()
