@@ -89,6 +89,23 @@ class Prior(NamedTuple):
         return results.decode(bytes.fromhex(self.result or ""))
 
 
+class Begun(NamedTuple):
+    """What the database says to whoever asks inside a transaction."""
+
+    free: bool
+    """The lock is ours."""
+    began: str | None
+    fixed: bool
+    prior: Prior
+
+    @classmethod
+    def of(cls, row: Row) -> Begun:
+        said = json.loads(row["answer"])
+        known = said.get("known")
+        prior = NOTHING._replace(now=said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
+        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
+
+
 NOTHING = Prior(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, 0.0)
 
 
