@@ -180,6 +180,12 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
     return name in ("OperationalError", "InterfaceError") and ("lock" in text or "connection" in text or "busy" in text)
 
 
+def collides(error: BaseException, sqlstate: str | None) -> bool:
+    """Whether others got in its way, so that the same again is likely to do: nothing is wrong with it."""
+    locked = type(error).__name__ == "OperationalError" and "locked" in str(error).lower()
+    return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
+
+
 def pause(asked: int, waited: float, limit: float, chance: float) -> float:
     """Seconds until somebody who backs off asks again: longer each time, and shorter again towards the end of its time,
     so that whoever has waited longest asks most often. ``chance``: from 0 to 1, or they would all ask at once."""

@@ -15,11 +15,11 @@ from holdfast._async.primitives.connections import AsyncConnection, recognise
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.transactions import owned
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Act, Begun, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Begun, Outcome, Prior, collides, in_progress, told
 
 log = logger("holdfast.operation")
 
@@ -71,7 +71,7 @@ class AsyncWithin(AsyncAttempt):
         await self._undo()
         if self.transient(error):
             self._passes += 1
-            return self._passes <= PASSES
+            return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
         if isinstance(error, Exception):
             await self._record(op, error)
         return False

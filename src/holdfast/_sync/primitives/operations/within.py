@@ -16,11 +16,11 @@ from holdfast._sync.primitives.connections import Connection, recognise
 from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.transactions import owned
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Act, Begun, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Begun, Outcome, Prior, collides, in_progress, told
 
 log = logger("holdfast.operation")
 
@@ -72,7 +72,7 @@ class Within(Attempt):
         self._undo()
         if self.transient(error):
             self._passes += 1
-            return self._passes <= PASSES
+            return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
         if isinstance(error, Exception):
             self._record(op, error)
         return False
