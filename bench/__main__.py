@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import costs, lock_handover, locks, objects, processes, reconciler
+from bench import costs, lock_handover, locks, objects, operations, processes, reconciler
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -37,10 +37,16 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         locks.lock_memory,
         objects.objects,
         objects.elector,
+        operations.operation,
+        operations.replayed,
+        operations.operation_batch,
         reconciler.sweep,
     )
 }
-FAMILIES = {"locks": [name for name in BENCHMARKS if name.startswith("lock_")]}
+FAMILIES = {
+    "locks": [name for name in BENCHMARKS if name.startswith("lock_")],
+    "operations": ["operation", "replayed", "operation_batch"],
+}
 
 
 def machine(core: int | None) -> dict[str, object]:
@@ -95,7 +101,10 @@ def show(results: list[Result], about: dict[str, object], seconds: float) -> Non
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}, or locks; all of them by default"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(BENCHMARKS)}, or locks, operations; all of them by default",
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -78,7 +79,7 @@ class OperationKey:
         """Which of the locks of its dataset and operation is its own; None when there is one for all."""
         return int(self.digest[:16], 16) % self.shards if self.shards > 1 else None
 
-    @property
+    @cached_property
     def lock_key(self) -> int:
         """Of the advisory lock: 64 bits, signed, of dataset and operation, and shard if there are several."""
         return lock_key(self.dataset, self.operation, self.shard)
@@ -110,7 +111,7 @@ class PlainKey:
     def __post_init__(self) -> None:
         check_name(self.text, "key")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         is_digest = len(self.text) == 64 and set(self.text) <= _HEX
         return self.text if is_digest else canonical.digest(("holdfast plain operation", self.text))
@@ -119,7 +120,7 @@ class PlainKey:
     def label(self) -> str:
         return self.text
 
-    @property
+    @cached_property
     def lock_key(self) -> int:
         return _bits(("holdfast plain lock", self.text))
 

@@ -84,6 +84,7 @@ class OwnedPsycopg:
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection
+        self._encoding = connection.info.encoding
         self._open = False
 
     def begin(self, statement: str, parameters: Row) -> Row:
@@ -131,7 +132,7 @@ class OwnedPsycopg:
     def _filled(self, statement: str, parameters: Row) -> bytes:
         from psycopg.pq import Escaping
 
-        encoding, escape = self._connection.info.encoding, Escaping(self._connection.pgconn).escape_literal
+        escape = Escaping(self._connection.pgconn).escape_literal
         texts, names = _pieces(self._database.schema, statement)
         found = [texts[0]]
         for text, name in zip(texts[1:], names, strict=True):
@@ -139,7 +140,8 @@ class OwnedPsycopg:
             if value is None:
                 found.append(b"null")
             elif isinstance(value, str):
-                found.append(bytes(escape(value.encode(encoding))))
+                plain = value.isascii() and value.isalnum()  # as most are, and then there is nothing to escape
+                found.append(b"'%s'" % value.encode() if plain else bytes(escape(value.encode(self._encoding))))
             else:
                 found.append(str(value).encode())  # true, false, and numbers
             found.append(text)

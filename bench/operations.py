@@ -1,0 +1,136 @@
+"""Operations: what it costs to have an effect once, beside the bare transaction and, where it is installed, DBOS."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import holdfast
+from bench.measure import Result, Run, compare
+from bench.place import Place
+
+INSERT = "insert into work (text) values ('x')"
+TABLE = "create table work (id bigint generated always as identity primary key, text text)"
+BATCH = 1000
+
+
+def operation(place: Place) -> list[Result]:
+    """One insert of the application's own that takes effect once; 1.0 is the bare transaction."""
+    found = []
+    for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
+        url = place.postgres_url(server)
+        connection, client, keys = place.psycopg(url), place.client(url), map(str, itertools.count())
+        connection.execute(TABLE)
+
+        def insert(connection: Any = connection) -> None:
+            connection.execute(INSERT)
+
+        def bare(times: int, connection: Any = connection, insert: Callable[[], None] = insert) -> None:
+            for _ in range(times):
+                with connection.transaction():
+                    insert()
+
+        variants: list[tuple[str, Run]] = [
+            ("transaction", bare),
+            ("operation(key, tx=conn).run(…)", _runs(client, keys, insert, tx=connection)),
+            ("operation(key).run(…), outside", _runs(client, map("o{}".format, itertools.count()), insert)),
+        ]
+        found += compare(f"operation, {label}", variants, rounds=place.effort.rounds(), times=place.effort.times(100))
+    return found + _sqlite(place)
+
+
+def replayed(place: Place) -> list[Result]:
+    """An operation that was done before; 1.0 is a select on a connection of psycopg's, which is one round trip."""
+    url = place.postgres_url()
+    client, connection = place.client(url), place.psycopg(url)
+    client.operation("k").run(lambda: {"rows": 1})
+
+    def select(times: int) -> None:
+        for _ in range(times):
+            connection.execute("select 1").fetchone()
+
+    variants: list[tuple[str, Run]] = [
+        ("select 1", select),
+        ("operation(key).run(…)", _runs(client, itertools.repeat("k"), int)),
+        ("operation(key, tx=conn).run(…)", _runs(client, itertools.repeat("k"), int, tx=connection)),
+    ]
+    with suppress(ImportError):
+        variants.append(("DBOS workflow, run before", _dbos(place)))
+    return compare("replayed", variants, rounds=place.effort.rounds(), times=place.effort.times(200))
+
+
+def operation_batch(place: Place) -> list[Result]:
+    """run_many in batches of 1,000 that do nothing, for one; 1.0 is one at a time."""
+    url = place.postgres_url()
+    client, numbers = place.client(url), itertools.count()
+
+    def many(times: int) -> None:
+        keys = [f"m{next(numbers)}" for _ in range(times)]
+        client.operations.run_many(keys, _nothing, batch=BATCH)
+
+    variants: list[tuple[str, Run]] = [
+        ("one at a time", _runs(client, map("s{}".format, itertools.count()), int)),
+        ("run_many", many),
+    ]
+    return compare("operation_batch", variants, rounds=place.effort.rounds(5), times=place.effort.times(2000))
+
+
+def _runs(client: holdfast.Client, keys: Any, effect: Callable[[], object], tx: Any = None) -> Run:
+    def run(times: int) -> None:
+        for _ in range(times):
+            client.operation(next(keys), tx=tx).run(effect)
+
+    return run
+
+
+def _nothing(item: object) -> None:
+    return None
+
+
+def _sqlite(place: Place) -> list[Result]:
+    url = place.sqlite_url("operation")
+    client = place.client(url)
+    client.leases.list()
+    connection, keys = place.sqlite(url), map(str, itertools.count())
+    connection.execute("create table work (id integer primary key, text text)")
+
+    def insert() -> None:
+        connection.execute(INSERT)
+
+    def bare(times: int) -> None:
+        for _ in range(times):
+            connection.execute("begin immediate")
+            insert()
+            connection.execute("commit")
+
+    variants: list[tuple[str, Run]] = [
+        ("transaction", bare),
+        ("operation(key, tx=conn).run(…)", _runs(client, keys, insert, tx=connection)),
+    ]
+    return compare("operation, SQLite", variants, rounds=place.effort.rounds(), times=place.effort.times(200))
+
+
+def _dbos(place: Place) -> Run:
+    """A workflow of one step, run again under the identity that it had: DBOS returns what it returned."""
+    from dbos import DBOS, SetWorkflowID
+
+    DBOS(config={"name": "bench", "system_database_url": place.fast.database()})
+
+    def step() -> int:
+        return 1
+
+    def workflow() -> int:
+        return int(done())
+
+    done, begun = DBOS.step()(step), DBOS.workflow()(workflow)
+    DBOS.launch()
+    place.at_end(DBOS.destroy)
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            with SetWorkflowID("k"):
+                begun()
+
+    return run
