@@ -205,6 +205,7 @@ class OperationTerms(NamedTuple):
     remember_errors: tuple[type[BaseException], ...]
     keep: float | None
     marks_effect: bool
+    sovereign: bool
     actor: str | None
     justification: str | None
 
@@ -221,6 +222,7 @@ class OperationTerms(NamedTuple):
         remember_errors: Sequence[type[BaseException]],
         keep: float | None,
         marks_effect: bool,
+        sovereign: bool,
         actor: str | None,
         justification: str | None,
         undoes: bool,
@@ -241,7 +243,7 @@ class OperationTerms(NamedTuple):
         return cls(
             when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL), max_attempts, retries,
             chosen, kinds, None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),
-            marks_effect, None if actor is None else check_name(actor, "actor"),
+            marks_effect, sovereign, None if actor is None else check_name(actor, "actor"),
             None if justification is None else check_name(justification, "justification", 1000),
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from holdfast._async.primitives.operations.attempt import AsyncPlan, call, kept
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import run
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.within import claimed
+from holdfast._async.primitives.operations.within import claim_noted
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
@@ -95,7 +95,7 @@ class AsyncBatch:
         for place in places:
             plan = self._plans[place]
             op = AsyncRunning(plan.key, prior, asked_at, attempt=1, fence=grant.fence)
-            op.note("claimed", claimed(plan))
+            claim_noted(op, plan)
             op.began = True
             op.note("effect_started")
             made[plan.key.digest] = place, op

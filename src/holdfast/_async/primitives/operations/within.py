@@ -167,14 +167,17 @@ async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) 
     if act is Act.ROLL_BACK and plan.rollback is not None:
         await attempt.undo(plan.rollback, prior, asked_at)
         op.note("rollback", {"attempt": prior.attempt, "name": plan.handler})
-    op.note("claimed", claimed(plan))
+    claim_noted(op, plan)
     op.began = True  # it is not known outside before it is whole
     return op
 
 
-def claimed(plan: AsyncPlan) -> Row:
+def claim_noted(op: AsyncRunning, plan: AsyncPlan) -> None:
+    """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
     said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    return {name: value for name, value in said.items() if value is not None}
+    op.note("claimed", {name: value for name, value in said.items() if value is not None})
+    if plan.terms.sovereign:
+        op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
 
 
 def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | None) -> Row:

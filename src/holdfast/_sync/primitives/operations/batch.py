@@ -13,7 +13,7 @@ from holdfast._sync.primitives.operations.attempt import Plan, call, kept
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import run
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import claimed
+from holdfast._sync.primitives.operations.within import claim_noted
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
@@ -92,7 +92,7 @@ class Batch:
         for place in places:
             plan = self._plans[place]
             op = Running(plan.key, prior, asked_at, attempt=1, fence=grant.fence)
-            op.note("claimed", claimed(plan))
+            claim_noted(op, plan)
             op.began = True
             op.note("effect_started")
             made[plan.key.digest] = place, op

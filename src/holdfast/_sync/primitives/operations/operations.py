@@ -32,7 +32,7 @@ log = logger("holdfast.operation")
 MOST = 10_000
 MENDING = OperationTerms.check(
     when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
-    keep=None, marks_effect=False, actor=None, justification=None, undoes=False, probes=False,
+    keep=None, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False, probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
@@ -116,7 +116,7 @@ class Operations(OperationLog):
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
-            "actor": None, "justification": None,
+            "sovereign": False, "actor": None, "justification": None,
         }  # fmt: skip
         plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
         plans = [
@@ -189,7 +189,10 @@ class Operations(OperationLog):
         before, after = tuple(preconditions), tuple(postconditions)
 
         def made(key: object, fingerprint: str | None) -> Plan:
-            return Plan(self._engine, as_key(key), fingerprint, checked, undo, name, probe, before, after)
+            found = as_key(key)
+            if checked.sovereign:
+                found.check_whole()
+            return Plan(self._engine, found, fingerprint, checked, undo, name, probe, before, after)
 
         return made
 
