@@ -12,7 +12,8 @@ from holdfast.core import results
 from holdfast.core.chain import Chain
 from holdfast.core.errors import KeyReused, OperationFailed
 from holdfast.core.keys import as_key
-from holdfast.core.operation import NOTHING, Act, Outcome, collides, decide, passes, pause, refusal
+from holdfast.core.operation import NOTHING, Act, collides, decide, passes, pause, refusal
+from holdfast.core.outcome import Outcome
 from holdfast.core.wal import load, verify
 
 SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f")

@@ -74,7 +74,7 @@ def test_every_key_has_one_effect_and_one_result(either: str, tmp_path: Path) ->
         query(either, table)
     with ExitStack() as stack:
         crew = Crew(either, tmp_path, stack)
-        eventually(lambda: len(list(tmp_path.glob("*.jsonl"))) >= PROCESSES, "they are at work")
+        eventually(lambda: len(list(tmp_path.glob("*.jsonl"))) >= PROCESSES, "they are at work", 120)
         watching = threading.Thread(target=crew.keep_up)
         watching.start()
         try:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.keys import OperationKey
-    from holdfast.core.operation import Function, OnPartial, WhenLocked
+    from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
     from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")

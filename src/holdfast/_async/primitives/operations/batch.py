@@ -20,7 +20,9 @@ from holdfast._wire.identity import new_token
 from holdfast.core.errors import HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, NOTHING, Act, Function, Outcome, Prior, in_progress, told
+from holdfast.core.operation import LEASE, NOTHING, Act, Prior, in_progress, told
+from holdfast.core.operation_terms import Function
+from holdfast.core.outcome import Outcome
 
 Progress = Callable[[int, int], object]
 

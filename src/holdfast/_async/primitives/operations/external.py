@@ -20,7 +20,8 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Prior, in_progress, told
+from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
 

@@ -19,7 +19,8 @@ from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Act, Begun, Outcome, Prior, collides, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
+from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
 

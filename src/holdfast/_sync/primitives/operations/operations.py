@@ -16,16 +16,9 @@ from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.operation import (
-    LEASE,
-    Function,
-    OnPartial,
-    OperationRecord,
-    OperationTerms,
-    Outcome,
-    StoredKey,
-    WhenLocked,
-)
+from holdfast.core.operation import LEASE, StoredKey
+from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
+from holdfast.core.outcome import OperationRecord, Outcome
 
 log = logger("holdfast.operation")
 
