@@ -163,6 +163,7 @@ def test_what_a_chain_may_begin_with() -> None:
     whole = chain(("claimed", 1), ("success", 1), ("archived", 1), ("reset", 1), ("claimed", 2))
     assert broken(whole) == broken(whole[2:]) == []
     assert broken(whole[1:]) == ["missing", "impossible"]
+    assert "missing" in broken([*whole[:1], *whole[2:]])
     assert broken([], pointer="2:00") == ["head"]
     assert wal.verify([]) == []
 
