@@ -89,6 +89,23 @@ class Prior(NamedTuple):
         return results.decode(bytes.fromhex(self.result or ""))
 
 
+class Begun(NamedTuple):
+    """What the database says to whoever asks inside a transaction."""
+
+    free: bool
+    """The lock is ours."""
+    began: str | None
+    fixed: bool
+    prior: Prior
+
+    @classmethod
+    def of(cls, row: Row) -> Begun:
+        said = json.loads(row["answer"])
+        known = said.get("known")
+        prior = NOTHING._replace(now=said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
+        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
+
+
 NOTHING = Prior(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, 0.0)
 
 
@@ -161,6 +178,12 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
         return sqlstate in _PASSING or sqlstate.startswith("08")
     name, text = type(error).__name__, str(error).lower()
     return name in ("OperationalError", "InterfaceError") and ("lock" in text or "connection" in text or "busy" in text)
+
+
+def collides(error: BaseException, sqlstate: str | None) -> bool:
+    """Whether others got in its way, so that the same again is likely to do: nothing is wrong with it."""
+    locked = type(error).__name__ == "OperationalError" and "locked" in str(error).lower()
+    return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
 
 
 def pause(asked: int, waited: float, limit: float, chance: float) -> float:
