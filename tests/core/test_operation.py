@@ -70,12 +70,11 @@ def test_what_says_nothing_about_the_operation() -> None:
         assert passes(Exception(), state)
     for error in (ConnectionResetError(), TimeoutError(), OperationalError("database is locked")):
         assert passes(error, None)
-    for error, state in (
-        (ValueError("locked"), None),
-        (Exception(), "23505"),
-        (OperationalError("no such table"), None),
-    ):
-        assert not passes(error, state)
+    wrong: list[tuple[Exception, str | None]] = [
+        (ValueError("locked"), None), (Exception(), "23505"), (OperationalError("no such table"), None),
+    ]  # fmt: skip
+    for problem, said in wrong:
+        assert not passes(problem, said)
     assert collides(Exception(), "40001")
     assert collides(OperationalError("database is locked"), None)
     assert not collides(TimeoutError(), None)
