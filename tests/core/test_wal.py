@@ -121,6 +121,8 @@ def test_what_is_hashed_cannot_be_read_in_two_ways() -> None:
     expected = sha256(b"2:ab,1:1,7:claimed,1:1,2:10,3:100,2:{},-,0:,").hexdigest()
     assert wal.seal("ab", 1, "claimed", 1, 10, 100, "{}", None, "") == expected
     assert wal.seal("ab", 1, "claimed", 1, 10, 100, "{}", "", "") != expected, "missing is not empty"
+    in_bytes = sha256('2:ab,1:1,7:claimed,1:1,2:10,3:100,7:"é€",-,0:,'.encode()).hexdigest()
+    assert wal.seal("ab", 1, "claimed", 1, 10, 100, '"é€"', None, "") == in_bytes, "a length is of bytes"
     assert wal.seal("ab", 11, "claimed", 1, 10, 100, "{}", None, "") != wal.seal(
         "ab", 1, "claimed", 11, 10, 100, "{}", None, ""
     )
