@@ -36,11 +36,6 @@ def filled(sqlite_url: str) -> str:
     return fill(sqlite_url)
 
 
-@pytest.fixture
-def filled_either(either: str) -> str:
-    return fill(either)
-
-
 def fill(url: str) -> str:
     """A database with one that was done, one that failed, one that was left half done."""
     key = holdfast.OperationKey(pipeline="etl", task="load", dataset="parcels", operation="upsert")
@@ -73,7 +68,8 @@ def test_operations_are_listed(filled: str) -> None:
     assert "publish:7" in on_terminal(*at(filled, "ops", "ls"), columns=40)
 
 
-def test_one_is_shown_with_its_entries_by_text_or_by_digits(filled: str) -> None:
+def test_one_is_shown_with_its_entries_by_text_or_by_digits(either: str) -> None:
+    filled = fill(either)
     found = valid("ops-show", ask(*at(filled, "ops", "show", "charge:42", "--json")))
     assert (found["label"], found["status"], found["entries"][-1]["hash"]) == (
         "charge:42", "success", found["pointer"].partition(":")[2])  # fmt: skip
@@ -93,22 +89,22 @@ def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
     assert "no entry" in call(*at(filled, "ops", "replay", "nobody's")).stderr
 
 
-def test_the_log_is_proven_and_what_was_changed_is_told(filled_either: str, tmp_path: Path) -> None:
-    found = valid("ops-verify", ask(*at(filled_either, "ops", "verify", "--json")))
+def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: Path) -> None:
+    found = valid("ops-verify", ask(*at(filled, "ops", "verify", "--json")))
     assert (found["passed"], found["operations"]) == (True, 3)
     assert [each["what"] for each in found["problems"]] == ["unpaired"]
-    assert ask(*at(filled_either, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
+    assert ask(*at(filled, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
     file = tmp_path / "old.jsonl"
-    ask(*at(filled_either, "do", "wal.archive", "0", str(file), *BY_JANE))
+    ask(*at(filled, "do", "wal.archive", "0", str(file), *BY_JANE))
     assert len(file.read_text().splitlines()) == 2
-    assert ask(*at(filled_either, "ops", "verify", "--archive", str(file))).endswith("sound\n")
+    assert ask(*at(filled, "ops", "verify", "--archive", str(file))).endswith("sound\n")
     file.write_text(file.read_text().replace("ValueError", "TypeError"))
-    assert "tampered" in call(*at(filled_either, "ops", "verify", "--archive", str(file))).stdout
-    query(filled_either, f"update {wal(filled_either)} set entries = replace(entries, '42', '43')")
-    done = call(*at(filled_either, "ops", "verify", "--json"))
+    assert "tampered" in call(*at(filled, "ops", "verify", "--archive", str(file))).stdout
+    query(filled, f"update {wal(filled)} set entries = replace(entries, '42', '43')")
+    done = call(*at(filled, "ops", "verify", "--json"))
     assert done.returncode == 1
     assert "tampered" in {each["what"] for each in valid("ops-verify", done.stdout)["problems"]}
-    assert call(*at(filled_either, "ops", "verify", "--archive", str(tmp_path / "none"))).returncode == 2
+    assert call(*at(filled, "ops", "verify", "--archive", str(tmp_path / "none"))).returncode == 2
 
 
 def test_the_health_of_the_log_has_an_exit_code(filled: str) -> None:
@@ -120,9 +116,9 @@ def test_the_health_of_the_log_has_an_exit_code(filled: str) -> None:
     assert "holdfast ops recover" in done.stdout
 
 
-def test_a_reset_is_governed_and_history_stays(filled_either: str) -> None:
-    assert "operation.reset done; recorded: jane" in ask(*at(filled_either, "ops", "reset", "charge:42", *BY_JANE))
-    with holdfast.Client(filled_either) as client:
+def test_a_reset_is_governed_and_history_stays(filled: str) -> None:
+    assert "operation.reset done; recorded: jane" in ask(*at(filled, "ops", "reset", "charge:42", *BY_JANE))
+    with holdfast.Client(filled) as client:
         outcome = client.operation("charge:42").run(lambda: {"id": 8})
         assert (outcome.result, outcome.replayed, outcome.attempt) == ({"id": 8}, False, 2)
         kinds = [each.kind for each in client.operations.history("charge:42")]
@@ -130,8 +126,8 @@ def test_a_reset_is_governed_and_history_stays(filled_either: str) -> None:
         [reset] = [each for each in client.operations.history("charge:42") if each.kind == "reset"]
         assert json.loads(reset.detail) == {"actor": "jane", "reason": "the bank says no"}
         assert client.operations.verify().passed
-    assert call(*at(filled_either, "ops", "reset", "nobody's", *BY_JANE)).returncode == 1
-    assert call(*at(filled_either, "ops", "reset", "charge:42")).returncode == 2
+    assert call(*at(filled, "ops", "reset", "nobody's", *BY_JANE)).returncode == 1
+    assert call(*at(filled, "ops", "reset", "charge:42")).returncode == 2
 
 
 def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled: str, tmp_path: Path) -> None:
@@ -141,7 +137,7 @@ def test_what_was_left_half_done_is_recovered_with_functions_of_the_users(filled
     done = call(*at(filled, "ops", "recover", "--with", "shop:register"), cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (0, "1 recovered, 0 left")
     assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
-    for wrong in ("shop", "shop:nothing", "nothing:register"):
+    for wrong in ("shop", "shop:nothing"):
         assert call(*at(filled, "ops", "recover", "--with", wrong), cwd=tmp_path).returncode == 2
 
 

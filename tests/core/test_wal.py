@@ -121,6 +121,8 @@ def test_what_is_hashed_cannot_be_read_in_two_ways() -> None:
     expected = sha256(b"2:ab,1:1,7:claimed,1:1,2:10,3:100,2:{},-,0:,").hexdigest()
     assert wal.seal("ab", 1, "claimed", 1, 10, 100, "{}", None, "") == expected
     assert wal.seal("ab", 1, "claimed", 1, 10, 100, "{}", "", "") != expected, "missing is not empty"
+    in_bytes = sha256('2:ab,1:1,7:claimed,1:1,2:10,3:100,7:"é€",-,0:,'.encode()).hexdigest()
+    assert wal.seal("ab", 1, "claimed", 1, 10, 100, '"é€"', None, "") == in_bytes, "a length is of bytes"
     assert wal.seal("ab", 11, "claimed", 1, 10, 100, "{}", None, "") != wal.seal(
         "ab", 1, "claimed", 11, 10, 100, "{}", None, ""
     )
@@ -163,6 +165,7 @@ def test_what_a_chain_may_begin_with() -> None:
     whole = chain(("claimed", 1), ("success", 1), ("archived", 1), ("reset", 1), ("claimed", 2))
     assert broken(whole) == broken(whole[2:]) == []
     assert broken(whole[1:]) == ["missing", "impossible"]
+    assert "missing" in broken([*whole[:1], *whole[2:]])
     assert broken([], pointer="2:00") == ["head"]
     assert wal.verify([]) == []
 

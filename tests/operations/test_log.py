@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -340,3 +341,17 @@ def test_after_a_restore_the_log_is_read_from_the_beginning_and_whole() -> None:
         found, _ = everything(client)
         assert len(found) == client.operations.verify().entries
         assert client.operations.verify().passed
+
+
+def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:
+    parts: dict[str, Any] = {"pipeline": "etl", "task": "load", "dataset": "graves", "operation": "upsert"}
+    with pytest.raises(ValueError, match="dataset 'graves' is sovereign and is locked whole"):
+        client.operation(holdfast.OperationKey(**parts, shards=4), sovereign=True).run(fail)
+    key = holdfast.OperationKey(**parts)
+    client.operation(key, sovereign=True, actor="jane", justification="the council agreed").run(lambda: 1)
+    [state] = client.operations.replay(key)
+    assert (state.sovereignty, client.operations.replay("done")[0].sovereignty) == (True, False)
+    marks = {each.kind: json.loads(each.detail) for each in client.operations.history(key)}
+    assert marks["sovereignty"] == {"dataset": "graves", "sovereignty_event": True}
+    assert marks["claimed"] == {"actor": "jane", "justification": "the council agreed"}
+    assert problems(client) == set()

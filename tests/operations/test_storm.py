@@ -44,9 +44,6 @@ class Crew:
         self._stack.callback(process.kill)
         return process
 
-    def pids(self) -> list[int]:
-        return [each.pid for each in self.members if each.poll() is None]
-
     def keep_up(self) -> None:
         while not self.over.wait(0.05):
             self.replace()
@@ -55,13 +52,12 @@ class Crew:
         """One after the other is stopped for longer than its lease lives; of the others, now and then one dies."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
-            stopped, until = random.choice(self.pids()), time.monotonic() + TTL + 1.0
-            os.kill(stopped, signal.SIGSTOP)
+            stopped, until = random.choice(self.members), time.monotonic() + TTL + 1.0
+            stopped.send_signal(signal.SIGSTOP)
             while time.monotonic() < until:
                 time.sleep(random.uniform(0.2, 0.6))
-                others = [pid for pid in self.pids() if pid != stopped]
-                os.kill(random.choice(others), signal.SIGKILL)
-            os.kill(stopped, signal.SIGCONT)
+                random.choice([each for each in self.members if each is not stopped]).kill()
+            stopped.send_signal(signal.SIGCONT)
 
     def replace(self) -> None:
         for place, each in enumerate(self.members):
@@ -78,12 +74,14 @@ def test_every_key_has_one_effect_and_one_result(either: str, tmp_path: Path) ->
         query(either, table)
     with ExitStack() as stack:
         crew = Crew(either, tmp_path, stack)
-        eventually(lambda: len(list(tmp_path.glob("*.jsonl"))) >= PROCESSES, "they are at work")
+        eventually(lambda: len(list(tmp_path.glob("*.jsonl"))) >= PROCESSES, "they are at work", 120)
         watching = threading.Thread(target=crew.keep_up)
         watching.start()
-        crew.blow(SECONDS)
-        crew.over.set()
-        watching.join()
+        try:
+            crew.blow(SECONDS)
+        finally:
+            crew.over.set()
+            watching.join()
         for each in crew.members:
             each.communicate(timeout=600)
         crew.replace()  # whoever was killed since the last look

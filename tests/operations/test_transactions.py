@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +226,40 @@ def test_serialization_failures_are_tried_again_and_never_remembered(postgres_ur
         outcome = client.operation("k", tx=mine, remember_errors=[Exception]).run(effect)
     assert (len(calls), outcome.result, outcome.attempt) == (2, 1, 1)
     assert ask(postgres_url, "select what from work order by 1") == [(1,), (2,)]
+
+
+async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_url: str) -> None:
+    """SQLite's own way to wait would hold up the loop, and with it the task that has the file."""
+    path, begun = sqlite_url.removeprefix("sqlite:///"), asyncio.Event()
+    calls: list[int] = []
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        await client.operations.list()
+        with closing(sqlite3.connect(path)) as first, closing(sqlite3.connect(path, timeout=60)) as second:
+
+            async def effect() -> int:
+                calls.append(1)
+                begun.set()
+                await asyncio.sleep(0.1)
+                return 1
+
+            holding = asyncio.create_task(client.operation("k", tx=first).run(effect))
+            await begun.wait()
+            waited = await asyncio.wait_for(client.operation("k", tx=second).run(effect), 20)
+            assert (waited.replayed, (await holding).replayed, len(calls)) == (True, False, 1)
+            assert second.execute("pragma busy_timeout").fetchone() == (60_000,)
+
+
+def test_only_what_others_got_in_the_way_of_is_run_again_by_itself(postgres_url: str) -> None:
+    """A function that cannot reach something else would be called again and again, each time until it gives up."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        for error in (TimeoutError(), ConnectionRefusedError(), psycopg.OperationalError("the connection is lost")):
+            calls: list[int] = []
+
+            def effect(calls: list[int] = calls, error: Exception = error) -> None:
+                calls.append(1)
+                raise error
+
+            with pytest.raises(type(error)):
+                client.operation("k", tx=mine).run(effect)
+            assert len(calls) == 1
+        assert client.operations.get("k") is None, "and nothing of it is remembered"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.keys import OperationKey
-    from holdfast.core.operation import Function, OnPartial, WhenLocked
+    from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
     from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")
@@ -225,6 +225,7 @@ class AsyncClient:
         postconditions: Sequence[Function] = (),
         keep: float | None = None,
         marks_effect: bool = False,
+        sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
     ) -> AsyncOperation:
@@ -240,6 +241,7 @@ class AsyncClient:
         failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
         ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
         which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
+        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log.
         """
         from holdfast._async.primitives.operations.operation import AsyncOperation
         from holdfast.core.canonical import digest
@@ -248,7 +250,7 @@ class AsyncClient:
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
             "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
-            "marks_effect": marks_effect, "actor": actor, "justification": justification,
+            "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.operations.plan(
             rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.keys import OperationKey
-    from holdfast.core.operation import Function, OnPartial, WhenLocked
+    from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
     from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")
@@ -224,6 +224,7 @@ class Client:
         postconditions: Sequence[Function] = (),
         keep: float | None = None,
         marks_effect: bool = False,
+        sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
     ) -> Operation:
@@ -239,6 +240,7 @@ class Client:
         failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
         ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
         which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
+        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log.
         """
         from holdfast._sync.primitives.operations.operation import Operation
         from holdfast.core.canonical import digest
@@ -247,7 +249,7 @@ class Client:
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
             "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
-            "marks_effect": marks_effect, "actor": actor, "justification": justification,
+            "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.operations.plan(
             rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms

@@ -15,6 +15,8 @@ from holdfast.core.errors import HoldfastError
 T = TypeVar("T")
 
 sleep = asyncio.sleep
+BLOCKS = False
+"""Whether whoever waits here may keep its thread."""
 
 
 def here() -> int:

@@ -18,6 +18,8 @@ log = logger("holdfast.lease")
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # as in inspect, which is slow to import
 sleep = time.sleep
+BLOCKS = True
+"""Whether whoever waits here may keep its thread."""
 here = threading.get_ident
 """Who is asking: the thread."""
 

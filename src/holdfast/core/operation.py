@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.core import results
 from holdfast.core.errors import HoldfastError, KeyReused, OperationFailed, OperationInProgress
-from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds, check_timeout
 from holdfast.core.keys import OperationKey, PlainKey
+from holdfast.core.operation_terms import OnPartial
 
-WhenLocked = Literal["wait", "backoff", "skip", "fail", "escalate"]
-OnPartial = Literal["rollback", "verify", "refuse"]
 Row = Mapping[str, Any]
-Function = Callable[..., Any]
 
 LEASE = "@op:"
 """What the names of the leases begin with under which operations are done."""
-_WHEN = ("wait", "backoff", "skip", "fail", "escalate")
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
 
 
@@ -87,6 +82,23 @@ class Prior(NamedTuple):
 
     def value(self) -> Any:
         return results.decode(bytes.fromhex(self.result or ""))
+
+
+class Begun(NamedTuple):
+    """What the database says to whoever asks inside a transaction."""
+
+    free: bool
+    """The lock is ours."""
+    began: str | None
+    fixed: bool
+    prior: Prior
+
+    @classmethod
+    def of(cls, row: Row) -> Begun:
+        said = json.loads(row["answer"])
+        known = said.get("known")
+        prior = NOTHING._replace(now=said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
+        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
 
 
 NOTHING = Prior(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, 0.0)
@@ -163,135 +175,14 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
     return name in ("OperationalError", "InterfaceError") and ("lock" in text or "connection" in text or "busy" in text)
 
 
+def collides(error: BaseException, sqlstate: str | None) -> bool:
+    """Whether others got in its way, so that the same again is likely to do: nothing is wrong with it."""
+    locked = type(error).__name__ == "OperationalError" and "locked" in str(error).lower()
+    return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
+
+
 def pause(asked: int, waited: float, limit: float, chance: float) -> float:
     """Seconds until somebody who backs off asks again: longer each time, and shorter again towards the end of its time,
     so that whoever has waited longest asks most often. ``chance``: from 0 to 1, or they would all ask at once."""
     left = 1.0 if limit <= 0 or limit == float("inf") else max(0.05, 1.0 - waited / limit)
     return float(min(1.0, 0.005 * 2 ** min(asked, 10)) * left * (0.5 + chance))
-
-
-class OperationTerms(NamedTuple):
-    """The arguments of ``client.operation(…)``, checked."""
-
-    when_locked: WhenLocked
-    timeout: float
-    ttl: float
-    max_attempts: int
-    retries: int
-    on_partial: OnPartial
-    remember_errors: tuple[type[BaseException], ...]
-    keep: float | None
-    marks_effect: bool
-    actor: str | None
-    justification: str | None
-
-    @classmethod
-    def check(
-        cls,
-        *,
-        when_locked: WhenLocked,
-        timeout: float | None,
-        ttl: float,
-        max_attempts: int,
-        retries: int,
-        on_partial: OnPartial | None,
-        remember_errors: Sequence[type[BaseException]],
-        keep: float | None,
-        marks_effect: bool,
-        actor: str | None,
-        justification: str | None,
-        undoes: bool,
-        probes: bool,
-    ) -> OperationTerms:
-        if when_locked not in _WHEN:
-            raise ValueError(f"when_locked must be one of {', '.join(_WHEN)}, not {when_locked!r}")
-        chosen = on_partial or ("rollback" if undoes else "verify" if probes else "refuse")
-        if chosen not in ("rollback", "verify", "refuse"):
-            raise ValueError(f"on_partial must be 'rollback', 'verify' or 'refuse', not {on_partial!r}")
-        if (chosen == "rollback" and not undoes) or (chosen == "verify" and not probes):
-            raise ValueError(f"on_partial={chosen!r} needs {chosen}=, a function")
-        _check_count(max_attempts, "max_attempts", 1)
-        _check_count(retries, "retries", 0)
-        kinds: tuple[Any, ...] = tuple(remember_errors)
-        if not all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
-            raise TypeError(f"remember_errors must be exception classes, not {remember_errors!r}")
-        return cls(
-            when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL), max_attempts, retries,
-            chosen, kinds, None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),
-            marks_effect, None if actor is None else check_name(actor, "actor"),
-            None if justification is None else check_name(justification, "justification", 1000),
-        )  # fmt: skip
-
-
-def _check_count(value: object, what: str, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{what} must be {least} or more, not {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended. ``status``: "success", "skipped" because somebody else was at it, and in a batch "failed"."""
-
-    status: Literal["success", "skipped", "failed"]
-    replayed: bool
-    attempt: int
-    committed: bool = True
-    """False when it is part of a transaction that was open already: then the commit is the caller's, and until then it
-    has not happened."""
-    value: Any = field(default=None, repr=False)
-    error: Exception | None = None
-    """In a batch: why there is no result."""
-
-    @property
-    def result(self) -> Any:
-        """What the function returned, now or when it ran; RuntimeError when it was skipped, the error if it failed."""
-        if self.error is not None:
-            raise self.error
-        if self.status == "skipped":
-            raise RuntimeError("the operation was skipped because somebody else was at it: there is no result")
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
-class OperationRecord:
-    """An operation as ``client.operations`` shows it. ``status``: success | failure | running | partial: its owner is
-    dead, and left it half done."""
-
-    key: str
-    label: str
-    status: str
-    attempt: int
-    failures: int
-    fence: int
-    pipeline: str | None
-    task: str | None
-    dataset: str | None
-    operation: str | None
-    result_hash: str | None
-    error: Mapping[str, Any] | None
-    pointer: str
-    """The end of its chain in the log of entries."""
-    rollback: str | None
-    """The name of the function that is registered to undo it."""
-    owner: str | None
-    """The lease that its last attempt was made under."""
-    effect_started: bool
-    created_at: datetime
-    updated_at: datetime
-    expires_at: datetime | None
-
-    @classmethod
-    def of(cls, row: Row) -> OperationRecord:
-        status = "running" if row["alive"] else row["status"]
-        times = {name: _when(row[name]) for name in ("created_at", "updated_at", "expires_at")}
-        error = json.loads(row["error"]) if row["error"] else None
-        known = {name: row[name] for name in cls.__slots__ if name in row}
-        return cls(
-            **{**known, **times, "status": status, "error": error, "effect_started": bool(row["effect_started"])}
-        )
-
-
-def _when(seconds: float | None) -> Any:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -11,16 +11,16 @@ DEEPEST = 200
 _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: dumps() would, every time
 
 
-def encode(value: object) -> bytes:
+def encode(value: object, what: str = "the result") -> bytes:
     """A letter for what it is, then the bytes; ValueError when it would come back as something else, or is too big."""
     if type(value) is bytes:
         found = b"b" + value
     else:
-        _check(value, "the result", DEEPEST)
+        _check(value, what, DEEPEST)
         found = b"j" + _to_json(value).encode()
     if len(found) - 1 > MAX_RESULT:
         raise ValueError(
-            f"the result must have at most {MAX_RESULT} bytes, not {len(found) - 1}: return a reference to it instead"
+            f"{what} must have at most {MAX_RESULT} bytes, not {len(found) - 1}: return a reference to it instead"
         )
     return found
 

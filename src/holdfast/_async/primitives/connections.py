@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from holdfast._wire import Row, drivers
+from holdfast._wire.aio_waiting import BLOCKS, sleep
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.database import Database
 from holdfast.core.errors import Unanswered
 from holdfast.sql import statements
@@ -263,8 +265,32 @@ class AsyncSqliteTransaction:
         self._connection = connection
 
     async def __aenter__(self) -> None:
-        if not self._connection.in_transaction:
+        if self._connection.in_transaction:
+            return
+        if BLOCKS:
             self._connection.execute("begin immediate")
+        else:
+            await self._begin()
+
+    async def _begin(self) -> None:
+        """As long as SQLite itself would wait; but that would keep the loop from whoever has the file."""
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
+        [limit] = cursor.execute("pragma busy_timeout").fetchone()
+        until, pause = now() + limit / 1000, 0.001
+        cursor.execute("pragma busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    cursor.execute("begin immediate")
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now() + pause > until:
+                        raise
+                await sleep(jitter(0.5 * pause, 1.5 * pause))
+                pause = min(pause * 2, 0.02)
+        finally:
+            cursor.execute(f"pragma busy_timeout = {limit}")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

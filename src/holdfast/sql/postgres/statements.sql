@@ -228,8 +228,7 @@ select status, fingerprint, result, result_hash, error, attempt, fence, pointer,
 
 -- name: operation_begin
 -- These two also run in the user's own transaction, hence the casts.
-select state, began, fixed, status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now
-  from holdfast.operation_begin(cast(:key as text), cast(:lock as bigint), cast(:lease as text))
+select holdfast.operation_begin(cast(:key as text), cast(:lock as bigint), cast(:lease as text)) as answer
 
 -- name: operation_write
 select holdfast.operation_write(

@@ -317,9 +317,11 @@ select status, fingerprint, result, result_hash, error, attempt, fence, wal_poin
 -- name: operation_begin
 -- The first statement changes nothing, and makes this transaction the one that writes.
 update holdfast_idempotency_log set attempt = attempt where 0;
-select case when exists (select 1 from holdfast_live where name = :lease) then 'busy' else 'free' end as state, null as began, 1 as fixed,
-       status, fingerprint, result, result_hash, error, attempt, fence, wal_pointer as pointer, rollback, effect_started, failures, alive,
-       coalesce(expires_at <= {now}, 0) as expired, {now} as now
+select json_object('state', case when exists (select 1 from holdfast_live where name = :lease) then 'busy' else 'free' end, 'began', null, 'fixed', 1,
+       'now', {now}, 'known', case when status is not null then json_object(
+       'status', status, 'fingerprint', fingerprint, 'result', result, 'result_hash', result_hash, 'error', error, 'attempt', attempt, 'fence', fence,
+       'pointer', wal_pointer, 'rollback', rollback, 'effect_started', effect_started, 'failures', failures, 'alive', alive,
+       'expired', coalesce(expires_at <= {now}, 0)) end) as answer
   from (select 1) left join holdfast_operation on idem_key = :key;
 
 -- name: operation_write

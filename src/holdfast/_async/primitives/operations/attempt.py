@@ -15,7 +15,9 @@ from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
-from holdfast.core.operation import LEASE, Act, Function, Key, OperationTerms, Outcome, Prior
+from holdfast.core.operation import LEASE, Act, Key, Prior
+from holdfast.core.operation_terms import Function, OperationTerms
+from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 PAGE = 1000

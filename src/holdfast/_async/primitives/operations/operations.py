@@ -16,23 +16,16 @@ from holdfast.core.canonical import digest
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.objects import check_most
-from holdfast.core.operation import (
-    LEASE,
-    Function,
-    OnPartial,
-    OperationRecord,
-    OperationTerms,
-    Outcome,
-    StoredKey,
-    WhenLocked,
-)
+from holdfast.core.operation import LEASE, StoredKey
+from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
+from holdfast.core.outcome import OperationRecord, Outcome
 
 log = logger("holdfast.operation")
 
 MOST = 10_000
 MENDING = OperationTerms.check(
     when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
-    keep=None, marks_effect=False, actor=None, justification=None, undoes=False, probes=False,
+    keep=None, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False, probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
@@ -115,7 +108,7 @@ class AsyncOperations(AsyncOperationLog):
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
-            "actor": None, "justification": None,
+            "sovereign": False, "actor": None, "justification": None,
         }  # fmt: skip
         plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
         plans = [
@@ -188,7 +181,10 @@ class AsyncOperations(AsyncOperationLog):
         before, after = tuple(preconditions), tuple(postconditions)
 
         def made(key: object, fingerprint: str | None) -> AsyncPlan:
-            return AsyncPlan(self._engine, as_key(key), fingerprint, checked, undo, name, probe, before, after)
+            found = as_key(key)
+            if checked.sovereign:
+                found.check_whole()
+            return AsyncPlan(self._engine, found, fingerprint, checked, undo, name, probe, before, after)
 
         return made
 

@@ -56,10 +56,12 @@ class AsyncRunning:
     async def checkpoint(self, name: str, value: Any = None) -> None:
         """Note how far it has come: whoever rolls it back, or asks whether it is done, finds it in ``checkpoints``."""
         check_name(name, "name")
-        results.encode(value)
+        if isinstance(value, bytes):
+            raise ValueError(f"the value of checkpoint {name!r} must be one that JSON has, not bytes")
+        results.encode(value, "the value")
         self.checkpoints[name] = value
         self.began = True  # there would be nothing to note otherwise
-        self.note("checkpoint", {"name": name, "value": json.loads(json.dumps(value))})
+        self.note("checkpoint", {"name": name, "value": value})
         if self._save is not None:
             await self._save()
 

@@ -15,11 +15,12 @@ from holdfast._async.primitives.connections import AsyncConnection, recognise
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.transactions import owned
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
+from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
 
@@ -41,14 +42,14 @@ class AsyncWithin(AsyncAttempt):
         while True:
             asked_at = now()
             try:
-                row = await self._transaction.begin("operation_begin", claim(self.plan))
-                prior = Prior.of(row)
+                found = Begun.of(await self._transaction.begin("operation_begin", claim(self.plan)))
+                prior = found.prior
                 act = self.plan.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
                     await self._transaction.rollback()
                     return outcome
-                if row["state"] == "free" and act is not Act.RUNNING:
-                    self.prior, self._began = prior, row["began"]
+                if found.free and act is not Act.RUNNING:
+                    self.prior, self._began = prior, found.began
                     return await ready(self, act, prior, asked_at)
             except OperationFailed as error:
                 await self._undo()
@@ -71,7 +72,7 @@ class AsyncWithin(AsyncAttempt):
         await self._undo()
         if self.transient(error):
             self._passes += 1
-            return self._passes <= PASSES
+            return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
         if isinstance(error, Exception):
             await self._record(op, error)
         return False
@@ -106,17 +107,17 @@ class AsyncJoined(AsyncAttempt):
         started, asked = now(), 0
         while True:
             asked_at = now()
-            row = await self._known.write("operation_begin", claim(self.plan))
-            prior = Prior.of(row)
+            found = Begun.of(await self._known.write("operation_begin", claim(self.plan)))
+            prior = found.prior
             act = self.plan.decide(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return outcome
-            if row["state"] == "free" and act is not Act.RUNNING:
-                self.prior, self._began = prior, row["began"]
+            if found.free and act is not Act.RUNNING:
+                self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
                 await self._block.__aenter__()
                 return await ready(self, act, prior, asked_at)
-            if row["fixed"] and self.plan.terms.when_locked in ("wait", "backoff"):
+            if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",
@@ -167,14 +168,17 @@ async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) 
     if act is Act.ROLL_BACK and plan.rollback is not None:
         await attempt.undo(plan.rollback, prior, asked_at)
         op.note("rollback", {"attempt": prior.attempt, "name": plan.handler})
-    op.note("claimed", claimed(plan))
+    claim_noted(op, plan)
     op.began = True  # it is not known outside before it is whole
     return op
 
 
-def claimed(plan: AsyncPlan) -> Row:
+def claim_noted(op: AsyncRunning, plan: AsyncPlan) -> None:
+    """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
     said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    return {name: value for name, value in said.items() if value is not None}
+    op.note("claimed", {name: value for name, value in said.items() if value is not None})
+    if plan.terms.sovereign:
+        op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
 
 
 def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | None) -> Row:

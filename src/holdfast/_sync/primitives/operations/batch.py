@@ -13,7 +13,7 @@ from holdfast._sync.primitives.operations.attempt import Plan, call, kept
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import run
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import claimed
+from holdfast._sync.primitives.operations.within import claim_noted
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
@@ -21,7 +21,9 @@ from holdfast._wire.identity import new_token
 from holdfast.core.errors import HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, NOTHING, Act, Function, Outcome, Prior, in_progress, told
+from holdfast.core.operation import LEASE, NOTHING, Act, Prior, in_progress, told
+from holdfast.core.operation_terms import Function
+from holdfast.core.outcome import Outcome
 
 Progress = Callable[[int, int], object]
 
@@ -92,7 +94,7 @@ class Batch:
         for place in places:
             plan = self._plans[place]
             op = Running(plan.key, prior, asked_at, attempt=1, fence=grant.fence)
-            op.note("claimed", claimed(plan))
+            claim_noted(op, plan)
             op.began = True
             op.note("effect_started")
             made[plan.key.digest] = place, op

@@ -14,14 +14,15 @@ from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import claimed
+from holdfast._sync.primitives.operations.within import claim_noted
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Prior, in_progress, told
+from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
 
@@ -139,7 +140,7 @@ class External(Attempt):
             op.attempt, op.began = prior.attempt + 1, False
         else:
             op.note("lock_acquired")
-        op.note("claimed", claimed(plan))
+        claim_noted(op, plan)
         if not plan.preconditions and not plan.terms.marks_effect:
             op.began = True
             op.note("effect_started")

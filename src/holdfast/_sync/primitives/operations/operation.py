@@ -16,7 +16,9 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.waiting import check_called, check_function, here, sleep
 from holdfast.core.canonical import digest
 from holdfast.core.errors import OperationFailed
-from holdfast.core.operation import NOTHING, Function, Outcome, pause
+from holdfast.core.operation import NOTHING, pause
+from holdfast.core.operation_terms import Function
+from holdfast.core.outcome import Outcome
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,11 +16,12 @@ from holdfast._sync.primitives.connections import Connection, recognise
 from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.transactions import owned
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Act, Outcome, Prior, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
+from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
 
@@ -42,14 +43,14 @@ class Within(Attempt):
         while True:
             asked_at = now()
             try:
-                row = self._transaction.begin("operation_begin", claim(self.plan))
-                prior = Prior.of(row)
+                found = Begun.of(self._transaction.begin("operation_begin", claim(self.plan)))
+                prior = found.prior
                 act = self.plan.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
                     self._transaction.rollback()
                     return outcome
-                if row["state"] == "free" and act is not Act.RUNNING:
-                    self.prior, self._began = prior, row["began"]
+                if found.free and act is not Act.RUNNING:
+                    self.prior, self._began = prior, found.began
                     return ready(self, act, prior, asked_at)
             except OperationFailed as error:
                 self._undo()
@@ -72,7 +73,7 @@ class Within(Attempt):
         self._undo()
         if self.transient(error):
             self._passes += 1
-            return self._passes <= PASSES
+            return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
         if isinstance(error, Exception):
             self._record(op, error)
         return False
@@ -107,17 +108,17 @@ class Joined(Attempt):
         started, asked = now(), 0
         while True:
             asked_at = now()
-            row = self._known.write("operation_begin", claim(self.plan))
-            prior = Prior.of(row)
+            found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
+            prior = found.prior
             act = self.plan.decide(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return outcome
-            if row["state"] == "free" and act is not Act.RUNNING:
-                self.prior, self._began = prior, row["began"]
+            if found.free and act is not Act.RUNNING:
+                self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
                 self._block.__enter__()
                 return ready(self, act, prior, asked_at)
-            if row["fixed"] and self.plan.terms.when_locked in ("wait", "backoff"):
+            if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",
@@ -168,14 +169,17 @@ def ready(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Running 
     if act is Act.ROLL_BACK and plan.rollback is not None:
         attempt.undo(plan.rollback, prior, asked_at)
         op.note("rollback", {"attempt": prior.attempt, "name": plan.handler})
-    op.note("claimed", claimed(plan))
+    claim_noted(op, plan)
     op.began = True  # it is not known outside before it is whole
     return op
 
 
-def claimed(plan: Plan) -> Row:
+def claim_noted(op: Running, plan: Plan) -> None:
+    """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
     said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    return {name: value for name, value in said.items() if value is not None}
+    op.note("claimed", {name: value for name, value in said.items() if value is not None})
+    if plan.terms.sovereign:
+        op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
 
 
 def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row:

@@ -104,17 +104,15 @@ begin
     now := extract(epoch from clock_timestamp());
 end $$;
 
--- The same inside the transaction that is to have the effect, with its lock: state is free, or busy when somebody else
--- has that. Never waits. began: by which the end can tell that it is in the same transaction still. fixed: this
--- transaction goes on seeing what it saw first, so there is no use in asking again.
-create function holdfast.operation_begin(key text, lock bigint, lease text,
-    out state text, out began text, out fixed boolean,
-    out status text, out fingerprint text, out result text, out result_hash text, out error text, out attempt int, out fence bigint,
-    out pointer text, out rollback text, out effect_started boolean, out failures int, out alive boolean, out expired boolean, out now double precision)
+-- The same inside the transaction that is to have the effect, with its lock, as JSON, because a row costs as much again:
+-- state is free, or busy when somebody else has the lock. Never waits. began: by which the end can tell that it is in the
+-- same transaction still. fixed: this transaction goes on seeing what it saw first, so there is no use in asking again.
+create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
 declare
-    holder text;
+    g holdfast.idempotency_log;
+    state text;
+    known text := '';
 begin
     -- The lock before the lease: whoever works under that asks for the lock, too, when it begins. Whether the lease is alive
     -- is asked only when there is one: calls cost more than what they do.
@@ -122,19 +120,18 @@ begin
         state := 'busy';
     else
         select 'busy' into state from holdfast.lease l where l.name = lease and holdfast.operation_alive(lease, null);
-        state := coalesce(state, 'free');
     end if;
-    began := extract(epoch from transaction_timestamp())::text;
-    fixed := current_setting('transaction_isolation') in ('repeatable read', 'serializable');
-    select g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer, g.rollback, g.effect_started,
-           g.failures, g.owner, coalesce(g.expires_at <= clock_timestamp(), false)
-      into status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, holder, expired
-      from holdfast.idempotency_log g where g.idem_key = key;
-    alive := false;
-    if status = 'partial' and holder is not null then
-        alive := holdfast.operation_alive(holder, fence);
+    select * into g from holdfast.idempotency_log x where x.idem_key = key;
+    if found then
+        known := ',"known":' || json_build_object(
+            'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
+            'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
+            'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
+            'expired', coalesce(g.expires_at <= clock_timestamp(), false));
     end if;
-    now := extract(epoch from clock_timestamp());
+    return '{"state":"' || coalesce(state, 'free') || '","began":"' || extract(epoch from transaction_timestamp())
+           || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
+           || ',"now":' || extract(epoch from clock_timestamp()) || known || '}';
 end $$;
 
 -- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
