@@ -277,7 +277,7 @@ def test_it_reads_well_in_a_pipe_and_on_a_narrow_terminal(postgres_url: str) -> 
     lines = call(*at(postgres_url, "doctor")).stdout.splitlines()
     assert len(lines) == len(CHECKS) + 2, "a line a finding, one for the remedy, and the summary"
     assert [line.split()[1] for line in lines if line.startswith("warn ")] == ["statement_timeouts"]
-    assert lines[-1].endswith(": 16 ok, 1 warn")
+    assert lines[-1].endswith(": 17 ok, 1 warn")
     for columns in (40, 30, 20):
         narrow = call(*at(postgres_url, "doctor"), COLUMNS=str(columns)).stdout
         assert max(map(len, narrow.splitlines())) <= columns
