@@ -141,12 +141,8 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
             "audit_note": "1, 1, null",
             "audit_end": "1, 'done'",
             "audit_list": "",
-            "wal_chains": "null, null, null, 1",
-            "wal_read": "null, null, null, null, 1",
             "wal_archive": "'k', 'e', 'p', 1, '[]'",
             "operation_expire": "1",
-            "operation_health": "1",
-            "operation_indexes": "",
         }
         with psycopg.connect(urls[0], autocommit=True) as mine:
             assert may(mine) & FOR_OPERATORS == set()
