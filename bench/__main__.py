@@ -95,7 +95,7 @@ def show(results: list[Result], about: dict[str, object], seconds: float) -> Non
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         table.add_row(label, result.variant, human(result), ratio, result.aim and f"≤ {result.aim}")
         previous = result.benchmark
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
     console.print(table)
     for verdict in aims.judge(results):
         console.print(str(verdict))
