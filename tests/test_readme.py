@@ -76,6 +76,16 @@ def test_every_sql_block_runs_in_psql(postgres_url: str) -> None:
         assert "f\n" not in done.stdout  # renew and release say t
 
 
+def test_the_page_on_testing_is_a_test_module_and_passes(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "howto" / "testing.md").read_text(encoding="utf-8")
+    (tmp_path / "test_page.py").write_text("\n".join(blocks("python", page)), encoding="utf-8")
+    chosen = ["-k", "not MyEngine or a_grant_says_what_it_is"]  # the contract is run elsewhere
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 passed" in done.stdout or "5 passed, 1 skipped" in done.stdout, done.stdout
+
+
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
     look = "import holdfast; assert set(holdfast.__all__) < set(dir(holdfast)), dir(holdfast)"
     subprocess.run([sys.executable, "-c", look], check=True, timeout=60)

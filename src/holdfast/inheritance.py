@@ -26,7 +26,8 @@ def inherited(client: Client | AsyncClient) -> LeaseGrant | Awaitable[AsyncLease
 
     `holdfast run` goes on renewing the lease, and ends this process when it is lost. ``grant.protect`` and
     ``grant.transaction`` ask the database and are good for as long; ``grant.check()`` knows only what was left when it
-    was inherited, or at the last ``grant.renew()``. Releasing it is up to `holdfast run`: do not use it in a ``with``.
+    was inherited, or at the last ``grant.renew()``: after a TTL without one ``grant.lost`` is True, though the lease is
+    kept. Releasing it is up to `holdfast run`: do not use it in a ``with``.
     """
     name, token = os.environ.get("HOLDFAST_LEASE"), os.environ.get("HOLDFAST_TOKEN")
     if not name or not token:

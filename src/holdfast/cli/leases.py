@@ -85,8 +85,8 @@ def history(context: click.Context, name: str | None, most: int, everything: boo
     from holdfast.cli import output
 
     with connected(context) as client:
-        asked = name is not None or everything
-        past = client.leases.history(name, most=most) if asked else _users(client, most)
+        whole = name is not None or everything
+        past = client.leases.history(name, most=most) if whole else _users(client, most)
     if as_json:
         names = ("name", "holder", "host", "pid", "fence", "acquired_at", "ended_at", "outcome", "actor", "reason")
         click.echo(output.for_programs([{key: getattr(each, key) for key in names} for each in past]))
