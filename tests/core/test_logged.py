@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,16 @@ def test_what_was_put_away_is_proven_with_what_stays(entries: list[Entry], other
     except ValueError:
         return
     assert any(each.broken for each in found) or json.loads(forged)["log"] == json.loads(text)["log"]
+
+
+@given(lives())
+def test_what_was_written_down_twice_is_there_once(entries: list[Entry]) -> None:
+    """It was not put away in the end, or whoever did died in between."""
+    text = archive.line("charge:42", entries)
+    for lines in ([text], [text, text]):
+        one = read(rows(entries), archived=archive.read(lines))
+        assert [each for each in logged.examine(one) if each.broken] == []
+        assert list(one.entries) == [replace(entry, payload=None) for entry in entries]
 
 
 def test_a_line_that_is_none_is_named() -> None:

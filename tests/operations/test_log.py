@@ -7,12 +7,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 import holdfast
 from tests.children import query
-from tests.conftest import MAJORS, NEWEST, migrated, server
 
 Connect = Callable[..., Any]
 LATER = timedelta(minutes=1)
@@ -171,7 +169,10 @@ def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(c
         client.url, "update {wal} set entries = replace(entries, 'broken', 'well') where idem_key = '" + failed + "'"
     )
 
-    def write(lines: Any) -> None:
+    lines: list[str] = []
+
+    def write(page: Any) -> None:
+        lines.extend(page)
         with holdfast.Client(client.url) as other:
             other.operation("goes on").run(lambda: "on")
 
@@ -183,8 +184,10 @@ def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(c
         "failed": "its chain is broken: its hash is not the hash of what it says",
         "goes on": "it has gone on",
     }
+    assert problems(client, archives=lines) == {"tampered"}, "and nothing else: what was written down is there once"
     change(client.url, "update {outbox} set published_at = created_at")
-    assert client.operations.archive(datetime.now(UTC) + LATER, lambda lines: None).operations == 2
+    assert client.operations.archive(datetime.now(UTC) + LATER, lines.extend).operations == 2
+    assert problems(client, archives=lines) == {"tampered"}
 
 
 def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> None:
@@ -244,103 +247,6 @@ def test_a_wrong_moment_is_named(sqlite_url: str, wrong: Any) -> None:
         ):
             with pytest.raises((TypeError, ValueError), match=r"^(since|before) must"):
                 call()
-
-
-def everything(client: Any, after: str | None = None, most: int = 3) -> tuple[list[tuple[str, int]], str]:
-    """All that can be read after a cursor, page by page: operation and number of each entry."""
-    found: list[tuple[str, int]] = []
-    while True:
-        page = client.operations.read(after, most=most)
-        found += [(entry.operation, entry.number) for entry in page.entries]
-        after = page.cursor
-        if not page.entries:
-            return found, page.cursor
-
-
-def test_the_log_is_read_in_an_order_that_stays(client: Any) -> None:
-    first, cursor = everything(client)
-    assert len(first) == client.operations.verify().entries
-    client.operation("later").run(lambda: 1)
-    more, _ = everything(client, cursor)
-    assert {operation for operation, _ in more} == {client.operations.get("later").key}
-    again, _ = everything(client, most=500)
-    assert again == first + more
-    for wrong in ("x", "1/2", 7):
-        with pytest.raises(ValueError, match="after must be the cursor"):
-            client.operations.read(wrong)
-
-
-def test_a_transaction_that_commits_late_is_not_overtaken(postgres_url: str) -> None:
-    """Its entries have lower numbers than those that others have committed since: whoever followed the highest number
-    would never see them. And of one operation, a later entry may be written by the older transaction."""
-    with (
-        holdfast.Client(postgres_url) as client,
-        psycopg.connect(postgres_url) as old,
-        psycopg.connect(postgres_url) as slow,
-        psycopg.connect(postgres_url) as quick,
-    ):
-        old.execute("select pg_current_xact_id()")  # it has its number now
-        slow.execute("select pg_current_xact_id()")
-        with pytest.raises(ValueError, match="broken"):
-            client.operation("a", tx=quick).run(fail)
-        client.operation("a", tx=old).run(lambda: "the older one")
-        old.commit()
-        client.operation("b").run(lambda: "quick")
-        assert everything(client)[0] == [], "the slow one may come before all of it"
-        client.operation("c", tx=slow).run(lambda: "slow")
-        before, cursor = everything(client)
-        slow.commit()
-        found, _ = everything(client, cursor)
-        labels = {client.operations.get(name).key: name for name in "abc"}  # type: ignore[union-attr]
-        assert before == []
-        told = [(labels[key], number) for key, number in found]
-        assert [number for name, number in told if name == "a"] == list(range(1, 1 + sum(n == "a" for n, _ in told)))
-        assert {name for name, _ in told} == {"a", "b", "c"}
-        assert everything(client)[0] == found
-        assert problems(client) == set()
-
-
-def test_a_rollback_finds_what_was_noted_whatever_else_is_under_way(postgres_url: str) -> None:
-    """The order that stays leaves out what an old transaction might come before; a rollback must not."""
-
-    def die(op: Any) -> None:
-        op.checkpoint("draft", 42)
-        raise KeyboardInterrupt
-
-    noted: list[Any] = []
-    with psycopg.connect(postgres_url) as old:
-        old.execute("select pg_current_xact_id()")
-        with holdfast.Client(postgres_url) as client, pytest.raises(KeyboardInterrupt):
-            client.operation("a").run(die)
-        with holdfast.Client(postgres_url) as client:
-            client.operation("a", rollback=lambda op: noted.append(op.checkpoints)).run(lambda: 1)
-    assert noted == [{"draft": 42}]
-
-
-def test_after_a_restore_the_log_is_read_from_the_beginning_and_whole() -> None:
-    """The numbers of transactions begin anew in another cluster: what was restored must not be hidden by them."""
-    source, target = server(MAJORS[0]), server(NEWEST)
-    if not (target.binaries.folder / "pg_dump").exists():
-        pytest.skip("no pg_dump beside the server")
-    url = migrated(source.database())
-    with holdfast.Client(url) as client:
-        client.operation("a").run(lambda: "before")
-        query(url, "update holdfast.wal set xid = '1000000000'")  # an old cluster, with many transactions
-        _, cursor = everything(client)
-    dump = target.folder / "operations.sql"
-    target.binaries.run("pg_dump", "--dbname", url, "--file", str(dump))
-    restored = target.database()
-    options = ("--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1")
-    target.binaries.run("psql", *options, f"--dbname={restored}", f"--file={dump}")
-    dump.unlink()
-    with holdfast.Client(restored) as client:
-        assert client.operation("a").run(fail).result == "before"
-        client.operation("b").run(lambda: "after")
-        with pytest.raises(holdfast.CursorExpired, match="from the beginning"):
-            client.operations.read(cursor)
-        found, _ = everything(client)
-        assert len(found) == client.operations.verify().entries
-        assert client.operations.verify().passed
 
 
 def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:

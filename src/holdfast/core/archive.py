@@ -23,10 +23,17 @@ def read(lines: Iterable[str]) -> dict[str, list[Entry]]:
         try:
             told = json.loads(text)
             operation = str(told["operation"])
-            chains.setdefault(operation, []).extend(wal.load(operation, json.dumps(told["log"])))
+            chains[operation] = joined(chains.get(operation, []), wal.load(operation, json.dumps(told["log"])))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"line {number} of the archive is no chain: {error}") from None
     return chains
+
+
+def joined(before: Sequence[Entry], after: Sequence[Entry]) -> list[Entry]:
+    """Both, one after the other. What is the very same in both is there once: a chain may have been written down and
+    then not been put away."""
+    known = {entry.number: entry for entry in before}
+    return [*before, *(entry for entry in after if known.get(entry.number) != entry)]
 
 
 def note(entries: Sequence[Entry], at: int) -> Entry:

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from holdfast.core import wal
+from holdfast.core.archive import joined
 from holdfast.core.errors import CursorExpired
 from holdfast.core.replay import State, fold
 from holdfast.core.wal import Entry, Problem
@@ -108,13 +109,15 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
     """From rows in the order of their keys; ``archived``: entries that come before those that are still there."""
     for operation, group in groupby(rows, key=lambda row: str(row["key"])):
         found = list(group)
-        entries, damage = list((archived or {}).get(operation, ())), None
+        here: list[Entry] = []
+        damage = None
         try:
             for row in found:
                 if row["entries"] is not None:
-                    entries += wal.load(operation, row["entries"])
+                    here += wal.load(operation, row["entries"])
         except ValueError as error:
             damage = str(error)
+        entries = joined((archived or {}).get(operation, ()), here) if archived else here
         first = found[0]
         result = None if first["result"] is None else bytes.fromhex(first["result"])
         yield Logged(

@@ -418,6 +418,8 @@ select 0 as epoch, w.id as place, w.idem_key as key, w.number, w.entries
 
 -- name: wal_archive
 -- stop
+select 'archived' as state where exists (select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :pointer);
+-- stop
 select 'changed' as state where not exists (
     select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :expected and status <> 'partial');
 -- stop

@@ -71,8 +71,9 @@ declare
     last xid8;
 begin
     update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
-    if not found then
-        state := 'changed';
+    if not found then  -- a request whose answer was lost comes once more
+        state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer)
+                      then 'archived' else 'changed' end;
     elsif exists (select from holdfast.outbox o where o.idem_key = key and o.published_at is null) then
         update holdfast.idempotency_log g set wal_pointer = expected where g.idem_key = key;
         state := 'unpublished';
