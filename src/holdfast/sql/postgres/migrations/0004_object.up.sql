@@ -398,6 +398,7 @@ end $$;
 
 revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint, bigint, text, text, text, uuid), holdfast.object_late(),
     holdfast.object_log_at_commit(bigint, text, text, text, uuid), holdfast.object_epoch(), holdfast.object_fence(text, uuid),
+    holdfast.object_put_many(text, json, text, uuid),
     holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid, boolean),
     holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid, boolean), holdfast.object_get(text, text),
     holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int), holdfast.object_cursor(),
