@@ -7,7 +7,6 @@ import ctypes
 import os
 import random
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
@@ -16,6 +15,8 @@ import pytest
 
 import holdfast
 from holdfast.core.mux import TURNS
+from holdfast.core.tickets import Claim
+from holdfast.testing.portal import Blocking
 from tests.children import eventually
 from tests.conftest import server
 from tests.locks.looks import advisory
@@ -237,6 +238,14 @@ def test_thirty_two_tasks_and_thirty_two_threads_share_a_session_each(postgres_u
     nothing_left(postgres_url)
 
 
+def _in_line(client: Any) -> int:
+    """How many wait here, for whatever key."""
+    inner = client._inner if isinstance(client, Blocking) else client
+    found = list(inner._locks.sessions._pump.mux.claims.values())
+    lines = [each if isinstance(each, Claim) else each.heirs for each in found]
+    return sum(len(line.queue) for line in lines if line is not None)
+
+
 def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., Any], either: str) -> None:
     client = connect(either)
     held = client.lock("a").acquire()
@@ -250,7 +259,7 @@ def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., 
     for number in range(8):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        time.sleep(0.02)
+        eventually(lambda: _in_line(client) == len(threads), "it stands in line")
     held.release()
     for thread in threads:
         thread.join(30)
