@@ -74,6 +74,18 @@ def test_the_first_migration_is_recorded_in_what_it_made(bare: str) -> None:
         assert [each.action for each in client.audit.list()[:-count]] == ["gate.window", "schema.migrate"]
 
 
+def test_on_an_empty_database_nothing_is_bootstrapped_but_what_governs_the_rest(bare: str, newer: str) -> None:
+    with holdfast.Client(bare) as client:
+        outcome = operator.run(client, "schema.migrate", **JANE)
+        assert (outcome.changes[-1], client.migrations.version()) == (newer, NEWEST + 1)
+        first, *_, last = [each for each in reversed(client.audit.list()) if each.action == "schema.migrate"]
+        assert first.detail["changes"] == outcome.changes[:FOUNDATION]
+        assert (last.detail["changes"], last.outcome, last.fence) == (
+            outcome.changes[FOUNDATION:], "done", outcome.fence,
+        )  # fmt: skip
+        assert windows(client) == ["schema"]
+
+
 def test_a_later_migration_is_governed_like_every_command(bare: str, newer: str) -> None:
     """Under the runtime lease and in its gate's window, by somebody, for a reason; although the tables are old."""
     with holdfast.Client(bare) as client:
