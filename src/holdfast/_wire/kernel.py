@@ -46,32 +46,39 @@ class Turnstile:
             os.close(descriptor)
 
     def _queue_up(self, timeout: float) -> None:
-        """The kernel's queue is fair but knows no timeout: another thread stands in it, on a descriptor of its own."""
-        descriptor, turn = self._open(), threading.Event()
-        mutex, given_up = threading.Lock(), [False]
+        """The kernel's queue is fair but knows no timeout: another thread stands in it, on a descriptor of its own, and
+        makes that ours when it is our turn. There, because no signal comes in between."""
+        descriptor, turn, chance = self._open(), threading.Event(), [True]
 
         def stand() -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with mutex:
-                if given_up[0]:
-                    os.close(descriptor)
-                else:
-                    turn.set()
+            if not _taken(chance):
+                os.close(descriptor)  # nobody waits any more
+                return
+            old, self._descriptor = self._descriptor, descriptor
+            os.close(old)
+            turn.set()
 
         try:
             threading.Thread(target=stand, name="holdfast-turn", daemon=True).start()
             turn.wait(timeout)
         finally:
-            with mutex:
-                given_up[0] = not turn.is_set()
-                if turn.is_set():
-                    os.close(self._descriptor)
-                    self._descriptor = descriptor
-        if given_up[0]:
+            given_up = not turn.is_set() and _taken(chance)
+            if not given_up:
+                turn.wait()  # for an instant: it is ours, and whoever was interrupted leaves it like everybody
+        if given_up:
             raise Busy(
                 f"{self._path} stayed locked by another process for {timeout:.1f} s: "
                 "is one stopped in the middle of a write, or a transaction of your own open?"
             )
+
+
+def _taken(chance: list[bool]) -> bool:
+    """Of two threads that ask, one is told True."""
+    try:
+        return chance.pop()
+    except IndexError:
+        return False
 
 
 class Marks:

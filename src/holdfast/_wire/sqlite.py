@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from holdfast._wire import Row, forks, kind_of
 from holdfast._wire.clock import jitter, now
@@ -29,6 +29,7 @@ class _Parameters(dict[str, Any]):
 
 
 _NONE: Mapping[str, Any] = {}
+T = TypeVar("T")
 _HEADER = "pragma schema_version"
 """Has SQLite read its header, so that nothing is made beside a file that is none of its own. Never we: to close a file
 gives up all locks that this process has on it, those of the user's own connections among them."""
@@ -115,38 +116,40 @@ class SqliteSession:
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
-        self._enter(deadline)
         try:
+            self._enter(deadline)
             return self._run(self._statements[name], _Parameters(parameters), deadline)
         except sqlite3.Error as error:
             self._raise(error)
         finally:
-            self._mutex.release()
+            try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                self._mutex.release()
+            except RuntimeError:
+                pass  # it was not our turn yet
 
     def script(self, text: str, timeout: float) -> None:
         """Several statements in one transaction."""
         deadline = now() + timeout
 
         def run() -> None:
-            with _Write(self, deadline):
-                for sql, _ in split(text):
-                    self._execute(sql)
+            for sql, _ in split(text):
+                self._execute(sql)
 
-        self._alone(run, deadline)
+        self._alone(lambda: self._write(run, deadline), deadline)
 
     def rehearse(self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float) -> list[list[Row] | Refused]:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
         deadline = now() + timeout
         answers: list[list[Row] | Refused] = []
 
-        def run() -> None:
-            with suppress(_Undo), _Write(self, deadline):
-                for name, parameters in calls:
-                    answers.append(self._steps(self._statements[name], _Parameters(parameters)))
-                raise _Undo
+        def run() -> NoReturn:
+            for name, parameters in calls:
+                answers.append(self._steps(self._statements[name], _Parameters(parameters)))
+            raise _Undo
 
         try:
-            self._alone(run, deadline)
+            with suppress(_Undo):
+                self._alone(lambda: self._write(run, deadline), deadline)
         except Refused as error:
             answers.append(error)
         return answers
@@ -218,8 +221,16 @@ class SqliteSession:
         for step in statement.looks:
             if rows := self._execute(step.sql, parameters):
                 return rows
-        with _Write(self, deadline):
-            return self._steps(statement, parameters)
+        return self._write(lambda: self._steps(statement, parameters), deadline)
+
+    def _write(self, action: Callable[[], T], deadline: float) -> T:
+        writing = _Write(self, deadline)
+        try:
+            with writing:
+                return action()
+        except BaseException:
+            writing.leave()  # once more: Ctrl-C may have come when it was just about to
+            raise
 
     def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
         rows: list[Row] = []
@@ -261,13 +272,16 @@ class SqliteSession:
             raise Busy(f"{self.database} is busy in another thread of this process")
 
     def _alone(self, action: Callable[[], None], deadline: float) -> None:
-        self._enter(deadline)
         try:
+            self._enter(deadline)
             action()
         except sqlite3.Error as error:
             self._raise(error)
         finally:
-            self._mutex.release()
+            try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                self._mutex.release()
+            except RuntimeError:
+                pass  # it was not our turn yet
 
     def _raise(self, error: sqlite3.Error) -> NoReturn:
         if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
@@ -300,7 +314,7 @@ class _Write:
             session._turnstile.enter(max(0.0, self._deadline - now()))
             session._patiently("begin immediate", self._deadline)
         except BaseException:  # Ctrl-C may come when it has begun already
-            self._leave()
+            self.leave()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -308,9 +322,9 @@ class _Write:
             if kind is None:
                 self._session._patiently("commit", self._deadline)
         finally:
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         try:
             with self._session.inside:
                 if self._session._connection.in_transaction:

@@ -33,31 +33,35 @@ class Turn:
     """One thread at a time on a session, and none for longer than it has."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside: int | None = None
+        self._lock = threading.RLock()  # it knows whose it is, whatever Ctrl-C comes in between
 
     @contextmanager
     def within(self, timeout: float) -> Iterator[None]:
         """Unreachable when it is not our turn in time; at once when we are in there already: a signal handler that
         interrupted a call would wait for itself."""
-        if self._inside == threading.get_ident() or not self._lock.acquire(timeout=max(0.0, timeout)):
-            raise Unreachable("another call of this client is under way, and this one cannot wait for it any longer")
+        nested = self._is_ours()
         try:
-            self._inside = threading.get_ident()
+            if nested or not self._lock.acquire(timeout=max(0.0, timeout)):
+                raise Unreachable(
+                    "another call of this client is under way, and this one cannot wait for it any longer"
+                )
             yield
         finally:
-            self.leave()
+            if not nested:
+                try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                    self._lock.release()
+                except RuntimeError:
+                    pass  # it was not our turn yet
 
     def try_enter(self) -> bool:
         """Only if nobody is in there; to be left again."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        self._inside = threading.get_ident()
-        return True
+        return not self._is_ours() and self._lock.acquire(blocking=False)
 
     def leave(self) -> None:
-        self._inside = None
         self._lock.release()
+
+    def _is_ours(self) -> bool:
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
 
 class Gate:
