@@ -102,13 +102,19 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(name=names, holder=st.integers(0, 4), ttl=ttls, at_least=st.sampled_from([0.0, 55.0, 95.0]), way=picks)
     def acquire(self, name: str, holder: int, ttl: float, at_least: float, way: int) -> None:
+        """On a beat of its own, on one that was made before, or on one that the first to be granted makes."""
         beat = None
-        if way % 3 and self.shared:
+        if way % 3 == 1:
+            beat = acquisition("x")["token"]
+            self.shared.append((beat, ttl))
+        elif way % 3 and self.shared:
             beat, ttl = self.shared[way % len(self.shared)]
         label = f"explicit {holder}" if holder < 2 else f"default {holder}"
         request = acquisition(
             name, label, ttl=ttl, at_least=at_least, reenter=holder < 2, beat=beat, solo=beat is None and not way % 2
         )
+        if beat in self.beats and way % 2:
+            request["process"] = None
         self.requests.append(request)
         self.ask(request)
 
@@ -130,11 +136,15 @@ class LeaseMachine(RuleBasedStateMachine):
             assert (row["status"], row["held_by"], row["fence"], row["token"]) == ("held", held.holder, None, None)
             assert row["remaining"] == pytest.approx(self.beats[held.beat].expires - self.now, abs=15)
             assert self.everything() == before
-        elif request["beat"] is not None and not self.breathes(request["beat"]):
+        elif self.needs(request) and not self.breathes(request["beat"]):
             assert (row["status"], row["fence"]) == ("beat_lost", None)
             assert self.everything() == before
         else:
             self.granted(request, row)
+
+    def needs(self, request: Row) -> bool:
+        """Whether it has to live on a beat that is there already."""
+        return request["beat"] is not None and (request["process"] is None or request["beat"] in self.beats)
 
     def reenters(self, held: Held, request: Row) -> bool:
         return bool(request["reenter"] and held.holder == request["holder"])
@@ -152,9 +162,9 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.beats[held.beat].dead |= expected == "taken_over"
                 if self.beats[held.beat].solo and held.beat != row["beat"]:
                     del self.beats[held.beat]
-        if request["beat"] is None:
+        if row["beat"] not in self.beats:
             self.beats[row["beat"]] = Beat(request["ttl"], self.now + request["ttl"], request["solo"])
-            if not request["solo"]:
+            if request["beat"] is None and not request["solo"]:
                 self.shared.append((row["beat"], request["ttl"]))
         assert row["remaining"] == pytest.approx(self.beats[row["beat"]].expires - self.now, abs=15)
         keep = self.now + request["at_least"] if request["at_least"] else 0.0

@@ -30,6 +30,7 @@ _RESERVED = frozenset(
 )
 _IDENTIFIER = r"[a-z_][a-z0-9_]{0,39}"
 _PARAMETER = r"(?<![:\w]):([a-z_]+)"
+_READS = r"select\b|with\b(?!.*\b(?:insert|update|delete|replace)\b)"
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -41,7 +42,7 @@ class Step(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        return self.sql.startswith("select")
+        return re.match(_READS, self.sql, re.DOTALL) is not None
 
 
 class Statement(NamedTuple):
