@@ -327,6 +327,8 @@ class Keeper(Books):
             log.exception("on_lost of lease %r failed", holding.name)
 
     def _let_hear(self, pulse: Pulse) -> None:
+        if pulse.shared:  # nobody on it wants to be told: ten thousand are not looked at for that
+            return
         with self._lock:
             heard = [holding.heard for holding in pulse.holdings.values() if holding.heard is not None]
         for each in heard:
