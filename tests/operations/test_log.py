@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import query
+from tests.children import eventually, query
 
 Connect = Callable[..., Any]
 LATER = timedelta(minutes=1)
@@ -203,6 +203,7 @@ def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> Non
 def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(client: Any) -> None:
     client.operation("short", keep=0.001).run(lambda: "x" * 1000)
     client.operation("long", keep=1000).run(lambda: "y")
+    eventually(lambda: datetime.now(UTC) > client.operations.get("short").expires_at, "the result's time to be over")
     assert client.operations.expire() == 1
     assert client.operations.expire() == 0
     [short], [long] = client.operations.replay("short"), client.operations.replay("long")
