@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import holdfast
 from holdfast.testing.contract import waiting
 from tests.children import Child, eventually, query, rows
+from tests.raw import Raw
 from tests.test_contract import never_polls
 
 Connect = Callable[..., Any]
@@ -128,6 +130,22 @@ def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Conne
     with pytest.raises(ValueError, match="not a slot of pool 'b'"):
         client.slots("b", 1).release(grant)
     grant.check()
+
+
+def test_a_name_that_only_looks_like_that_of_a_slot_takes_up_no_room(client: holdfast.Client, either: str) -> None:
+    """Past the client, where any name is to be had. One that is a slot's is a slot, and its owner does not claim it."""
+    slots = client.slots("tuner", 2)
+    slots.in_use()
+    with closing(Raw(either)) as raw:
+        for forged in ("0", "-1", "007", "1x", "9" * 20, "", " 1", "\u0663", "1:1x"):
+            assert raw.acquire(f"@slot:tuner:{forged}")["fence"]
+        assert (slots.owners(), client.slots("tuner:1", 2).owners()) == ({}, {})
+        assert raw.acquire("@slot:tuner:1", "forger")["fence"]
+    mine = slots.claim(owner="s-1")
+    assert slots.owners() == {1: "forger", 2: "s-1"}
+    assert slots.slot().try_acquire() is None
+    assert slots.reconcile([{"id": "s-1", "slot": mine.slot}]) == 1
+    assert slots.invariant_violation_total["unclaimed_lease"] == 1
 
 
 def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(client: holdfast.Client, either: str) -> None:
