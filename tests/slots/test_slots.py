@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,6 +117,39 @@ def test_the_capacity_grows_and_shrinks_while_slots_are_held(connect: Connect, e
     grants[4].release()
     assert small.claim().slot in (1, 2)
     assert small.in_use() == 2
+
+
+def test_the_capacity_shrinks_under_load_and_is_never_exceeded_once_there_was_room(either: str) -> None:
+    """Those that are held beyond it only become fewer: from the first claim of the small pool on there are never more
+    than it has."""
+    small, over, most = 3, threading.Event(), list[int]()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(holdfast.Client(either)) for _ in range(4)]
+        held = [clients[0].slots("tuner", 8, ttl=60).claim() for _ in range(8)]
+        random.Random(7).shuffle(held)
+
+        def claim(client: holdfast.Client) -> None:
+            while not over.is_set():
+                with client.slots("tuner", small, ttl=60).slot().or_skip() as grant:
+                    if grant is not None:
+                        most.append(client.slots("tuner", small).in_use())
+
+        threads = [threading.Thread(target=claim, args=(client,)) for client in clients for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for grant in held[:5]:
+            assert grant.release()
+        assert not most, "there are as many as there may be"
+        for grant in held[5:]:
+            assert grant.release()
+            enough = len(most) + 30
+            while len(most) < enough:
+                over.wait(0.01)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert max(most) <= small
+        assert len([clients[0].slots("tuner", small).claim() for _ in range(small)]) == small, "none is lost"
 
 
 def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Connect, either: str) -> None:
