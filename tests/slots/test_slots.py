@@ -210,6 +210,8 @@ def test_a_bad_pool_or_capacity_is_refused(connect: Connect, tmp_path: Any, pool
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
     with pytest.raises(ValueError, match=r"^(pool|capacity) must"):
         client.slots(pool, capacity)
+    with pytest.raises(ValueError, match=r"^owner must have 1 to 200 characters"):
+        client.slots("a", 1).claim(owner="")
     with pytest.raises(ValueError, match=r"^name must not begin with '@'"):
         client.lease("@slot:a:1")
     assert list(tmp_path.iterdir()) == []
