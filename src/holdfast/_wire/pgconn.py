@@ -5,6 +5,7 @@ A connection made here is used through ``pgconn`` alone; psycopg's own connectio
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -36,6 +37,8 @@ def encode(value: Any) -> bytes | None:
         return None
     if value is True or value is False:
         return b"t" if value else b"f"
+    if isinstance(value, dict | list):
+        return json.dumps(value).encode()
     return str(value).encode()
 
 

@@ -24,8 +24,24 @@ OLDEST = (3, 38, 0)
 
 
 class _Parameters(dict[str, Any]):
+    """What is not given is null; what a dictionary holds is bound as ``name_key``."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        for name, value in given.items():
+            if isinstance(value, dict):
+                self.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+
     def __missing__(self, key: str) -> None:
         return None
+
+
+def _bindable(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    import json  # here: it is rarely wanted, and costs every start
+
+    return json.dumps(value)
 
 
 _NONE: Mapping[str, Any] = {}

@@ -1,12 +1,10 @@
 """What a lease is, as values: checked arguments, and the refusal in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from holdfast.core.errors import AcquireTimeout, HoldfastError, NotAcquired
 
@@ -116,7 +114,7 @@ class LeaseTerms(NamedTuple):
         on_lost: OnLost,
         failover: Failover,
         strict: bool = False,
-    ) -> LeaseTerms:
+    ) -> Self:
         ttl = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
         if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
             raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")

@@ -4,10 +4,8 @@ Trust is counted from *before* the question was asked, and ends a margin before 
 meanwhile, the database cannot have forgotten us yet. Only a renewal extends it. An unknown answer never does.
 """
 
-from __future__ import annotations
-
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Answer(Enum):
@@ -37,7 +35,7 @@ class Trust(NamedTuple):
     until: float
 
     @classmethod
-    def counted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Trust:
+    def counted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Self:
         """``remaining`` is what the database said is left, where that is less than a whole TTL."""
         left = ttl if remaining is None else min(ttl, remaining)
         return cls(ttl, asked_at + left - margin(ttl))

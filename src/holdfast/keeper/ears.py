@@ -8,7 +8,6 @@ there is nothing to hear, and the waiters' own polling does it all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
@@ -121,7 +120,7 @@ class Ears:
         self._watched.difference_update(over)
         if locked := [name for name in over if name in self._locked]:
             self._locked.difference_update(locked)
-            session.call("wait_end", {"names": json.dumps(locked)}, timeout)
+            session.call("wait_end", {"names": locked}, timeout)
         if wanted:
             self._begin(session, wanted, timeout)
 
@@ -130,7 +129,7 @@ class Ears:
         self._watched.update(wanted[room:])
         session.call("listen", {}, timeout)
         refused = False
-        for row in session.call("wait_begin", {"names": json.dumps(wanted[:room])}, timeout):
+        for row in session.call("wait_begin", {"names": wanted[:room]}, timeout):
             if row["done"]:
                 self._watched.add(row["name"])
                 self._locked.add(row["name"])

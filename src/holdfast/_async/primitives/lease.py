@@ -6,7 +6,6 @@ alone; this module asks, waits, and keeps the books.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -231,7 +230,7 @@ class AsyncHandle(ABC, Generic[G]):
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": None if pulse and pulse.founded else json.dumps(self._process),
+            "process": None if pulse and pulse.founded else self._process,
         }
         [row] = await self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at

@@ -7,7 +7,6 @@ alone; this module asks, waits, and keeps the books.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -232,7 +231,7 @@ class Handle(ABC, Generic[G]):
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": None if pulse and pulse.founded else json.dumps(self._process),
+            "process": None if pulse and pulse.founded else self._process,
         }
         [row] = self._engine.call(self._statement, {**parameters, **self._more})
         return row, asked_at

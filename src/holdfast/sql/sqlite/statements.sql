@@ -24,7 +24,7 @@ select 'held' as status, null as token, null as beat, null as fence, holder as h
   from holdfast_live where name = :name and not (:reenter and holder = :holder and not kept) and not coalesce(holdfast_gone(session_key), 0);
 -- stop
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
- where :beat is not null and (:process is null or exists (select 1 from holdfast_beat where id = :beat))
+ where :beat is not null and (:process_label is null or exists (select 1 from holdfast_beat where id = :beat))
    and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now} and not coalesce(holdfast_gone(session_key), 0));
 select l.beat as old_beat, l.holder as old_holder,
        case when b.id = :beat then 'reentered'  -- alive by the step before, and the clock goes on between two steps
@@ -39,8 +39,8 @@ delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1, dead = dead or :outcome <> 'reentered' where id = :old_beat;
 select coalesce(:beat, lower(hex(randomblob(16)))) as beat_id;
 insert into holdfast_beat (id, ttl, expires_at, solo, session_key, label, host, pid, started, info)
-select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process ->> 'label', :holder), :process ->> 'host', :process ->> 'pid',
-       coalesce(:process ->> 'started', {now}), :process -> 'info' where not exists (select 1 from holdfast_beat where id = :beat_id);
+select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process_label, :holder), :process_host, :process_pid,
+       coalesce(:process_started, {now}), :process_info where not exists (select 1 from holdfast_beat where id = :beat_id);
 insert into holdfast_lease (name, holder, beat, token, fence, acquired_at, keep_until)
 values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_least, 0))
     on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
