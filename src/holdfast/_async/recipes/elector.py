@@ -31,8 +31,6 @@ from holdfast.core.grant import Held, LeaseTerms
 log = logger("holdfast.elector")
 
 OnNewLeader = Callable[[str], object]
-_STANDBY_POLL = 0.005
-"""Seconds between two looks of a standby on one machine, where looking costs next to nothing."""
 _FAREWELL = 1.0
 """Seconds that ``on_new_leader`` has to return when all else is over."""
 
@@ -157,7 +155,9 @@ class AsyncElector:
                 answer = await self._ask(lease)
                 if isinstance(answer, AsyncLeaseGrant):
                     return answer
-                await self._course.bell.wait(self._until_next(answer))
+                await self._course.bell.wait(
+                    self._terms.until_next(answer, kernel=self._kernel, chance=jitter(0.0, 1.0))
+                )
             return None
         finally:
             keeper.unwatch(self.name, self._course.bell.ring)
@@ -187,13 +187,6 @@ class AsyncElector:
         as often as it does there."""
         rows = await self._engine.call("lease_held", {"name": self.name})
         return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
-
-    def _until_next(self, held: Held | None) -> float:
-        if held is not None and held.remaining is None:  # just being changed by somebody
-            return jitter(0.002, 0.02)
-        every = min(self._terms.retry_every, _STANDBY_POLL) if self._kernel else self._terms.retry_every
-        pause = every * jitter(0.75, 1.0)
-        return pause if held is None or held.remaining is None else min(pause, held.remaining + jitter(0.001, 0.01))
 
     async def _lead(self, grant: AsyncLeaseGrant, work: Work) -> None:
         self._grant = grant

@@ -76,6 +76,8 @@ class Mender:
                 self.tally.add(left_alone=1)
                 return
             backend = self.ask(self._driver.get, id)
+            if backend is not None and backend.id != id:
+                raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
             decision = self._decide(record, backend, self._session(id, backend))
             grant = mandate.grant_for(id)
             if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
