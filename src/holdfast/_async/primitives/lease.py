@@ -28,8 +28,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 G = TypeVar("G", bound=AsyncLeaseGrant)
 
-_BUSY_PATIENCE = 0.05
-"""Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
+PATIENT = 2.0
+"""The same for those who must not be turned away over a row that is just being cleared away."""
 
 
 class AsyncHandle(ABC, Generic[G]):
@@ -37,6 +37,8 @@ class AsyncHandle(ABC, Generic[G]):
 
     _what, _statement = "lease", "lease_acquire"
     _more: Mapping[str, Any] = {}
+    _while_busy = 0.05
+    """Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
 
     def __init__(
         self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, info: Mapping[str, Any] | None = None
@@ -142,7 +144,7 @@ class AsyncHandle(ABC, Generic[G]):
         Woken by a release; asks on its own besides, in case nobody wakes us."""
         started = now()
         held = await self._attempt(got)
-        while held is not None and held.remaining is None and now() < started + _BUSY_PATIENCE:
+        while held is not None and held.remaining is None and now() < started + self._while_busy:
             await sleep(jitter(0.001, 0.005))
             held = await self._attempt(got)
         if held is None or limit == 0:

@@ -69,6 +69,8 @@ class AsyncSlots:
 
     async def release(self, grant: AsyncSlotGrant) -> bool:
         """Give it back; True if it was still ours."""
+        if grant.name.rpartition(":")[0] != self._prefix:
+            raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")
         return await grant.release()
 
     async def in_use(self) -> int:

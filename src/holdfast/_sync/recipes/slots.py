@@ -70,6 +70,8 @@ class Slots:
 
     def release(self, grant: SlotGrant) -> bool:
         """Give it back; True if it was still ours."""
+        if grant.name.rpartition(":")[0] != self._prefix:
+            raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")
         return grant.release()
 
     def in_use(self) -> int:
