@@ -36,7 +36,7 @@ def encode(value: Any) -> bytes | None:
         return None
     if value is True or value is False:
         return b"t" if value else b"f"
-    return str(value).encode()
+    return value.encode() if isinstance(value, str) else str(value).encode()
 
 
 def decoded(result: pq.abc.PGresult) -> list[Row]:
