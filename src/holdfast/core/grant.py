@@ -39,13 +39,14 @@ def check_free_name(value: object, what: str = "name", most: int = 200) -> str:
 
 
 def check_name(value: object, what: str = "name", most: int = 200) -> str:
+    """The text itself: a member of ``class Kind(str, Enum)`` is equal to it, and ``str()`` would write another."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
     if not 1 <= len(value) <= most:
         raise ValueError(f"{what} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
     if not value.isprintable() and (bad := _control_character(value)):
         raise ValueError(f"{what} must not contain control characters, found {bad!r} in {value!r}")
-    return value
+    return str.__str__(value)
 
 
 def _control_character(text: str) -> str | None:
