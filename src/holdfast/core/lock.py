@@ -26,7 +26,7 @@ class Target(NamedTuple):
 def target(name: object) -> Target:
     """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
     if isinstance(name, str):
-        return _text(name)
+        return text(name)
     if not isinstance(name, tuple) or len(name) != 2:
         raise TypeError(f"a lock's name is a str or (namespace, number), not {name!r:.80}")
     namespace, number = name
@@ -38,7 +38,8 @@ def target(name: object) -> Target:
 
 
 @lru_cache(maxsize=8192)
-def _text(name: str) -> Target:
+def text(name: str) -> Target:
+    """The same for a str."""
     name = check_name(name)
     key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
     return Target(name, name, (key,), "", 0)
