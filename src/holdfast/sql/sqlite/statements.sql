@@ -1,7 +1,8 @@
 -- The same names as in ../postgres/statements.sql. Here each is a short script, run in one BEGIN IMMEDIATE unless it only
 -- reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
 -- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
--- lock, so that a refusal writes nothing and waits for nobody. In the place of "-- as: name" stands all of that statement.
+-- lock, so that a refusal writes nothing and waits for nobody; one that writes and is the first is tried by itself before
+-- there is a transaction. In the place of "-- as: name" stands all of that statement.
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
@@ -11,7 +12,7 @@ select version, name, applied_at from holdfast_schema_version order by version;
 -- name: hello
 -- stop
 select version from holdfast_schema_version where (select boot from holdfast_fence) = :boot order by version desc limit 1;
-update holdfast_object_version set last = ((last >> 28) + 1) << 28;
+update holdfast_object_version set first = (((select last from holdfast_object_place) >> 28) + 1) << 28;
 update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
 select max(version) as version from holdfast_schema_version;
 
@@ -258,13 +259,13 @@ update holdfast_lease set fence = fence where name = :name and token = :token
 -- Most writes are the first one. What is not asked for costs next to nothing: its condition is false before a row is read.
 -- stop
 update holdfast_object set body = :body, raw = :raw, labels = coalesce(:labels, labels), updated_at = {now},
-       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_version)
+       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
  where :condition = 'match' and not :rename and type = :type and id = :id and version = :expected
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
 returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
 -- stop
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
-select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_version
+select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_place
  where (:condition <> 'match' or :rename and exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
@@ -302,14 +303,14 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
  order by id limit :most;
 
 -- name: object_cursor
-select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_version;
+select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_place;
 
 -- name: object_changes
 -- One statement, so one look at the file: nothing is trimmed between the question whether it is all there and the reading.
 select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.kind,
        :since >> 28 <> v.last >> 28 or :since > v.last
        or :since + 1 < (select min(version) >> 20 from holdfast_object_change where version > v.last >> 28 << 48) as expired
-  from holdfast_object_version v left join (
+  from holdfast_object_place v left join (
        select * from holdfast_object_change where version >= (coalesce(:after, :since) + 1) << 20 and (:type is null or type = :type)
         order by version limit :most) c
  order by c.version;
