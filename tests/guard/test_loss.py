@@ -163,6 +163,30 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
     eventually(lambda: rows(either) == NONE, "nobody has to wait for 300 s")
 
 
+def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_path: Path) -> None:
+    """The block is over: what comes after it is not the timer's to end, however long the database takes."""
+    with Proxy(postgres_url) as way, Instance(way.url, "key", tmp_path, ttl=2.0) as instance:
+        instance.expect("works")
+        way.stall()
+        instance.say("end")
+        instance.expect("done")
+        assert instance.wait() == 0
+
+
+NESTED = GUARDED.replace("with client.guard", "outer = client.guard('outer')\nwith outer, client.guard")
+
+
+def test_of_two_guards_the_one_that_is_lost_ends_it_with_its_code(sqlite_url: str, tmp_path: Path) -> None:
+    with (
+        Instance(sqlite_url, "key", tmp_path, program=NESTED, ttl=60, heartbeat=0.2) as instance,
+        holdfast.Client(sqlite_url) as thief,
+    ):
+        instance.expect("works")
+        assert thief.leases.force_release("key", actor="thief", reason="because")
+        assert instance.wait() == 70
+        assert [each.name for each in thief.leases.list()] == [], "the other one is given back"
+
+
 FORKING = GUARDED.replace(
     "    begin()",
     """

@@ -124,6 +124,10 @@ def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Conne
     for name in names:
         assert client.slots(name, 1).owners() == {1: f"of {name}"}
         assert client.slots(name, 1).slot().try_acquire() is None
+    grant = client.slots("b:1", 1).claim()
+    with pytest.raises(ValueError, match="not a slot of pool 'b'"):
+        client.slots("b", 1).release(grant)
+    grant.check()
 
 
 def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(client: holdfast.Client, either: str) -> None:
@@ -190,6 +194,9 @@ def test_the_gauge_counts_what_sessions_and_leases_agree_on_and_each_forgery_by_
         assert slots.invariant_violation_total["duplicate_claim"] == 2
     with pytest.raises(ValueError, match="a session needs id"):
         slots.reconcile([{"slot": 1}])
+    for slot in ("1", 1.0, True):
+        with pytest.raises(ValueError, match="slot must be a whole number, or None"):
+            slots.reconcile([{"id": "session-1", "slot": slot}])
 
 
 def test_claims_and_releases_while_the_sessions_are_read_are_no_violations(client: holdfast.Client) -> None:

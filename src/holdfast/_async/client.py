@@ -172,7 +172,7 @@ class AsyncClient:
         """
         from holdfast._async.recipes.guard import AsyncGuard
 
-        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat, strict=strict)
+        terms = check_guard(key, ttl=ttl, heartbeat=heartbeat, strict=strict)
         return AsyncGuard(self._engine, terms, wipe_on_start=wipe_on_start)
 
     def gate(
@@ -335,8 +335,9 @@ class AsyncClient:
 
         other = copy(self)
         other._engine = open_engine(self._database, looks=True)
-        other._objects, other._locks = None, None
-        other.__dict__.pop("_lock_space", None)
+        other._objects = other._locks = other._operations = None
+        for made in ("_lock_space", "_made"):
+            other.__dict__.pop(made, None)
         return other
 
     async def examine(self, *, timeout: float = 10.0) -> Examination:

@@ -37,9 +37,9 @@ def encode(value: Any) -> bytes | None:
         return None
     if value is True or value is False:
         return b"t" if value else b"f"
-    if isinstance(value, dict | list):
-        return json.dumps(value).encode()
-    return str(value).encode()
+    if isinstance(value, str):  # as it is: an enum's member that is one calls itself something else
+        return value.encode()
+    return (json.dumps(value) if isinstance(value, dict | list) else str(value)).encode()
 
 
 def decoded(result: pq.abc.PGresult) -> list[Row]:

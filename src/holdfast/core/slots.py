@@ -31,7 +31,10 @@ class Claim(NamedTuple):
         of = session if isinstance(session, Mapping) else {each: getattr(session, each, None) for each in cls._fields}
         if of.get("id") is None:
             raise ValueError(f"a session needs id, slot and, once it has ended, terminal=True: {session!r:.100}")
-        return cls(str(of["id"]), of.get("slot"), bool(of.get("terminal")))
+        slot = of.get("slot")
+        if slot is not None and (isinstance(slot, bool) or not isinstance(slot, int)):
+            raise ValueError(f"slot must be a whole number, or None for a session without one: {session!r:.100}")
+        return cls(str(of["id"]), slot, bool(of.get("terminal")))
 
 
 class Lease(NamedTuple):

@@ -64,12 +64,11 @@ def wal_verify(window: Window) -> Steps:
 
 @command(
     "wal.archive", gate="operations", subject="entries older than {older} s", destructive=True,
-    older=Parameter("seconds since an operation ended", float), to=Parameter("the file, which must not exist yet"),
+    older=Parameter("seconds since an operation ended", float, least=0, most=100 * 365 * 86400),
+    to=Parameter("the file, which must not exist yet", most=4096),
 )  # fmt: skip
 def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     """Put the entries of old operations into a file; one entry each stays and proves the others."""
-    if not 0 <= older <= 100 * 365 * 86400:
-        raise ValueError(f"older must be seconds, from 0 to a hundred years, not {older!r}")
     path = Path(to)
     if path.exists() or not path.absolute().parent.is_dir():
         raise CommandRefused(f"{to!r} exists already, or its folder does not: an archive is never written over")

@@ -163,6 +163,11 @@ select 0 as done where not exists (select 1 from holdfast_slot where pool = :nam
 select name from holdfast_slot where pool = :name and token = :token;
 -- as: lease_release
 
+-- name: shard_list
+-- What begins so: "0" comes after "/".
+select name, holder, remaining from holdfast_live
+ where name > :shards || '/shard/' and name < :shards || '/shard0' or name > :shards || '/member/' and name < :shards || '/member0';
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
  where :name is null or name = :name order by name;

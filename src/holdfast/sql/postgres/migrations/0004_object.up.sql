@@ -365,7 +365,7 @@ end $$;
 
 -- What was committed between the snapshots "since" and "until" (now, if it is not given), after place "after" of that;
 -- fewer rows than "most", and one without a version at the end, when that was all. expired: it may not be, because
--- some has been trimmed, or the cursor is of another epoch.
+-- some has been trimmed, or the cursor is of another epoch, or of a time that this database has not seen: it was set back.
 create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, most int, listening boolean)
 returns table (snapshot pg_snapshot, place bigint, version bigint, type text, id text, kind text, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -388,7 +388,7 @@ begin
      order by c.place limit most;
     get diagnostics number = row_count;
     -- Asked last: whatever is trimmed from now on has been read.
-    if epoch <> holdfast.object_epoch()
+    if epoch <> holdfast.object_epoch() or pg_snapshot_xmax(since) > pg_snapshot_xmax(pg_current_snapshot())
        or exists (select from holdfast.object_trimmed t where t.epoch = object_changes.epoch and t.xid >= pg_snapshot_xmin(since)) then
         return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, true;
     elsif number < most then
