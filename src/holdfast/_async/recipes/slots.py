@@ -8,6 +8,7 @@ from typing import Any
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncHandle
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.log import logger
 from holdfast.core import slots
@@ -22,6 +23,8 @@ Sessions = Iterable[Any]
 
 class AsyncSlotGrant(AsyncLeaseGrant):
     """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+
+    kind = "slot"
 
     @property
     def slot(self) -> int:
@@ -95,6 +98,8 @@ class AsyncSlots:
             for each in slots.lasting(found, again):
                 log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
                 self._engine.violations[self.pool, each.kind] += 1
+                telemetry.tell("slots.violation", kind=each.kind)
+        self._engine.slots_in_use[self.pool] = len(true)
         return len(true)
 
     async def _judge(

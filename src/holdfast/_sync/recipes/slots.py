@@ -9,6 +9,7 @@ from typing import Any
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Handle
+from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled
 from holdfast.core import slots
@@ -23,6 +24,8 @@ Sessions = Iterable[Any]
 
 class SlotGrant(LeaseGrant):
     """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+
+    kind = "slot"
 
     @property
     def slot(self) -> int:
@@ -96,6 +99,8 @@ class Slots:
             for each in slots.lasting(found, again):
                 log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
                 self._engine.violations[self.pool, each.kind] += 1
+                telemetry.tell("slots.violation", kind=each.kind)
+        self._engine.slots_in_use[self.pool] = len(true)
         return len(true)
 
     def _judge(self, read: Callable[[], Sessions]) -> tuple[set[int], list[slots.Violation]]:
