@@ -5,6 +5,7 @@ A connection made here is used through ``pgconn`` alone; psycopg's own connectio
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -38,7 +39,9 @@ def encode(value: Any) -> bytes | None:
         return None
     if value is True or value is False:
         return b"t" if value else b"f"
-    return str(value).encode()
+    if isinstance(value, str):  # as it is: an enum's member that is one calls itself something else
+        return value.encode()
+    return (json.dumps(value) if isinstance(value, dict | list) else str(value)).encode()
 
 
 def columns(result: pq.abc.PGresult) -> Columns:

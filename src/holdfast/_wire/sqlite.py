@@ -24,8 +24,24 @@ OLDEST = (3, 38, 0)
 
 
 class _Parameters(dict[str, Any]):
+    """What is not given is null; what a dictionary holds is bound as ``name_key``."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        for name, value in given.items():
+            if isinstance(value, dict):
+                self.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+
     def __missing__(self, key: str) -> None:
         return None
+
+
+def _bindable(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    import json  # here: it is rarely wanted, and costs every start
+
+    return json.dumps(value)
 
 
 _NONE: Mapping[str, Any] = {}
@@ -68,6 +84,7 @@ class SqliteSession:
         self._mutex = threading.RLock()
         self.inside = threading.RLock()
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
+        self._closed = False
         self._raised: BaseException | None = None
         self._marks: Marks | None = None
         self._beside: list[Turnstile | Marks] = []
@@ -179,6 +196,8 @@ class SqliteSession:
     def set_down(self, deadline: float) -> bool:
         """Before a fork: nothing of the file is open any more, and nobody comes in; False when that cannot be."""
         while self.inside.acquire(timeout=max(0.0, deadline - now())):
+            if self._closed:  # this very moment, by another thread
+                return True
             if not self._connection.in_transaction:
                 self._connection.close()
                 return True
@@ -191,6 +210,8 @@ class SqliteSession:
     def pick_up(self) -> None:
         """After it."""
         try:
+            if self._closed:
+                return
             self._open()
             with suppress(sqlite3.Error):  # then it is slower, and not less safe
                 self._tune()
@@ -200,6 +221,7 @@ class SqliteSession:
     def close(self) -> None:
         forks.forget(self)
         with self.inside:
+            self._closed = True
             self._connection.close()
         self._close_locks()
 

@@ -7,7 +7,7 @@ the work under it. What the lease is worth is the lease's affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.tenure import AsyncCourse, AsyncTenure, Work
-from holdfast._wire import forks
+from holdfast._wire import forks, telemetry
 from holdfast._wire.aio_running import AsyncInterrupts, AsyncTeller, check_work
 from holdfast._wire.aio_waiting import AsyncSignal
 from holdfast._wire.clock import jitter, now
@@ -52,6 +52,7 @@ class AsyncElector:
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
+        telemetry.register(self)
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -143,6 +144,9 @@ class AsyncElector:
             grant.fence if grant else None,
         )  # fmt: skip
 
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        yield "electors_leading", float(self._course.state is State.LEADING)
+
     async def _stand_by(self) -> AsyncLeaseGrant | None:
         """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
@@ -193,6 +197,7 @@ class AsyncElector:
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info("elector %r: leading with fence %d", self.name, grant.fence, extra=self._fields(self.holder))
+                telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
             await AsyncTenure(self._terms, self._course, grant).serve(work)
         finally:

@@ -8,7 +8,7 @@ the work under it. What the lease is worth is the lease's affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +17,7 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.recipes.tenure import Course, Tenure, Work
-from holdfast._wire import forks
+from holdfast._wire import forks, telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
@@ -52,6 +52,7 @@ class Elector:
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
+        telemetry.register(self)
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -143,6 +144,9 @@ class Elector:
             grant.fence if grant else None,
         )  # fmt: skip
 
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        yield "electors_leading", float(self._course.state is State.LEADING)
+
     def _stand_by(self) -> LeaseGrant | None:
         """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
@@ -191,6 +195,7 @@ class Elector:
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info("elector %r: leading with fence %d", self.name, grant.fence, extra=self._fields(self.holder))
+                telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
             Tenure(self._terms, self._course, grant).serve(work)
         finally:

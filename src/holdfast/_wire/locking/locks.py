@@ -14,11 +14,14 @@ from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking.pump import CALL_TIMEOUT
 from holdfast._wire.locking.shared_pump import SharedPump
+from holdfast._wire.waiting import Owner
 from holdfast.core.errors import EngineError, Unanswered, Unreachable
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Session, State, Ticket
 
 _CLOSE_TIMEOUT = 2.0
+NOTHING = None
+"""Where there is nothing to wait for."""
 
 
 class _Me(threading.local):
@@ -37,7 +40,7 @@ def owner() -> object:
 
 
 class Locks:
-    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
+    def __init__(self, database: Database, _: Owner, *, kept: int, extra: int) -> None:
         self.database = database
         self.namespaces: dict[str, int] = {}
         self._limits = (kept, extra)
@@ -49,6 +52,7 @@ class Locks:
 
     def acquire(self, ticket: Ticket, timeout: float) -> State:
         """What became of it. When it raises, nothing of it stays."""
+        ticket.owner = _me.owner
         pump = self._pump or self._start()
         if ticket.key not in pump.noted:
             pump.know(ticket)
@@ -64,19 +68,17 @@ class Locks:
             ticket.thread = 0
             raise
 
-    def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours."""
+    def release(self, ticket: Ticket) -> object:
+        """The ticket is "released" then, if it was still ours; there is nothing to await."""
         pump, session = self._pump, ticket.session
         if pump is None or session is None:
-            return False
+            return NOTHING
         try:
-            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
-                given = self._give(pump, ticket, session)
-                if given is not None:
-                    return given
+            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None and self._give(pump, ticket, session):
+                return NOTHING
             if not self._wait(pump, pump.release, ticket, now() + CALL_TIMEOUT + 1.0):
                 raise Unanswered(f"{self.database} did not answer in time")
-            return ticket.state == "released"
+            return NOTHING
         except BaseException:
             pump.post(pump.recover, ticket)
             ticket.thread = 0
@@ -178,15 +180,15 @@ class Locks:
         self._forget(pump, ticket, session)
         return True
 
-    def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool | None:
-        """Unlock it in this thread; None when that cannot be."""
+    def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool:
+        """Unlock it in this thread; False when that cannot be."""
         ticket.thread = get_ident()
         if pump.drivers.setdefault(session, ticket) is not ticket:
             self._check_driver(pump, ticket, session)
-            return None
+            return False
         if session.over or pump.mux.claims.get(ticket.key) is not ticket:
             self._let_go(pump, session)
-            return None
+            return False
         ticket.state = "released"
         try:
             if session.wire.run("unlock", ticket.key, CALL_TIMEOUT) is None:
@@ -199,7 +201,7 @@ class Locks:
             ticket.thread = 0
             if ticket.heirs is not None:
                 pump.post(pump.freed, ticket)
-            return False
+            return True
         self._forget(pump, ticket, session)
         return True
 
@@ -220,9 +222,11 @@ class Locks:
     def _forget(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
         session.held.pop(ticket.key, None)
         pump.mux.claims.pop(ticket.key, None)
-        self._let_go(pump, session)
+        pump.drivers.pop(session, None)
+        if session in pump.held_up:
+            pump.post(pump.resume, session)
         if ticket.heirs is not None:
             pump.post(pump.freed, ticket)
 
 
-__all__ = ["CALL_TIMEOUT", "Locks", "owner"]
+__all__ = ["CALL_TIMEOUT", "NOTHING", "Locks", "owner"]
