@@ -49,7 +49,7 @@ with Postgres.create() as server:
     before = server.execute("select pid from pg_locks where locktype = 'advisory'")
     loopback(False)
     ours = noticed(lambda: grant.lost)
-    theirs = noticed(lambda: not any(Path(f"/proc/{pid}").exists() for (pid,) in before))  # the server has its own timers
+    theirs = noticed(lambda: not any(Path(f"/proc/{pid}").exists() for (pid,) in before))  # it has its own timers
     loopback(True)
     noticed(lambda: told == [grant])
     after = server.execute("select pid from pg_locks where locktype = 'advisory'")
