@@ -33,7 +33,7 @@ PUBLIC = {
     "operation_review", "operation_review_close", "operation_reviews",
     "wal_chains", "wal_latest", "wal_read", "wal_archive",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
-    "lease_recall", "lease_clear", "beat_wanted",
+    "shard_list", "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -112,5 +111,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOME.get(name, "holdfast.core.errors")), name)
+    found = globals()[name] = getattr(__import__(_HOME.get(name, "holdfast.core.errors"), fromlist=[name]), name)
     return found

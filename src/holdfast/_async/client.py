@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -173,7 +172,7 @@ class AsyncClient:
         """
         from holdfast._async.recipes.guard import AsyncGuard
 
-        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat, strict=strict)
+        terms = check_guard(key, ttl=ttl, heartbeat=heartbeat, strict=strict)
         return AsyncGuard(self._engine, terms, wipe_on_start=wipe_on_start)
 
     def gate(
@@ -204,7 +203,8 @@ class AsyncClient:
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
-        return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+        space = self._locks or self._open_locks()
+        return space.lock(space, name, timeout, on_lost)
 
     def operation(
         self,
@@ -332,10 +332,13 @@ class AsyncClient:
     def looking(self) -> Self:
         """A client on the same database that only looks: whatever is asked of it, nothing is written. A context manager
         of its own, to be closed when it is not needed any more."""
+        from copy import copy  # here: it is rarely wanted, and costs every start
+
         other = copy(self)
         other._engine = open_engine(self._database, looks=True)
-        other._objects, other._locks = None, None
-        other.__dict__.pop("_lock_space", None)
+        other._objects = other._locks = other._operations = None
+        for made in ("_lock_space", "_made"):
+            other.__dict__.pop(made, None)
         return other
 
     async def examine(self, *, timeout: float = 10.0) -> Examination:

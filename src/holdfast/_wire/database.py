@@ -3,8 +3,6 @@
 The password is in ``target`` alone; ``str()`` and ``repr()`` never show it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -4,10 +4,8 @@ Trust is counted from *before* the question was asked, and ends a margin before 
 meanwhile, the database cannot have forgotten us yet. Only a renewal extends it. An unknown answer never does.
 """
 
-from __future__ import annotations
-
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Answer(Enum):
@@ -37,13 +35,17 @@ class Trust(NamedTuple):
     until: float
 
     @classmethod
-    def counted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Trust:
+    def counted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Self:
         """``remaining`` is what the database said is left, where that is less than a whole TTL."""
         left = ttl if remaining is None else min(ttl, remaining)
         return cls(ttl, asked_at + left - margin(ttl))
 
     def left(self, now: float) -> float:
         return max(0.0, self.until - now)
+
+    def age(self, now: float) -> float:
+        """Seconds since the database was asked for it, at the most."""
+        return max(0.0, now + self.ttl - margin(self.ttl) - self.until)
 
 
 def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[Step, Trust]:

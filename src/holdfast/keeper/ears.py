@@ -8,7 +8,6 @@ there is nothing to hear, and the waiters' own polling does it all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
@@ -57,6 +56,9 @@ class Ears:
             else:
                 self._waiting.pop(name, None)
                 self._keys.pop(name, None)
+
+    def waiters(self) -> int:
+        return sum(len(each) for name, each in self._waiting.items() if name != OBJECTS)
 
     def count(self, name: str) -> int:
         return len(self._waiting.get(name, ()))
@@ -121,7 +123,7 @@ class Ears:
         self._watched.difference_update(over)
         if locked := [name for name in over if name in self._locked]:
             self._locked.difference_update(locked)
-            session.call("wait_end", {"names": json.dumps(locked)}, timeout)
+            session.call("wait_end", {"names": locked}, timeout)
         if wanted:
             self._begin(session, wanted, timeout)
 
@@ -130,7 +132,7 @@ class Ears:
         self._watched.update(wanted[room:])
         session.call("listen", {}, timeout)
         refused = False
-        for row in session.call("wait_begin", {"names": json.dumps(wanted[:room])}, timeout):
+        for row in session.call("wait_begin", {"names": wanted[:room]}, timeout):
             if row["done"]:
                 self._watched.add(row["name"])
                 self._locked.add(row["name"])

@@ -1,7 +1,5 @@
 """What the keeper keeps: beats, the leases on them, and things still to be said to the database."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

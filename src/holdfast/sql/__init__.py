@@ -1,13 +1,14 @@
 """The SQL, as data: named statements and numbered migrations, read from the .sql files beside this one.
 
-Never builds a statement: the only thing that changes in the text is the schema's name, which is validated. A regular
-expression takes longer to compile than all statements of SQLite to read, so these are read without: a command waits.
+Never builds a statement: the only thing that changes in the text is the schema's name, which is validated. A command
+waits for this: a statement is taken apart when it is first asked for, those of SQLite without a regular expression,
+which takes longer to compile than all of them to read, and annotations are no strings here (nor wherever else named
+tuples are made at every start), because they would be compiled one by one.
 """
-
-from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import takewhile
 from typing import Literal, NamedTuple
@@ -30,7 +31,7 @@ _RESERVED = frozenset(
 )
 _IDENTIFIER = r"[a-z_][a-z0-9_]{0,39}"
 _PARAMETER = r"(?<![:\w]):([a-z_]+)"
-_READS = r"select\b|with\b(?!.*\b(?:insert|update|delete|replace)\b)"
+_WRITES = frozenset({"insert", "update", "delete", "replace"})
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -42,7 +43,8 @@ class Step(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        return re.match(_READS, self.sql, re.DOTALL) is not None
+        first, *rest = self.sql.replace("(", " ").replace(")", " ").split()
+        return first == "select" or (first == "with" and _WRITES.isdisjoint(rest))
 
 
 class Statement(NamedTuple):
@@ -54,6 +56,8 @@ class Statement(NamedTuple):
     reads_only: bool = False
     looks: tuple[Step, ...] = ()
     """The first steps, if one of them may end a script that writes before anything is locked."""
+    alone: bool = False
+    """Whether the first step writes, and may be all there is to do: it needs no transaction around it then."""
 
 
 class Migration(NamedTuple):
@@ -98,25 +102,42 @@ def _read(dialect: Dialect, *path: str) -> str:
         return file.read()
 
 
+class Statements(Mapping[str, Statement]):
+    """All statements of a dialect, by name."""
+
+    def __init__(self, dialect: Dialect, text: str) -> None:
+        blocks = (block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:])
+        self._dialect, self._bodies = dialect, {name: body for name, _, body in blocks}
+        self._known: dict[str, Statement] = {}
+
+    def __getitem__(self, name: str) -> Statement:
+        if (known := self._known.get(name)) is None:
+            known = self._known[name] = _statement(self._dialect, name, self._whole(name))
+        return known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bodies)
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def _whole(self, name: str) -> str:
+        """With the other statement in the place of the line ``-- as: name``."""
+        before, found, rest = self._bodies[name].partition("-- as: ")
+        other, _, after = rest.partition("\n")
+        return f"{before}{self._bodies[other]}{after}" if found else before
+
+
 @lru_cache
-def statements(dialect: Dialect, schema: str = SCHEMA) -> dict[str, Statement]:
-    text = _in_schema(_read(dialect, "statements.sql"), dialect, schema)
-    bodies = {name: body for name, _, body in (block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:])}
-    return {name: _statement(dialect, name, _whole(body, bodies)) for name, body in bodies.items()}
-
-
-def _whole(body: str, bodies: dict[str, str]) -> str:
-    """With the other statement in the place of the line ``-- as: name``."""
-    before, found, rest = body.partition("-- as: ")
-    name, _, after = rest.partition("\n")
-    return f"{before}{bodies[name]}{after}" if found else body
+def statements(dialect: Dialect, schema: str = SCHEMA) -> Statements:
+    return Statements(dialect, _in_schema(_read(dialect, "statements.sql"), dialect, schema))
 
 
 def _statement(dialect: Dialect, name: str, body: str) -> Statement:
     if dialect == "sqlite":
         steps = tuple(Step(sql, stop) for sql, stop in split(body))
         looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
-        return Statement(name, (), steps, all(step.reads for step in steps), looks)
+        return Statement(name, (), steps, all(step.reads for step in steps), looks, steps[0].stop and not looks)
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}

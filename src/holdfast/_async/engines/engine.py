@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from holdfast._wire import Row
+from holdfast._wire import Row, telemetry
 from holdfast._wire.aio_waiting import AsyncGate, AsyncOwner, AsyncTurn, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
@@ -72,6 +72,8 @@ class AsyncEngine(ABC):
         """Keys of guards whose block somebody is in: this client must not be closed."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
+        self.slots_in_use: dict[str, int] = {}
+        """Of pools, as they were last found."""
         self.working: set[AsyncWorking] = set()
         """What runs under our leases, and is stopped before they are released."""
         self._identity = this_process()
@@ -79,6 +81,11 @@ class AsyncEngine(ABC):
         self._turn, self._gate = AsyncTurn(), AsyncGate()
         self._used_at = 0.0
         self._reaping = False
+        telemetry.register(self)
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        if not self.closed:
+            yield "slots_in_use", float(sum(self.slots_in_use.values()))
 
     @property
     def process(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from holdfast._wire import Row
+from holdfast._wire import Row, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
@@ -73,6 +73,8 @@ class Engine(ABC):
         """Keys of guards whose block somebody is in: this client must not be closed."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
+        self.slots_in_use: dict[str, int] = {}
+        """Of pools, as they were last found."""
         self.working: set[Working] = set()
         """What runs under our leases, and is stopped before they are released."""
         self._identity = this_process()
@@ -80,6 +82,11 @@ class Engine(ABC):
         self._turn, self._gate = Turn(), Gate()
         self._used_at = 0.0
         self._reaping = False
+        telemetry.register(self)
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        if not self.closed:
+            yield "slots_in_use", float(sum(self.slots_in_use.values()))
 
     @property
     def process(self) -> dict[str, Any]:

@@ -69,6 +69,9 @@ select holdfast.slot_abandon(:name, :token::uuid, true) as done
 -- name: slot_release
 select holdfast.slot_abandon(:name, :token::uuid, false) as done
 
+-- name: shard_list
+select name, holder, remaining from holdfast.shard_list(:shards)
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast.lease_list(:name)
 

@@ -1,7 +1,8 @@
 -- The same names as in ../postgres/statements.sql. Here each is a short script, run in one BEGIN IMMEDIATE unless it only
 -- reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
 -- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
--- lock, so that a refusal writes nothing and waits for nobody. In the place of "-- as: name" stands all of that statement.
+-- lock, so that a refusal writes nothing and waits for nobody; one that writes and is the first is tried by itself before
+-- there is a transaction. In the place of "-- as: name" stands all of that statement.
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
@@ -11,7 +12,7 @@ select version, name, applied_at from holdfast_schema_version order by version;
 -- name: hello
 -- stop
 select version from holdfast_schema_version where (select boot from holdfast_fence) = :boot order by version desc limit 1;
-update holdfast_object_version set last = ((last >> 28) + 1) << 28;
+update holdfast_object_version set first = (((select last from holdfast_object_place) >> 28) + 1) << 28;
 update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
 select max(version) as version from holdfast_schema_version;
 
@@ -24,7 +25,7 @@ select 'held' as status, null as token, null as beat, null as fence, holder as h
   from holdfast_live where name = :name and not (:reenter and holder = :holder and not kept) and not coalesce(holdfast_gone(session_key), 0);
 -- stop
 select 'beat_lost' as status, null as token, null as beat, null as fence, null as held_by, null as remaining, null as session_watch
- where :beat is not null and (:process is null or exists (select 1 from holdfast_beat where id = :beat))
+ where :beat is not null and (:process_label is null or exists (select 1 from holdfast_beat where id = :beat))
    and not exists (select 1 from holdfast_beat where id = :beat and not dead and expires_at > {now} and not coalesce(holdfast_gone(session_key), 0));
 select l.beat as old_beat, l.holder as old_holder,
        case when b.id = :beat then 'reentered'  -- alive by the step before, and the clock goes on between two steps
@@ -39,8 +40,8 @@ delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1, dead = dead or :outcome <> 'reentered' where id = :old_beat;
 select coalesce(:beat, lower(hex(randomblob(16)))) as beat_id;
 insert into holdfast_beat (id, ttl, expires_at, solo, session_key, label, host, pid, started, info)
-select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process ->> 'label', :holder), :process ->> 'host', :process ->> 'pid',
-       coalesce(:process ->> 'started', {now}), :process -> 'info' where not exists (select 1 from holdfast_beat where id = :beat_id);
+select :beat_id, :ttl, {now} + :ttl, :solo, :session_key, coalesce(:process_label, :holder), :process_host, :process_pid,
+       coalesce(:process_started, {now}), :process_info where not exists (select 1 from holdfast_beat where id = :beat_id);
 insert into holdfast_lease (name, holder, beat, token, fence, acquired_at, keep_until)
 values (:name, :holder, :beat_id, :token, :fence, {now}, {now} + nullif(:at_least, 0))
     on conflict (name) do update set holder = excluded.holder, beat = excluded.beat, token = excluded.token, fence = excluded.fence,
@@ -163,6 +164,11 @@ select 0 as done where not exists (select 1 from holdfast_slot where pool = :nam
 select name from holdfast_slot where pool = :name and token = :token;
 -- as: lease_release
 
+-- name: shard_list
+-- What begins so: "0" comes after "/".
+select name, holder, remaining from holdfast_live
+ where name > :shards || '/shard/' and name < :shards || '/shard0' or name > :shards || '/member/' and name < :shards || '/member0';
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
  where :name is null or name = :name order by name;
@@ -253,13 +259,13 @@ update holdfast_lease set fence = fence where name = :name and token = :token
 -- Most writes are the first one. What is not asked for costs next to nothing: its condition is false before a row is read.
 -- stop
 update holdfast_object set body = :body, raw = :raw, labels = coalesce(:labels, labels), updated_at = {now},
-       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_version)
+       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
  where :condition = 'match' and not :rename and type = :type and id = :id and version = :expected
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
 returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
 -- stop
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
-select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_version
+select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_place
  where (:condition <> 'match' or :rename and exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
@@ -297,14 +303,14 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
  order by id limit :most;
 
 -- name: object_cursor
-select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_version;
+select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_place;
 
 -- name: object_changes
 -- One statement, so one look at the file: nothing is trimmed between the question whether it is all there and the reading.
 select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.kind,
        :since >> 28 <> v.last >> 28 or :since > v.last
        or :since + 1 < (select min(version) >> 20 from holdfast_object_change where version > v.last >> 28 << 48) as expired
-  from holdfast_object_version v left join (
+  from holdfast_object_place v left join (
        select * from holdfast_object_change where version >= (coalesce(:after, :since) + 1) << 20 and (:type is null or type = :type)
         order by version limit :most) c
  order by c.version;
