@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import NamedTuple
 
 from holdfast.core.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
 from holdfast.core.grant import OnLost, check_name
@@ -13,14 +12,13 @@ from holdfast.core.tickets import Key, Name, State
 _INT4 = range(-(2**31), 2**31)
 
 
-class Target(NamedTuple):
+class Target:
     """A checked name. ``key`` is None until the namespace's number is known."""
 
-    name: Name
-    label: str
-    key: Key | None
-    namespace: str
-    number: int
+    __slots__ = ("key", "label", "name", "namespace", "number")
+
+    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: int) -> None:
+        self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
 
 
 def target(name: object) -> Target:

@@ -29,11 +29,11 @@ class Lock:
     __slots__ = ("_entered", "_on_lost", "_space", "_target", "_timeout")
 
     def __init__(self, space: LockSpace, name: Name, timeout: float | None, on_lost: OnLost) -> None:
-        if timeout.__class__ is not float or not timeout >= 0.0:
+        if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=Scope.cancels)
-        self._target = text(name) if name.__class__ is str else target(name)
+        self._target = text(name) if type(name) is str else target(name)
         self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[LockGrant] = []
 

@@ -51,18 +51,43 @@ class Locks:
         """A signal's handler may come in between, in the same thread."""
 
     def acquire(self, ticket: Ticket, timeout: float) -> State:
-        """What became of it. When it raises, nothing of it stays."""
+        """What became of it. When it raises, nothing of it stays.
+
+        If there is a session that is free, the key is tried in this thread, with nothing called that need not be."""
         ticket.owner = _me.owner
         pump = self._pump or self._start()
-        if ticket.key not in pump.noted:
+        mux, session, key = pump.mux, pump.fast, ticket.key
+        if key not in pump.noted:
             pump.know(ticket)
         ticket.deadline = now() + timeout
         try:
-            session = pump.fast
-            if session is not None and self._take(pump, ticket, session, min(CALL_TIMEOUT, timeout)):
-                return ticket.state
-            event = pump.contended if ticket.contended else pump.ask
-            return ticket.state if self._wait(pump, event, ticket, ticket.deadline) else self._late(pump, ticket)
+            if session is None or key in mux.claims or len(session.held) >= mux.per_session:
+                return self._ask(pump, ticket)
+            if mux.due is not None and len(mux.claims) >= mux.due:
+                return self._ask(pump, ticket)
+            ticket.session = session
+            ticket.thread = get_ident()
+            if pump.drivers.setdefault(session, ticket) is not ticket:
+                self._check_driver(pump, ticket, session)
+                return self._ask(pump, ticket)
+            if session.over or mux.claims.setdefault(key, ticket) is not ticket:
+                self._let_go(pump, session)
+                return self._ask(pump, ticket)
+            session.held[key] = ticket
+            session.used = True
+            try:
+                got = session.wire.run("try", key, min(CALL_TIMEOUT, timeout))
+            except Unanswered as error:
+                pump.post(pump.fell, session, error)
+                ticket.thread = 0
+                return self._ask(pump, ticket)
+            if got:
+                ticket.state = "held"
+                pump.drivers.pop(session, None)
+                if session in pump.held_up:
+                    pump.post(pump.resume, session)
+                return "held"
+            return self._not_had(pump, ticket, session, got)
         except BaseException:
             pump.post(pump.recover, ticket)
             ticket.thread = 0
@@ -135,50 +160,31 @@ class Locks:
         pump.post(event, ticket)  # type: ignore[arg-type]
         return bell.acquire(timeout=min(max(0.0, deadline - now()), threading.TIMEOUT_MAX))
 
+    def _ask(self, pump: SharedPump, ticket: Ticket) -> State:
+        event = pump.contended if ticket.contended else pump.ask
+        return ticket.state if self._wait(pump, event, ticket, ticket.deadline) else self._late(pump, ticket)
+
+    def _not_had(self, pump: SharedPump, ticket: Ticket, session: Session, got: bool | None) -> State:
+        """Somebody else has it, or there was no answer."""
+        if got is None:
+            ticket.state = self._late(pump, ticket)
+            return ticket.state
+        ticket.contended = True
+        if ticket.waits:
+            self._let_go(pump, session)
+            return self._ask(pump, ticket)
+        ticket.state = "busy"
+        session.held.pop(ticket.key, None)
+        pump.mux.claims.pop(ticket.key, None)
+        self._let_go(pump, session)
+        if ticket.heirs is not None:
+            pump.post(pump.freed, ticket)
+        return "busy"
+
     def _late(self, pump: SharedPump, ticket: Ticket) -> State:
         pump.post(pump.recover, ticket)  # it may have been granted this very moment
         ticket.thread = 0
         return "gone"
-
-    def _take(self, pump: SharedPump, ticket: Ticket, session: Session, timeout: float) -> bool:
-        """Try it in this thread; False when that cannot be, or somebody has it and we wait."""
-        mux, key = pump.mux, ticket.key
-        if key in mux.claims or len(session.held) >= mux.per_session:
-            return False
-        if mux.due is not None and len(mux.claims) >= mux.due:
-            return False
-        ticket.session = session
-        ticket.thread = get_ident()
-        if pump.drivers.setdefault(session, ticket) is not ticket:
-            self._check_driver(pump, ticket, session)
-            return False
-        if session.over or mux.claims.setdefault(key, ticket) is not ticket:
-            self._let_go(pump, session)
-            return False
-        session.held[key] = ticket
-        session.used = True
-        try:
-            got = session.wire.run("try", key, timeout)
-        except Unanswered as error:
-            pump.post(pump.fell, session, error)
-            ticket.thread = 0
-            return False
-        if got:
-            ticket.state = "held"
-            pump.drivers.pop(session, None)
-            if session in pump.held_up:
-                pump.post(pump.resume, session)
-            return True
-        if got is None:
-            ticket.state = self._late(pump, ticket)
-            return True
-        ticket.contended = True
-        if ticket.waits:
-            self._let_go(pump, session)
-            return False
-        ticket.state = "busy"
-        self._forget(pump, ticket, session)
-        return True
 
     def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool:
         """Unlock it in this thread; False when that cannot be."""
@@ -202,7 +208,13 @@ class Locks:
             if ticket.heirs is not None:
                 pump.post(pump.freed, ticket)
             return True
-        self._forget(pump, ticket, session)
+        session.held.pop(ticket.key, None)
+        pump.mux.claims.pop(ticket.key, None)
+        pump.drivers.pop(session, None)
+        if session in pump.held_up:
+            pump.post(pump.resume, session)
+        if ticket.heirs is not None:
+            pump.post(pump.freed, ticket)
         return True
 
     def _check_driver(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
@@ -218,15 +230,6 @@ class Locks:
         pump.drivers.pop(session, None)
         if session in pump.held_up:
             pump.post(pump.resume, session)
-
-    def _forget(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
-        session.held.pop(ticket.key, None)
-        pump.mux.claims.pop(ticket.key, None)
-        pump.drivers.pop(session, None)
-        if session in pump.held_up:
-            pump.post(pump.resume, session)
-        if ticket.heirs is not None:
-            pump.post(pump.freed, ticket)
 
 
 __all__ = ["CALL_TIMEOUT", "NOTHING", "Locks", "owner"]

@@ -73,12 +73,13 @@ class PostgresLockWire:
         return cls(session, pid)
 
     def run(self, verb: str, key: Key, timeout: float) -> bool | None:
-        """One thing, now; None when there is no answer in time. Then, and when interrupted, ``drain`` comes next."""
+        """One thing, now; None when there is no answer in time. Then, and when interrupted, ``drain`` comes next.
+
+        Nothing is flushed: all that was said before has been answered, so there is room for a few bytes; and if they
+        ever stayed behind, that would be no answer in time."""
         pgconn, result = self._pgconn, None
         try:
             self._put(_SINGLE[verb][len(key) - 1], _encode(key))
-            if pgconn.flush():
-                self._session._flush(now() + PROBE)
             while self._poll.poll(timeout * 1000):
                 pgconn.consume_input()
                 while not pgconn.is_busy():  # as in _is_whole
@@ -97,8 +98,6 @@ class PostgresLockWire:
         self._verb = verb
         try:
             self._put(_SINGLE[verb][len(key) - 1], _encode(key))
-            if self._pgconn.flush():
-                self._session._flush(now() + PROBE)
         except OperationalError as error:
             raise self._gone(error) from error
 
