@@ -76,7 +76,7 @@ class Locks:
             session.held[key] = ticket
             session.used = True
             try:
-                got = session.wire.run("try", key, timeout if timeout < CALL_TIMEOUT else CALL_TIMEOUT)
+                got = session.wire.run("try", key, min(CALL_TIMEOUT, timeout))
             except Unanswered as error:
                 pump.post(pump.fell, session, error)
                 ticket.thread = 0
