@@ -161,7 +161,7 @@ def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever still finds it there gets no lease, and a write in doubt; the new one goes on with the lease's names."""
-    monkeypatch.setitem(Engine.call.__kwdefaults__, "timeout", 3.0)  # which is waited for
+    monkeypatch.setitem(Engine.call.__kwdefaults__, "timeout", 3.0)  # type: ignore[arg-type]  # which is waited for
     url = migrated(pair.primary.database())
     table = f"holdfast_{url.rpartition('/')[2]}"
     query(url, f"create table {table} (what int)")
