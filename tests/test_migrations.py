@@ -323,7 +323,9 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "object_delete": of_answers_that_get_lost,
         "object_changes": of_snapshots,
         "operation_begin": {"lock"},
-        "operation_write": {"lock", "began"},
+        "operation_write": {"lock"},
+        "operation_end": {"told"},
+        "operation_claim_many": {"lock"},
         "operation_entries": {"after_key", "after_number"},
         "wal_read": {"epoch", "after_key", "after_number"},
     }
