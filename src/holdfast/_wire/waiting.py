@@ -109,7 +109,7 @@ class Owner:
             try:
                 callback(grant)
             except Exception:
-                log.exception("on_lost of lease %r failed", grant.name)
+                log.exception("on_lost of %r failed", grant.name)
 
         threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
 
