@@ -207,8 +207,8 @@ begin
                         name := o.name;
                         labels := o.labels;
                     end if;
-                    created_at := extract(epoch from coalesce(o.created_at, clock_timestamp()));
-                    updated_at := extract(epoch from case when o.version = version then o.updated_at else clock_timestamp() end);
+                    created_at := date_part('epoch', coalesce(o.created_at, clock_timestamp()));
+                    updated_at := date_part('epoch', case when o.version = version then o.updated_at else clock_timestamp() end);
                     return;
                 end if;
             end if;
@@ -266,8 +266,8 @@ begin
     version := o.version;
     name := o.name;
     labels := o.labels;
-    created_at := extract(epoch from o.created_at);
-    updated_at := extract(epoch from o.updated_at);
+    created_at := date_part('epoch', o.created_at);
+    updated_at := date_part('epoch', o.updated_at);
 end $$;
 
 -- Several at once, each if it is at the version expected: [{"id", "body", "expected"}, ...] of one type. What somebody else has
@@ -344,7 +344,7 @@ language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     return query select x.name, x.body, x.raw, x.labels, x.version,
-           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+           date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x where x.type = object_get.type and x.id = object_get.id;
 end $$;
 
@@ -354,7 +354,7 @@ language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     return query select x.id, x.body, x.raw, x.labels, x.version,
-           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+           date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x where x.type = object_get_by_name.type and x.name = object_get_by_name.name;
 end $$;
 
@@ -365,7 +365,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select x.id, x.name, x.body, x.raw, x.labels, x.version,
-           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+           date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x
      where x.type = object_list.type and x.id > coalesce(after, '') and x.labels @> coalesce(selector, '{}')
      order by x.type, x.id limit most;
