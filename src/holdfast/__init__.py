@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.core.geo import is_masked, mask_h3
     from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.files import file_lock
@@ -59,6 +60,8 @@ _HOME = {
     "MustCreate": "holdfast.core.objects",
     "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
+    "is_masked": "holdfast.core.geo",
+    "mask_h3": "holdfast.core.geo",
     "row_lock": "holdfast.rows",
     "time_bucket": "holdfast.core.keys",
 }
@@ -98,6 +101,8 @@ __all__ = [
     "checksum_file",
     "file_lock",
     "inherited",
+    "is_masked",
+    "mask_h3",
     "row_lock",
     "time_bucket",
 ]
