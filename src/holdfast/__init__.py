@@ -36,24 +36,32 @@ if TYPE_CHECKING:
     from holdfast.core.geo import is_masked, mask_h3
     from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
+    from holdfast.core.policy import Allow, Dataset, Deny, PolicyContext, Review
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
+    from holdfast.policies import Policy
     from holdfast.rows import row_lock
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Allow": "holdfast.core.policy",
     "AsyncClient": "holdfast._async.client",
     "AsyncDriver": "holdfast._async.recipes.driver",
     "AsyncProcessDriver": "holdfast._async.process_driver",
     "Backend": "holdfast.core.conditions",
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "Dataset": "holdfast.core.policy",
+    "Deny": "holdfast.core.policy",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
     "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
+    "Policy": "holdfast.policies",
+    "PolicyContext": "holdfast.core.policy",
     "ProcessDriver": "holdfast._sync.process_driver",
+    "Review": "holdfast.core.policy",
     "checksum_file": "holdfast.checksums",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
@@ -67,6 +75,7 @@ _HOME = {
 }
 __all__ = [
     "AcquireTimeout",
+    "Allow",
     "AlreadyExists",
     "AsyncClient",
     "AsyncDriver",
@@ -76,6 +85,8 @@ __all__ = [
     "Client",
     "Conflict",
     "CursorExpired",
+    "Dataset",
+    "Deny",
     "Driver",
     "DriverError",
     "DriverEvent",
@@ -93,8 +104,11 @@ __all__ = [
     "OperationKey",
     "OwnershipUnknown",
     "Phase",
+    "Policy",
+    "PolicyContext",
     "PolicyDenied",
     "ProcessDriver",
+    "Review",
     "SchemaMismatch",
     "SessionUnsafe",
     "Unconditional",

@@ -21,10 +21,14 @@ _SHOWN = 20
 @command("operation.reset", gate="operations", subject="operation {key}", destructive=True, key=_KEY)
 def operation_reset(window: Window, *, key: str) -> Steps:
     """Let an operation be tried again, as if it were new; its history stays."""
-    record = _known(window, key)
-    if record.status == "running":
+    record = window.client.operations.get(key)
+    if record is not None and record.status == "running":
         raise CommandRefused(f"operation {record.label!r} is under way: it is not reset under its owner's feet")
-    yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, can be tried again"]
+    if record is not None:
+        told = f"operation {record.label!r}, {record.status} in attempt {record.attempt}, can be tried again"
+    else:
+        told = f"operation {_refused(window, key)!r}, which was refused before it began, can be tried again"
+    yield [told]
     window.client.operations.reset(key, actor=window.actor, reason=window.reason)
 
 
@@ -98,6 +102,14 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     if done.left:
         some = "; ".join(f"{key[:12]}…: {why}" for key, why in list(done.left.items())[:3])
         raise CommandRefused(f"{done.operations} were archived, {len(done.left)} were not: {some}")
+
+
+def _refused(window: Window, key: str) -> str:
+    """The label of one that is in no log, because a review of it has kept it from being begun."""
+    reviews = window.client.reviews.list(status=None, key=key, most=1)
+    if not reviews:
+        raise CommandRefused(f"there is no operation {key!r}")
+    return reviews[0].label
 
 
 def _known(window: Window, key: str) -> Any:

@@ -45,6 +45,8 @@ class AsyncBatch:
         self._owner = plans[0].lease if locks else f"{LEASE}batch-{new_token()}"
 
     async def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        if any(plan.governed is not None for plan in self._plans):
+            return await self._one_by_one(function, progress)
         terms = LeaseTerms.check(
             self._owner, ttl=self._terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
             on_lost="flag", failover="ttl",
@@ -65,6 +67,15 @@ class AsyncBatch:
                     progress(len(found), len(self._plans))
         for place in others:
             found[place] = await self._alone(place, function)
+        return found
+
+    async def _one_by_one(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        """The policy is asked about each, and what it says of one may depend on the one before."""
+        found: list[Outcome] = []
+        for place in range(len(self._plans)):
+            found.append(await self._alone(place, function))
+            if progress is not None:
+                progress(len(found), len(self._plans))
         return found
 
     async def _chunk(
@@ -117,11 +128,12 @@ class AsyncBatch:
 
     def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:
         """How it ended before; None when it takes more than a batch does."""
-        act = plan.decide(prior)
+        attempt = AsyncExternal(plan)
+        act = attempt.decide(prior)
         if act is Act.RUNNING:
             return Outcome("skipped", False, 0)
         try:
-            return AsyncExternal(plan).settled(act, prior)
+            return attempt.settled(act, prior)
         except HoldfastError as error:
             return Outcome("failed", False, prior.attempt, error=error)
 

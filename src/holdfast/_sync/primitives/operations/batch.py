@@ -46,6 +46,8 @@ class Batch:
         self._owner = plans[0].lease if locks else f"{LEASE}batch-{new_token()}"
 
     def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        if any(plan.governed is not None for plan in self._plans):
+            return self._one_by_one(function, progress)
         terms = LeaseTerms.check(
             self._owner, ttl=self._terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
             on_lost="flag", failover="ttl",
@@ -66,6 +68,15 @@ class Batch:
                     progress(len(found), len(self._plans))
         for place in others:
             found[place] = self._alone(place, function)
+        return found
+
+    def _one_by_one(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        """The policy is asked about each, and what it says of one may depend on the one before."""
+        found: list[Outcome] = []
+        for place in range(len(self._plans)):
+            found.append(self._alone(place, function))
+            if progress is not None:
+                progress(len(found), len(self._plans))
         return found
 
     def _chunk(self, grant: LeaseGrant, places: list[int], function: Function, others: list[int]) -> list[Outcome]:
@@ -114,11 +125,12 @@ class Batch:
 
     def _settled(self, plan: Plan, prior: Prior) -> Outcome | None:
         """How it ended before; None when it takes more than a batch does."""
-        act = plan.decide(prior)
+        attempt = External(plan)
+        act = attempt.decide(prior)
         if act is Act.RUNNING:
             return Outcome("skipped", False, 0)
         try:
-            return External(plan).settled(act, prior)
+            return attempt.settled(act, prior)
         except HoldfastError as error:
             return Outcome("failed", False, prior.attempt, error=error)
 
