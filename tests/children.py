@@ -147,6 +147,18 @@ async def until(condition: Callable[[], object], what: str, timeout: float = PAT
             await asyncio.sleep(0.01)
 
 
+def kept(grant: Any, seconds: float = 1.0) -> None:
+    """Wait until heartbeats have moved the end of its trust by so much. Without them it stays where it is, and the
+    lease is lost when that has come: then this fails."""
+
+    def end() -> float:
+        grant.check()
+        return time.monotonic() + float(grant.remaining())
+
+    before = end()
+    eventually(lambda: end() > before + seconds, f"heartbeats have moved the end of its trust by {seconds:g} s")
+
+
 def pass_time(seconds: float) -> None:
     """Where the passing of time is the point."""
     time.sleep(seconds)

@@ -24,7 +24,7 @@ def rows(entries: list[Entry], **changed: Any) -> list[dict[str, Any]]:
     known = {
         "key": OPERATION, "label": "charge:42", "status": "failure" if state.status == "reset" else state.status,
         "attempt": state.attempt, "pointer": entries[-1].pointer, "alive": False, "result_hash": state.result_hash,
-        "result": b'"it"'.hex() if success else None, "dataset": None, "operation": None, **changed,
+        "result": b'"it"'.hex() if success else None, **changed,
     }  # fmt: skip
     pieces = [entries[at : at + 3] for at in range(0, len(entries), 3)]
     return [{**known, "number": piece[0].number, "entries": wal.dump(piece)} for piece in pieces]

@@ -76,6 +76,15 @@ def test_what_says_nothing_about_the_operation() -> None:
     ]  # fmt: skip
     for problem, said in wrong:
         assert not passes(problem, said)
+    lost = type("OperationalError", (Exception,), {"__module__": "psycopg"})("SSL SYSCALL error: EOF detected")
+    wrapped = OperationalError("(psycopg.OperationalError) SSL SYSCALL error: EOF detected")
+    wrapped.orig = lost  # type: ignore[attr-defined]
+    file = OperationalError("no such table: locks")
+    for each, code in ((file, 1), (OperationalError("a locked door"), 1)):
+        each.sqlite_errorcode = code  # type: ignore[attr-defined]
+        assert not passes(each, None), "of SQLite the code is asked, not the words"
+    for each in (lost, wrapped, type("InterfaceError", (Exception,), {})("network error")):
+        assert passes(each, None), "whatever words it has"
     assert collides(Exception(), "40001")
     assert collides(OperationalError("database is locked"), None)
     assert not collides(TimeoutError(), None)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -116,6 +119,29 @@ def test_paused_and_resumed_after_the_ttl_it_executes_nothing(either: str, tmp_p
                 each.signal(signal.SIGCONT)
             assert [each.wait() for each in found] == [KILLED] * len(found)
             assert [each.work() for each in found] == before
+
+
+FIRST = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+CONTAINED = f"""
+import os, sys
+os.execvp("unshare", [*{FIRST!r}, sys.executable, "-u", "-c", {GUARDED!r}, *sys.argv[1:]])
+"""
+
+
+def test_the_first_process_of_a_container_executes_nothing_either(sqlite_url: str, tmp_path: Path) -> None:
+    """From within it is deaf to SIGKILL: another signal ends it, by a handler that nothing but the kernel calls."""
+    if shutil.which("unshare") is None or subprocess.run([*FIRST, "true"], check=False).returncode:
+        pytest.skip("this system does not let us make a namespace")
+    with Instance(sqlite_url, "key", tmp_path, program=CONTAINED) as outside:
+        outside.expect("works")
+        pid = int(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text())
+        assert Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
+        stand_still(pid)
+        with holdfast.Client(sqlite_url) as client, client.lease("key", timeout=60):
+            before = outside.work()
+            os.kill(pid, signal.SIGCONT)
+            assert outside.wait() == 63
+            assert outside.work() == before
 
 
 def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str, tmp_path: Path) -> None:

@@ -335,13 +335,14 @@ def test_the_commands_are_listed_with_what_they_declare() -> None:
 
 def test_the_command_line_changes_others_work_through_these_commands_alone() -> None:
     """What takes away, ends or wipes is called in holdfast.operator, and nowhere in the command line."""
-    governed = {"force_release", "recall", "end_session", "wipe", "open", "close", "up", "down", "migrate"}
+    governed = {"force_release", "recall", "end_session", "wipe", "open", "close", "up", "down", "migrate", "reset"}
+    governed |= {"rollback", "archive"}
     found = set()
     for file in (ROOT / "src/holdfast/cli").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in governed:
                 owner = ast.unparse(node.value)
-                if owner.endswith(("leases", "locks", "gates", "migrations", "client")):
+                if owner.endswith(("leases", "locks", "gates", "migrations", "operations", "client")):
                     found.add(f"{file.name}: {owner}.{node.attr}")
     assert found == {"run.py: client.leases.wipe"}, "but for the guard's own, under its own lease"
 

@@ -232,6 +232,25 @@ def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> 
     assert client.leases.get("held") is not None
 
 
+@pytest.mark.parametrize("told", [None, "a line", [1]])
+def test_a_command_that_does_not_tell_what_it_is_about_to_change_does_nothing(
+    client: holdfast.Client, told: Any
+) -> None:
+    done: list[str] = []
+
+    @operator.command("a.mute", gate="mute", subject="x", destructive=False)
+    def mute(window: Any) -> Any:
+        """Say nothing."""
+        if told is None:
+            return
+        yield told
+        done.append("never")
+
+    with pytest.raises(TypeError, match=r"^a\.mute must yield the lines that say what"):
+        operator.run(client, "a.mute", **JANE)
+    assert done == []
+
+
 def test_a_command_that_yields_twice_is_stopped(client: holdfast.Client) -> None:
     done: list[str] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +86,11 @@ def test_names_and_keys_are_never_labels() -> None:
         {"name", "key", "lease", "holder", "token", "pool", "url", "database"}
     )
     assert len({each.name for each in telemetry.METRICS}) == len(telemetry.METRICS)
+
+
+def test_the_page_lists_every_metric_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "telemetry.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.about} |" for each in telemetry.METRICS
+    ]

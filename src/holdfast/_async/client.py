@@ -218,7 +218,8 @@ class AsyncClient:
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
-        return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+        space = self._locks or self._open_locks()
+        return space.lock(space, name, timeout, on_lost)
 
     def operation(
         self,

@@ -108,27 +108,27 @@ class AsyncOwner:
     """Whoever the grants belong to: the event loop of the client that made them."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def check(self) -> None:
         """One client, one loop: the first use decides which."""
         loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
+        if self.loop is None:
+            self.loop = loop
+        elif self.loop is not loop:
             raise RuntimeError(
-                f"this AsyncClient belongs to {self._loop!r} and was used from {loop!r}: make one client a loop"
+                f"this AsyncClient belongs to {self.loop!r} and was used from {loop!r}: make one client a loop"
             )
 
     def alive(self) -> bool:
-        return self._loop is None or not self._loop.is_closed()
+        return self.loop is None or not self.loop.is_closed()
 
     def call(self, callback: Callable[[], object]) -> None:
         """From the keeper's thread: on the loop."""
-        if self._loop is not None:
+        if self.loop is not None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(callback)
+                self.loop.call_soon_threadsafe(callback)
 
     def tell(self, callback: Callable[[Any], object], grant: Any) -> None:
         """From the keeper's thread: on the loop, and awaited there if there is something to await."""

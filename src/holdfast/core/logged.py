@@ -37,7 +37,7 @@ class Logged:
     """Why its entries could not be read."""
     dataset: str | None = None
     type: str | None = None
-    """Of operation, as the log says."""
+    """Of operation, as the log says, where that was asked for."""
 
     def state(self) -> State:
         """What its entries come to, with the result as far as it is kept."""
@@ -125,7 +125,7 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
         result = None if first["result"] is None else bytes.fromhex(first["result"])
         yield Logged(
             operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
-            bool(first["alive"]), result, first["result_hash"], entries, damage, first["dataset"], first["operation"],
+            bool(first["alive"]), result, first["result_hash"], entries, damage, first.get("dataset"), first.get("operation"),
         )  # fmt: skip
 
 

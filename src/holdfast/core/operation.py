@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 LEASE = "@op:"
 """What the names of the leases begin with under which operations are done."""
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+_SQLITE_PASSING = (5, 6)  # busy, locked
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,14 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
         return True
     if sqlstate is not None:
         return sqlstate in _PASSING or sqlstate.startswith("08")
-    name, text = type(error).__name__, str(error).lower()
-    return name in ("OperationalError", "InterfaceError") and ("lock" in text or "connection" in text or "busy" in text)
+    inner = getattr(error, "orig", None) or error  # as SQLAlchemy wraps it
+    if (code := getattr(inner, "sqlite_errorcode", None)) is not None:
+        return code & 0xFF in _SQLITE_PASSING
+    name, text = type(inner).__name__, str(error).lower()
+    if name == "OperationalError" and type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2"):
+        return True  # the server says a code with all that it refuses: without, the connection is what failed
+    words = ("lock", "connection", "busy", "network")
+    return name in ("OperationalError", "InterfaceError") and any(word in text for word in words)
 
 
 def collides(error: BaseException, sqlstate: str | None) -> bool:

@@ -117,8 +117,11 @@ def check_pool(pool: str, capacity: int) -> str:
 
 
 def refusal(pool: str, capacity: int, held: Held, waited: float | None) -> NotAcquired:
-    soonest = "" if held.remaining is None else f", the first until in {held.remaining:.1f} s unless renewed"
-    message = f"all {capacity} slots of pool {pool!r} are taken{soonest}"
+    if held.remaining is None:
+        message = f"no slot of pool {pool!r} is to be had: all {capacity} are taken, or just being changed by somebody"
+    else:
+        soonest = f"the first until in {held.remaining:.1f} s unless renewed"
+        message = f"all {capacity} slots of pool {pool!r} are taken, {soonest}"
     if waited is None:
         return NotAcquired(message, name=pool, holder=held.holder)
     return AcquireTimeout(f"{message}; waited {waited:.1f} s", name=pool, holder=held.holder)

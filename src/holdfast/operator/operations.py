@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast import HoldfastError
 from holdfast.operator.registry import CommandRefused, Parameter, Steps, command
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def operation_reset(window: Window, *, key: str) -> Steps:
     else:
         told = f"operation {_refused(window, key)!r}, which was refused before it began, can be tried again"
     yield [told]
+    _unchanged(window, key, record)
     window.client.operations.reset(key, actor=window.actor, reason=window.reason)
 
 
@@ -39,6 +41,7 @@ def operation_rollback(window: Window, *, key: str) -> Steps:
     if record.rollback is None:
         raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
+    _unchanged(window, key, record)
     window.client.operations.rollback(key, actor=window.actor, reason=window.reason)
 
 
@@ -101,7 +104,15 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     done = window.client.operations.archive(before, write)
     if done.left:
         some = "; ".join(f"{key[:12]}…: {why}" for key, why in list(done.left.items())[:3])
-        raise CommandRefused(f"{done.operations} were archived, {len(done.left)} were not: {some}")
+        kind = HoldfastError if done.operations else CommandRefused
+        raise kind(f"{done.operations} were archived, {len(done.left)} were not: {some}")
+
+
+def _unchanged(window: Window, key: str, record: Any) -> None:
+    """What is changed is what was told; None: that there is none."""
+    found = window.client.operations.get(key)
+    if found is not None and (record is None or found.pointer != record.pointer):
+        raise CommandRefused(f"operation {found.label!r} is {found.status} meanwhile: look again")
 
 
 def _refused(window: Window, key: str) -> str:

@@ -93,7 +93,10 @@ class Command:
 
     def _in(self, window: Window, values: dict[str, Any]) -> Steps:
         steps = self.function(window, **values)
-        yield next(steps)
+        told = next(steps, None)
+        if not isinstance(told, list) or not all(isinstance(line, str) for line in told):
+            raise TypeError(f"{self.name} must yield the lines that say what it is about to change, not {told!r:.60}")
+        yield told
         if not windows.get(window):
             raise self._denied()
         if next(steps, None) is not None:

@@ -219,7 +219,12 @@ class AsyncElector:
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(
             self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_beat=self._beaten
-        )._replace(on_recall=self.resign)
+        )._replace(on_recall=self._recalled)
+
+    def _recalled(self) -> None:
+        """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
+        self._course.resigned = True
+        self._course.bell.ring()
 
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""

@@ -13,7 +13,7 @@ from holdfast._wire.aio_waiting import settled
 from holdfast._wire.log import logger
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
-from holdfast.core.grant import Held, LeaseTerms
+from holdfast.core.grant import Held, LeaseTerms, check_name
 from holdfast.core.renewal import Trust
 
 log = logger("holdfast.slots")
@@ -119,6 +119,8 @@ class AsyncSlots:
         return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
 
     def _terms(self, owner: str | None) -> LeaseTerms:
+        if owner is not None:
+            check_name(owner, "owner")
         terms = LeaseTerms.check(
             self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag",
             failover="ttl",

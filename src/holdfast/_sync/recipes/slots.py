@@ -14,7 +14,7 @@ from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
-from holdfast.core.grant import Held, LeaseTerms
+from holdfast.core.grant import Held, LeaseTerms, check_name
 from holdfast.core.renewal import Trust
 
 log = logger("holdfast.slots")
@@ -118,6 +118,8 @@ class Slots:
         return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
 
     def _terms(self, owner: str | None) -> LeaseTerms:
+        if owner is not None:
+            check_name(owner, "owner")
         terms = LeaseTerms.check(
             self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag",
             failover="ttl",

@@ -70,6 +70,7 @@ class AsyncOperation:
         except BaseException as error:
             await attempt.fail(op, error)
             raise
+        attempt.enter()
         self._entered.append((here(), attempt, op))
         return op
 
@@ -81,6 +82,7 @@ class AsyncOperation:
         _, attempt, op = entry
         if attempt is None:
             return
+        attempt.leave()
         if error is not None:
             await attempt.fail(op, error)
             return
@@ -126,9 +128,10 @@ async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: An
             return op
         attempt.began = True
         try:
-            await attempt.check(op)
-            value = await call(function, op, *args, **kwargs)
-            await attempt.check_after(op)
+            with attempt.inside():
+                await attempt.check(op)
+                value = await call(function, op, *args, **kwargs)
+                await attempt.check_after(op)
             return await attempt.succeed(op, value)
         except BaseException as error:
             if not await attempt.fail(op, error):

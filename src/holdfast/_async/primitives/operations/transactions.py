@@ -33,7 +33,7 @@ class AsyncOwned(Protocol):
 def owned(database: Database, known: AsyncConnection, connection: Any) -> AsyncOwned:
     if isinstance(known, AsyncPsycopg) and not connection.pgconn.pipeline_status:
         return AsyncOwnedPsycopg(database, connection)
-    return AsyncOwnedBlock(known)
+    return AsyncOwnedBlock(known, marks=database.dialect == "sqlite")
 
 
 class _Undone(Exception):
@@ -41,21 +41,34 @@ class _Undone(Exception):
 
 
 class AsyncOwnedBlock:
-    """Whatever the driver, one statement after the other."""
+    """Whatever the driver, one statement after the other. ``marks``: with a savepoint, by which the end can tell that
+    it is in the same transaction still; elsewhere the database knows when it began."""
 
-    def __init__(self, known: AsyncConnection) -> None:
-        self._known = known
+    def __init__(self, known: AsyncConnection, *, marks: bool) -> None:
+        self._known, self._marks = known, marks
         self._block: AbstractAsyncContextManager[Any] | None = None
+        self._mark: AbstractAsyncContextManager[Any] | None = None
 
     async def begin(self, statement: str, parameters: Row) -> Row:
         block = self._known.begin()
         await block.__aenter__()
         self._block = block
-        return await self._known.write(statement, parameters)
+        row = await self._known.write(statement, parameters)
+        if self._marks:
+            mark = self._known.nested()
+            await mark.__aenter__()
+            self._mark = mark
+        return row
 
     async def commit(self, statement: str, parameters: Row) -> None:
         if not self._known.in_transaction() and not self._known.begins_by_itself():
             raise over(parameters["label"])
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            try:
+                await mark.__aexit__(None, None, None)
+            except Exception as error:
+                raise over(parameters["label"]) from error
         row = await self._known.write(statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
@@ -65,10 +78,13 @@ class AsyncOwnedBlock:
 
     async def rollback(self) -> None:
         block, self._block = self._block, None
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            with suppress(Exception):  # it went with the transaction, or does so now
+                await mark.__aexit__(_Undone, _Undone(), None)
         if block is not None:
-            error = _Undone()
             with suppress(_Undone):
-                await block.__aexit__(_Undone, error, None)
+                await block.__aexit__(_Undone, _Undone(), None)
 
 
 def over(label: str) -> RuntimeError:

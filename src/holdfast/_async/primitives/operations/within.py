@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, as_told, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.transactions import owned
+from holdfast._async.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -62,7 +62,7 @@ class AsyncWithin(AsyncAttempt):
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
-        await self._transaction.commit("operation_write", parameters)
+        await self._transaction.commit("operation_end", parameters)
         return Outcome("success", False, op.attempt, value=value)
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
@@ -81,7 +81,7 @@ class AsyncWithin(AsyncAttempt):
     async def _record(self, op: AsyncRunning, error: Exception) -> None:
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
         said = told(error, remembered=self.remembers(error))
-        op.outbox, op.began = [], False
+        op.began = False
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
         op.note("lock_released", {"held": round(op.held(), 6)})
         parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -110,6 +110,8 @@ class AsyncJoined(AsyncAttempt):
             if (outcome := self.settled(act, prior)) is not None:
                 return outcome
             if found.free and act is not Act.RUNNING:
+                if self.in_its_own_way(same_key=True):
+                    raise in_progress(self.plan.key, why="it is inside of itself")
                 await self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
@@ -125,13 +127,22 @@ class AsyncJoined(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
-        row = await self._known.write("operation_write", success(self, op, value, self._began))
+        row = await self._known.write("operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
             raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
         block, self._block = self._block, None
         if block is not None:
-            await block.__aexit__(None, None, None)
+            try:
+                await block.__aexit__(None, None, None)
+            except Exception as error:
+                if self._is_file:  # its savepoint is gone
+                    raise over(op.key.label) from error
+                raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    @property
+    def _is_file(self) -> bool:
+        return self.plan.engine.database.dialect == "sqlite"
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
         block, self._block = self._block, None
@@ -141,10 +152,8 @@ class AsyncJoined(AsyncAttempt):
         return False
 
     async def told(self, statement: str, parameters: Row) -> Row:
-        """On SQLite in the transaction that is open, which has the file: it is there when the caller commits."""
-        if self.plan.engine.database.dialect == "sqlite":
-            return await self._known.write(statement, parameters)
-        return await super().told(statement, parameters)
+        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
+        return await (self._known.write if self._is_file else super().told)(statement, parameters)
 
     async def kin(self) -> Row:
         """What this very transaction has done is seen by nobody else; and what it sees may be old."""
@@ -196,4 +205,5 @@ def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | No
     result = kept(value)
     op.note("success", payload_hash=result["result_hash"])
     op.note("lock_released", {"held": round(op.held(), 6)})
-    return attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    return {**known, "told": as_told(known)}

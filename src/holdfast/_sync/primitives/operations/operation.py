@@ -71,6 +71,7 @@ class Operation:
         except BaseException as error:
             attempt.fail(op, error)
             raise
+        attempt.enter()
         self._entered.append((here(), attempt, op))
         return op
 
@@ -82,6 +83,7 @@ class Operation:
         _, attempt, op = entry
         if attempt is None:
             return
+        attempt.leave()
         if error is not None:
             attempt.fail(op, error)
             return
@@ -127,9 +129,10 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
             return op
         attempt.began = True
         try:
-            attempt.check(op)
-            value = call(function, op, *args, **kwargs)
-            attempt.check_after(op)
+            with attempt.inside():
+                attempt.check(op)
+                value = call(function, op, *args, **kwargs)
+                attempt.check_after(op)
             return attempt.succeed(op, value)
         except BaseException as error:
             if not attempt.fail(op, error):

@@ -96,18 +96,22 @@ class Operations(OperationLog):
         max_attempts: int = 3,
         remember_errors: Sequence[type[BaseException]] = (),
         keep: float | None = None,
+        sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
         """Run ``function(item)`` for each, as ``client.operation(key(item)).run(function, item)`` would, the effect
-        being outside; without ``key``, the items are the keys. What came of each, in their order: no error is raised.
+        being outside; without ``key``, the items are the keys. What came of each, in their order: what one of them
+        raises is in its outcome. Only ``when_locked`` is about all: the lock of their dataset and operation, if they
+        have one, is held until the last is done, and when that cannot be had, OperationInProgress is raised.
 
         A statement claims ``batch`` of them, and tells those apart that are done, under way, or another's; a statement
-        writes down what came of them when all are done. So a process that dies leaves a whole batch half done. Those
-        that somebody else is at are skipped. ``progress(done, total)`` is called after each batch. Where a policy has
-        to be asked, they are run one by one.
+        writes down what came of them when all are done. So a process that dies leaves a whole batch half done; one that
+        is interrupted, only the one it was at. Those that somebody else is at are skipped. ``progress(done, total)`` is
+        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``. Where a
+        policy has to be asked, they are run one by one.
         """
         found = list(items)
         check_called(function, "function")
@@ -116,7 +120,7 @@ class Operations(OperationLog):
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
-            "sovereign": False, "actor": actor, "justification": justification,
+            "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]

@@ -36,7 +36,7 @@ class Running:
         self.began = False
         self.chain = Chain(key.digest, prior.pointer)
         self.outbox: list[tuple[str, str]] = []
-        self.end: dict[str, Any] = {}
+        self.end: list[Any] = []
         """In a batch, where ends are written together: how it ended."""
         self._save, self._asked_at, self._server_time = save, asked_at, prior.now
 
@@ -70,6 +70,10 @@ class Running:
         """To be told to others: kept in the outbox together with the effect, if there is one."""
         check_name(topic, "topic")
         self.outbox.append((topic, json.dumps(payload, allow_nan=False)))
+
+    def told(self) -> str | None:
+        """What was emitted, as it is written: with the success alone, or what came to nothing would be told."""
+        return json.dumps(self.outbox) if self.outbox else None
 
     def done(self, result: Any = None) -> Done:
         """For a probe, when the effect is there: ``return op.done(result)``."""

@@ -34,7 +34,7 @@ class Owned(Protocol):
 def owned(database: Database, known: Connection, connection: Any) -> Owned:
     if isinstance(known, Psycopg) and not connection.pgconn.pipeline_status:
         return OwnedPsycopg(database, connection)
-    return OwnedBlock(known)
+    return OwnedBlock(known, marks=database.dialect == "sqlite")
 
 
 class _Undone(Exception):
@@ -42,21 +42,34 @@ class _Undone(Exception):
 
 
 class OwnedBlock:
-    """Whatever the driver, one statement after the other."""
+    """Whatever the driver, one statement after the other. ``marks``: with a savepoint, by which the end can tell that
+    it is in the same transaction still; elsewhere the database knows when it began."""
 
-    def __init__(self, known: Connection) -> None:
-        self._known = known
+    def __init__(self, known: Connection, *, marks: bool) -> None:
+        self._known, self._marks = known, marks
         self._block: AbstractContextManager[Any] | None = None
+        self._mark: AbstractContextManager[Any] | None = None
 
     def begin(self, statement: str, parameters: Row) -> Row:
         block = self._known.begin()
         block.__enter__()
         self._block = block
-        return self._known.write(statement, parameters)
+        row = self._known.write(statement, parameters)
+        if self._marks:
+            mark = self._known.nested()
+            mark.__enter__()
+            self._mark = mark
+        return row
 
     def commit(self, statement: str, parameters: Row) -> None:
         if not self._known.in_transaction() and not self._known.begins_by_itself():
             raise over(parameters["label"])
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            try:
+                mark.__exit__(None, None, None)
+            except Exception as error:
+                raise over(parameters["label"]) from error
         row = self._known.write(statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
@@ -66,10 +79,13 @@ class OwnedBlock:
 
     def rollback(self) -> None:
         block, self._block = self._block, None
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            with suppress(Exception):  # it went with the transaction, or does so now
+                mark.__exit__(_Undone, _Undone(), None)
         if block is not None:
-            error = _Undone()
             with suppress(_Undone):
-                block.__exit__(_Undone, error, None)
+                block.__exit__(_Undone, _Undone(), None)
 
 
 def over(label: str) -> RuntimeError:

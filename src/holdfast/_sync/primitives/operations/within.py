@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
+from holdfast._sync.primitives.operations.attempt import Attempt, Plan, as_told, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.transactions import owned
+from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -63,7 +63,7 @@ class Within(Attempt):
 
     def succeed(self, op: Running, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
-        self._transaction.commit("operation_write", parameters)
+        self._transaction.commit("operation_end", parameters)
         return Outcome("success", False, op.attempt, value=value)
 
     def fail(self, op: Running, error: BaseException) -> bool:
@@ -82,7 +82,7 @@ class Within(Attempt):
     def _record(self, op: Running, error: Exception) -> None:
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
         said = told(error, remembered=self.remembers(error))
-        op.outbox, op.began = [], False
+        op.began = False
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
         op.note("lock_released", {"held": round(op.held(), 6)})
         parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -111,6 +111,8 @@ class Joined(Attempt):
             if (outcome := self.settled(act, prior)) is not None:
                 return outcome
             if found.free and act is not Act.RUNNING:
+                if self.in_its_own_way(same_key=True):
+                    raise in_progress(self.plan.key, why="it is inside of itself")
                 self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
@@ -126,13 +128,22 @@ class Joined(Attempt):
             asked += 1
 
     def succeed(self, op: Running, value: Any) -> Outcome:
-        row = self._known.write("operation_write", success(self, op, value, self._began))
+        row = self._known.write("operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
             raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
         block, self._block = self._block, None
         if block is not None:
-            block.__exit__(None, None, None)
+            try:
+                block.__exit__(None, None, None)
+            except Exception as error:
+                if self._is_file:  # its savepoint is gone
+                    raise over(op.key.label) from error
+                raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    @property
+    def _is_file(self) -> bool:
+        return self.plan.engine.database.dialect == "sqlite"
 
     def fail(self, op: Running, error: BaseException) -> bool:
         block, self._block = self._block, None
@@ -142,10 +153,8 @@ class Joined(Attempt):
         return False
 
     def told(self, statement: str, parameters: Row) -> Row:
-        """On SQLite in the transaction that is open, which has the file: it is there when the caller commits."""
-        if self.plan.engine.database.dialect == "sqlite":
-            return self._known.write(statement, parameters)
-        return super().told(statement, parameters)
+        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
+        return (self._known.write if self._is_file else super().told)(statement, parameters)
 
     def kin(self) -> Row:
         """What this very transaction has done is seen by nobody else; and what it sees may be old."""
@@ -197,4 +206,5 @@ def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row
     result = kept(value)
     op.note("success", payload_hash=result["result_hash"])
     op.note("lock_released", {"held": round(op.held(), 6)})
-    return attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    return {**known, "told": as_told(known)}
