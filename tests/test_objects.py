@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import sqlite3
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psycopg
@@ -233,6 +235,46 @@ def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_wit
         assert isinstance(refused, holdfast.Conflict)
         assert refused.current == told.version
         assert client.objects.get("box", "b-1") == told
+
+
+class Interrupt:
+    """KeyboardInterrupt on the way into a function, where the interpreter looks for signals: number ``at`` of all that
+    are called in the block."""
+
+    def __init__(self, at: int) -> None:
+        self.left, self.raised = at, False
+
+    def __enter__(self) -> None:
+        sys.settrace(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code.co_name not in ("__exit__", "__del__") or frame.f_code.co_filename != __file__:
+            self.left -= 1
+            if self.left < 0 and not self.raised:
+                self.raised = True
+                raise KeyboardInterrupt
+
+
+def test_a_write_that_was_interrupted_anywhere_leaves_the_client_usable_and_nothing_locked(either: str) -> None:
+    """Also where somebody keeps the exception, and with it all that it passed: a prompt does."""
+    kept: list[KeyboardInterrupt] = []
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        record = client.objects.put_if("box", "b-1", 0, MustCreate())
+        for at in range(10_000):
+            interrupt = Interrupt(at)
+            try:
+                with interrupt:
+                    client.objects.put_if("box", "b-1", at, MatchVersion(record.version))
+            except KeyboardInterrupt as error:
+                kept.append(error)
+            if not interrupt.raised:
+                break
+            assert client.objects.get("box", "b-1") is not None
+            record = other.objects.put_if("box", "b-1", "from here", Unconditional())
+        assert len(kept) > 30
 
 
 def test_a_version_that_was_rolled_back_is_nobody_elses(either: str) -> None:

@@ -139,7 +139,7 @@ def test_a_fork_that_leaves_a_window_or_a_command_does_not_tell_its_end(client: 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["@gate:dot_config", "@", "holdfast:runtime", "holdfast:x"])
+@pytest.mark.parametrize("name", ["@gate:dot_config", "holdfast:runtime"])
 def test_holdfasts_own_leases_are_nobodys_to_take_past_what_they_are_for(
     connect: Connect, tmp_path: Any, name: str
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -35,15 +35,13 @@ class AsyncTurn:
     """A session on a loop queues its requests itself, so here they are only counted."""
 
     def __init__(self) -> None:
+        self.lock = self
         self._inside = 0
 
-    @asynccontextmanager
-    async def within(self, timeout: float) -> AsyncIterator[None]:
+    def check_free(self) -> None: ...
+
+    async def enter(self, timeout: float) -> None:
         self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
 
     def try_enter(self) -> bool:
         """Only if nobody is in there; to be left again."""
@@ -52,7 +50,7 @@ class AsyncTurn:
         self._inside += 1
         return True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self._inside -= 1
 
 

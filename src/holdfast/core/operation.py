@@ -76,6 +76,10 @@ class Prior(NamedTuple):
         truths = {name: bool(found[name]) for name in ("effect_started", "alive", "expired")}
         return cls(**{**found, **numbers, **truths})
 
+    @classmethod
+    def nothing(cls, now: float) -> Prior:
+        return cls(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, now)
+
     @property
     def fresh(self) -> bool:
         """Whether it is run as if nobody had: nobody has, or its time is over, or it was reset."""
@@ -103,11 +107,11 @@ class Begun(NamedTuple):
     def of(cls, row: Row) -> Begun:
         said = json.loads(row["answer"])
         known = said.get("known")
-        prior = NOTHING._replace(now=said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
+        prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
         return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
 
 
-NOTHING = Prior(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, 0.0)
+NOTHING = Prior.nothing(0.0)
 
 
 def decide(

@@ -113,9 +113,16 @@ class AsyncEngine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                async with self._turn.within(deadline - now()):
+                self._turn.check_free()
+                try:
+                    await self._turn.enter(deadline - now())
                     session = await self._open(deadline)
                     return await self._use(session, name, parameters, deadline)
+                finally:
+                    try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                        self._turn.lock.release()
+                    except RuntimeError:
+                        pass  # it was not our turn yet
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
                     raise
@@ -176,10 +183,14 @@ class AsyncEngine(ABC):
         self._notice_fork()
         self.closed = True
         try:
-            async with self._turn.within(CALL_TIMEOUT):
+            self._turn.check_free()
+            await self._turn.enter(CALL_TIMEOUT)
+            try:
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
+            finally:
+                self._turn.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -248,7 +259,7 @@ class AsyncEngine(ABC):
             self._session = None
             session.close()
         finally:
-            self._turn.leave()
+            self._turn.lock.release()
 
     def _reap_soon(self) -> None:
         """In the keeper's thread."""

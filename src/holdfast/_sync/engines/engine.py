@@ -114,9 +114,16 @@ class Engine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                with self._turn.within(deadline - now()):
+                self._turn.check_free()
+                try:
+                    self._turn.enter(deadline - now())
                     session = self._open(deadline)
                     return self._use(session, name, parameters, deadline)
+                finally:
+                    try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                        self._turn.lock.release()
+                    except RuntimeError:
+                        pass  # it was not our turn yet
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
                     raise
@@ -177,10 +184,14 @@ class Engine(ABC):
         self._notice_fork()
         self.closed = True
         try:
-            with self._turn.within(CALL_TIMEOUT):
+            self._turn.check_free()
+            self._turn.enter(CALL_TIMEOUT)
+            try:
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
+            finally:
+                self._turn.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -249,7 +260,7 @@ class Engine(ABC):
             self._session = None
             session.close()
         finally:
-            self._turn.leave()
+            self._turn.lock.release()
 
     def _reap_soon(self) -> None:
         """In the keeper's thread."""

@@ -161,7 +161,7 @@ class Lock:
 
     def _go_on(self, grant: LockGrant, state: State, limit: float) -> State:
         """It outlives a restart of the database: whoever waits goes on asking until its time is up."""
-        pause, contended = 0.1, False
+        until, pause, contended = now() + (limit or CALL_TIMEOUT), 0.1, False
         while True:
             ticket = grant.ticket
             if state == "held":
@@ -170,7 +170,7 @@ class Lock:
                 state = ticket.state
             if state not in ("failed", "lost"):
                 return state
-            problem, deadline = ticket.problem, ticket.deadline or now() + (limit or CALL_TIMEOUT)
+            problem, deadline = ticket.problem, ticket.deadline or until
             contended = contended or ticket.contended or state == "lost"
             if not (contended and isinstance(problem, Unreachable | Unanswered) and now() + pause < deadline):
                 raise self._told(problem)

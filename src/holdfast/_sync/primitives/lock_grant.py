@@ -56,11 +56,12 @@ class LockGrant:
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         try:
-            ticket = self.ticket
-            ours = not self._released and ticket.state == "held"
+            ticket, state = self.ticket, self.ticket.state
+            if self._released or state != "held":
+                return False
             self.give_back()
             ticket.tell = None
-            return ours and ticket.state == "released"
+            return ticket.state == "released"
         except BaseException:
             self.abandon()
             raise

@@ -79,8 +79,8 @@ class AsyncLocks:
     def release(self, ticket: Ticket) -> Awaitable[object]:
         """The ticket is "released" once this has been awaited, if it was still ours. Cancelled or not, it is given
         back; on the loop that it belongs to."""
-        pump = self._pump
-        if pump is None or ticket.state != "held":
+        pump, state = self._pump, ticket.state
+        if pump is None or state != "held":
             return NOTHING
         if pump.loop is not asyncio.get_running_loop():
             return self._release_there(ticket, pump.loop)
@@ -92,10 +92,10 @@ class AsyncLocks:
                     return bell
             pump.leaving.add(ticket)
             pump.do(pump.mux.release(ticket))
-            if pump.mux.is_leaving(ticket):  # else it was handed on here, or is gone
+            if ticket.state == "held" and pump.mux.is_leaving(ticket):  # else it was handed on here, or is gone
                 ticket.bell = bell = ticket.bell or Bell(loop=pump.loop)
                 return bell
-            return NOTHING
+            return pump.nothing
         except (KeyboardInterrupt, SystemExit):
             pump.interrupted(ticket)
             raise

@@ -37,6 +37,9 @@ class MendingPump(LockPump):
         """Until when."""
         self.leaving: set[Ticket] = set()
         """Whose release goes through the multiplexer."""
+        self.nothing = Bell(loop=loop)
+        """Rung already, for whoever need not wait: quicker than ``NOTHING``, as no frame is run for it."""
+        self.nothing.ring()
         self._interrupted: list[Ticket] = []
         self._sessions: dict[Session, None] = {}
         """All that are being opened, or open."""

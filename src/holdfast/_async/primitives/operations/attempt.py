@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,26 +152,21 @@ class AsyncAttempt(AsyncGovernance, ABC):
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
         """Write it down; True when nothing came of it, and it can begin again at once."""
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """While the function runs, or the block."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
     def enter(self) -> None:
+        """The function is about to run, or the block."""
         self._running = True
         _around.set((*_around.get(), self))
 
     def leave(self) -> None:
-        self._running = False  # for a task that was begun in there, and goes on
-        _around.set(tuple(each for each in _around.get() if each is not self))
+        if self._running:
+            self._running = False  # for a task that was begun in there, and goes on
+            _around.set(tuple([each for each in _around.get() if each is not self]))
 
     def in_its_own_way(self, *, same_key: bool = False) -> bool:
         """Whether it is inside an operation that has its lock, and would wait for itself; or inside itself."""
         ours = self.plan
+        if not _around.get():
+            return False
         around = [
             each.plan for each in _around.get() if each._running and each.plan.engine.database == ours.engine.database
         ]
@@ -265,8 +259,13 @@ class AsyncAttempt(AsyncGovernance, ABC):
 
 
 def as_told(parameters: Row) -> str:
-    """What the end of a transaction is told, as one text: none of it has a control character in it, or is empty."""
-    return "\x1f".join(["" if value is None else str(value) for value in map(parameters.get, _TOLD)])
+    """What the end of a transaction is told, as one text."""
+    return line(map(parameters.get, _TOLD))
+
+
+def line(parts: Iterable[Any]) -> str:
+    """None of them has a control character in it, or is empty: names may not, and the rest is JSON or hexadecimal."""
+    return "\x1f".join(["" if part is None else str(part) for part in parts])
 
 
 def kept(value: Any) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class AsyncExternal(AsyncAttempt):
                 done = await self.probe(plan.verify, prior, self._asked_at)
                 if done is not None:
                     return await self.succeed(op, done.result)
-            op.note("lock_released", {"held": round(op.held(), 6)})
+            op.released()
             op.attempt += 1
             op.note("lock_acquired")
             op.attempt -= 1
@@ -181,7 +181,7 @@ class AsyncExternal(AsyncAttempt):
         await self._close(op, "partial", error=json.dumps(said))
 
     async def _close(self, op: AsyncRunning, status: str, **more: Any) -> None:
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         try:
             state = await self._write(op, status, **more)
             if state != "done":

@@ -128,12 +128,14 @@ async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: An
             return op
         attempt.began = True
         try:
-            with attempt.inside():
-                await attempt.check(op)
-                value = await call(function, op, *args, **kwargs)
-                await attempt.check_after(op)
+            attempt.enter()
+            await attempt.check(op)
+            value = await call(function, op, *args, **kwargs)
+            await attempt.check_after(op)
+            attempt.leave()
             return await attempt.succeed(op, value)
         except BaseException as error:
+            attempt.leave()
             if not await attempt.fail(op, error):
                 raise
         await sleep(jitter(0.0, 0.01))

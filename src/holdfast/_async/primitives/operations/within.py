@@ -83,7 +83,7 @@ class AsyncWithin(AsyncAttempt):
         said = told(error, remembered=self.remembers(error))
         op.began = False
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         try:
             await self.plan.engine.call("operation_write", parameters)
@@ -193,17 +193,24 @@ async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) 
 
 
 def claim_noted(op: AsyncRunning, plan: AsyncPlan) -> None:
+    for kind, detail in claimed(plan):
+        op.note(kind, detail)
+
+
+def claimed(plan: AsyncPlan) -> list[tuple[str, dict[str, Any] | None]]:
     """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
-    said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    op.note("claimed", {name: value for name, value in said.items() if value is not None})
-    if plan.terms.sovereign:
-        op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
+    terms = plan.terms
+    said = {"actor": terms.actor, "justification": terms.justification, "fingerprint": plan.fingerprint}
+    told = {name: value for name, value in said.items() if value is not None} if any(said.values()) else None
+    if not terms.sovereign:
+        return [("claimed", told)]
+    return [("claimed", told), ("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})]
 
 
 def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | None) -> Row:
     """What is written with the effect. ``began``: the transaction that it has to be in."""
     result = kept(value)
     op.note("success", payload_hash=result["result_hash"])
-    op.note("lock_released", {"held": round(op.held(), 6)})
+    op.released()
     known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
     return {**known, "told": as_told(known)}

@@ -6,22 +6,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from holdfast._sync.primitives.grant import LeaseGrant
-from holdfast._sync.primitives.operations.attempt import Plan, call, kept
+from holdfast._sync.primitives.operations.attempt import Plan, call, kept, line
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import run
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import claim_noted
+from holdfast._sync.primitives.operations.within import claimed
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.identity import new_token
 from holdfast._wire.log import logger
+from holdfast.core.chain import Opening
 from holdfast.core.errors import HoldfastError, OperationFailed, Refused
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, NOTHING, Act, Prior, told
+from holdfast.core.operation import LEASE, Act, Prior, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
@@ -96,11 +98,13 @@ class Batch:
         ours, known = self._claim(grant, places)
         found: dict[int, Outcome] = {}
         try:
-            with self._all.inside():
-                for place in places:
-                    if place in ours:
-                        found[place] = self._execute(place, ours[place], function)
+            self._all.enter()
+            for place in places:
+                if place in ours:
+                    found[place] = self._execute(place, ours[place], function)
+            self._all.leave()
         except BaseException:  # what ended has ended, and what was not called may be tried again
+            self._all.leave()
             self._finish_interrupted(grant, ours, found)
             raise
         self._finish(grant, list(ours.values()))
@@ -116,27 +120,25 @@ class Batch:
         """Which of them are ours now; of the others, what is known."""
         asked_at = now()
         [clock] = self._engine.call("operation_get", {"key": ""})
-        prior = NOTHING._replace(now=clock["now"])
+        prior, fence = Prior.nothing(clock["now"]), grant.fence
+        opening: dict[str | None, Opening] = {}
         made, claims = {}, []
         for place in places:
             plan = self._plans[place]
             key = plan.key
-            made[place] = op = Running(key, prior, asked_at, attempt=1, fence=grant.fence)
+            if plan.fingerprint not in opening:
+                notes = [("lock_acquired", None), *claimed(plan), ("effect_started", None)]
+                opening[plan.fingerprint] = Opening(notes, fence, prior.now)
+            chain, entries = opening[plan.fingerprint].chain(key.digest)
+            made[place] = op = Running(key, prior, asked_at, attempt=1, fence=fence, chain=chain)
             op._save = partial(self._save, grant, plan, op)
-            op.note("lock_acquired")
-            claim_noted(op, plan)
             op.began = True
-            op.note("effect_started")
-            written = op.chain.waiting()
-            op.chain.written()
             claims.append([
-                key.digest, written.pointer, written.entries, key.label, plan.fingerprint, key.pipeline, key.task,
-                key.dataset, key.operation, key.checksum, key.params_hash,
+                key.digest, chain.pointer, entries, key.label, plan.fingerprint, key.pipeline, key.task, key.dataset,
+                key.operation, key.checksum, key.params_hash,
             ])  # fmt: skip
-        claims.sort()
-        rows = self._call(grant, "operation_claim_many", {
-            "claims": json.dumps(claims), "fence": grant.fence, "rollback": self._plans[0].handler, "lock": self._lock,
-        })  # fmt: skip
+        asked = {"claims": self._packed(claims), "rollback": self._plans[0].handler, "lock": self._lock}
+        rows = self._call(grant, "operation_claim_many", {**asked, "fence": fence})
         if rows and rows[0]["state"] == "busy":
             raise _Busy
         others = {row["key"]: Prior.of(row) for row in rows}
@@ -176,17 +178,10 @@ class Batch:
 
     def _finish_interrupted(self, grant: LeaseGrant, ours: dict[int, Running], found: dict[int, Outcome]) -> None:
         ended = [ours[place] for place in found]
+        said = json.dumps({"type": "Interrupted", "message": "it was never called"})
         for op in list(ours.values())[len(ended) + 1 :]:  # the one in between is what was interrupted
             op.note("rollback", {"attempt": op.attempt, "why": "it was never called"})
-            op.end = [
-                "failure",
-                None,
-                None,
-                json.dumps({"type": "Interrupted", "message": "never called"}),
-                0,
-                False,
-                None,
-            ]
+            op.end = ["failure", None, None, said, 0, False, None]
             ended.append(op)
         try:
             self._finish(grant, ended)
@@ -196,18 +191,22 @@ class Batch:
     def _finish(self, grant: LeaseGrant, ended: Sequence[Running]) -> None:
         ends = []
         for op in ended:
-            op.note("lock_released", {"held": round(op.held(), 6)})
+            op.released()
             ends.append([op.key.digest, *op.chain.waiting(), *op.end])
         if not ends:
             return
-        ends.sort(key=lambda end: str(end[0]))
-        asked = {"ends": json.dumps(ends), "keep": self._terms.keep}
+        asked = {"ends": self._packed(ends), "keep": self._terms.keep}
         if self._call(grant, "operation_finish_many", asked):
             raise fenced_out(grant.name)
 
     def _save(self, grant: LeaseGrant, plan: Plan, op: Running) -> None:
         """What one of them notes while it runs is written at once."""
         External.part(plan, grant).save(op)
+
+    def _packed(self, rows: list[list[Any]]) -> str:
+        """In the order of the keys. SQLite takes JSON apart, PostgreSQL lines: of those nothing has to be quoted."""
+        rows.sort(key=itemgetter(0))
+        return json.dumps(rows) if self._engine.database.dialect == "sqlite" else "\n".join(map(line, rows))
 
     def _call(self, grant: LeaseGrant, statement: str, parameters: Row) -> list[Row]:
         try:

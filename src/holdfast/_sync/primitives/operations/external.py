@@ -163,7 +163,7 @@ class External(Attempt):
                 done = self.probe(plan.verify, prior, self._asked_at)
                 if done is not None:
                     return self.succeed(op, done.result)
-            op.note("lock_released", {"held": round(op.held(), 6)})
+            op.released()
             op.attempt += 1
             op.note("lock_acquired")
             op.attempt -= 1
@@ -182,7 +182,7 @@ class External(Attempt):
         self._close(op, "partial", error=json.dumps(said))
 
     def _close(self, op: Running, status: str, **more: Any) -> None:
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         try:
             state = self._write(op, status, **more)
             if state != "done":

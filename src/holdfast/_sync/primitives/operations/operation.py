@@ -129,12 +129,14 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
             return op
         attempt.began = True
         try:
-            with attempt.inside():
-                attempt.check(op)
-                value = call(function, op, *args, **kwargs)
-                attempt.check_after(op)
+            attempt.enter()
+            attempt.check(op)
+            value = call(function, op, *args, **kwargs)
+            attempt.check_after(op)
+            attempt.leave()
             return attempt.succeed(op, value)
         except BaseException as error:
+            attempt.leave()
             if not attempt.fail(op, error):
                 raise
         sleep(jitter(0.0, 0.01))

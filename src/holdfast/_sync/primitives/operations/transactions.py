@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from holdfast._sync.primitives.connections import Connection, Psycopg, commit_known
 from holdfast._wire import Row
@@ -100,7 +100,6 @@ class OwnedPsycopg:
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection
-        self._encoding = connection.info.encoding
         self._open = False
 
     def begin(self, statement: str, parameters: Row) -> Row:
@@ -146,9 +145,6 @@ class OwnedPsycopg:
         return " ".join(words).encode()
 
     def _filled(self, statement: str, parameters: Row) -> bytes:
-        from psycopg.pq import Escaping
-
-        escape = Escaping(self._connection.pgconn).escape_literal
         texts, names = _pieces(self._database.schema, statement)
         found = [texts[0]]
         for text, name in zip(texts[1:], names, strict=True):
@@ -157,24 +153,41 @@ class OwnedPsycopg:
                 found.append(b"null")
             elif isinstance(value, str):
                 plain = value.isascii() and value.isalnum()  # as most are, and then there is nothing to escape
-                found.append(b"'%s'" % value.encode() if plain else bytes(escape(value.encode(self._encoding))))
+                found.append(b"'%s'" % value.encode() if plain else self._escaped(value))
             else:
                 found.append(str(value).encode())  # true, false, and numbers
             found.append(text)
         return b"".join(found)
 
-    def _send(self, text: bytes) -> list[Any]:
-        from psycopg import errors, generators
-        from psycopg.pq import ExecStatus
+    def _escaped(self, value: str) -> bytes:
+        encoded = value.encode() if value.isascii() else value.encode(self._connection.info.encoding)
+        return bytes(_driver().escaping(self._connection.pgconn).escape_literal(encoded))
 
-        connection = self._connection
+    def _send(self, text: bytes) -> list[Any]:
+        driver, connection = _driver(), self._connection
         with connection.lock:
             connection.pgconn.send_query(text)
-            results: list[Any] = connection.wait(generators.execute(connection.pgconn))
-        for result in results:
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise errors.error_from_result(result, encoding=connection.info.encoding)
+            results: list[Any] = connection.wait(driver.execute(connection.pgconn))
+        if results[-1].status == driver.failed:  # it ends with what goes wrong
+            raise driver.error_from_result(results[-1], encoding=connection.info.encoding)
         return results
+
+
+class _Driver(NamedTuple):
+    """What is used of psycopg, looked up once."""
+
+    execute: Any
+    error_from_result: Any
+    escaping: Any
+    failed: Any
+
+
+@lru_cache
+def _driver() -> _Driver:
+    from psycopg import errors, generators
+    from psycopg.pq import Escaping, ExecStatus
+
+    return _Driver(generators.execute, errors.error_from_result, Escaping, ExecStatus.FATAL_ERROR)
 
 
 @lru_cache

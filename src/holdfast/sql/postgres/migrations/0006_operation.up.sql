@@ -213,9 +213,9 @@ begin
 end $$;
 
 -- Many at once, under one lease. What is nobody's yet is ours now, and known by its pointer, so it may be asked for twice. Of
--- the others it is told what is known. claims: [[key, pointer, entries, label, fingerprint, pipeline, task, dataset, operation,
--- checksum, params_hash], …], in the order of the keys, or two batches would wait for each other. A first row that is "busy"
--- says that a transaction has the lock, and nothing was done.
+-- the others it is told what is known. claims: a line for each, in the order of the keys, or two batches would wait for each
+-- other, and in it as above key, pointer, entries, label, fingerprint, pipeline, task, dataset, operation, checksum and
+-- params_hash. A first row that is "busy" says that a transaction has the lock, and nothing was done.
 create function holdfast.operation_claim_many(claims text, fence bigint, rollback text, owner text, token uuid, lock bigint)
 returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
                pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
@@ -223,7 +223,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    asked jsonb[] := array(select jsonb_array_elements(claims::jsonb));
+    lines text[] := string_to_array(claims, chr(10));
     taken bigint;
 begin
     if lock is not null and not pg_try_advisory_xact_lock(lock) then
@@ -232,50 +232,53 @@ begin
         return;
     end if;
     perform holdfast.object_fence(operation_claim_many.owner, operation_claim_many.token);
-    with mine as (
+    with asked as materialized (select string_to_array(l, chr(31), '') as f from unnest(lines) l),
+    mine as (
         insert into holdfast.idempotency_log
-        select e ->> 0, e ->> 5, e ->> 6, e ->> 7, e ->> 8, 'partial', null, at, at, e ->> 9, e ->> 10, e ->> 1, e ->> 4, null, 1, operation_claim_many.fence, null, null,
-               e ->> 3, operation_claim_many.owner, operation_claim_many.rollback, true, 0
-          from unnest(asked) e on conflict do nothing returning idem_key)
+        select f[1], f[6], f[7], f[8], f[9], 'partial', null, at, at, f[10], f[11], f[2], f[5], null, 1, operation_claim_many.fence, null, null,
+               f[4], operation_claim_many.owner, operation_claim_many.rollback, true, 0
+          from asked on conflict do nothing returning idem_key)
     insert into holdfast.wal
-    select m.idem_key, 1, pg_current_xact_id(), at, e ->> 2 from unnest(asked) e join mine m on m.idem_key = e ->> 0;
+    select m.idem_key, 1, pg_current_xact_id(), at, a.f[3] from asked a join mine m on m.idem_key = a.f[1];
     get diagnostics taken = row_count;
-    if taken < cardinality(asked) then
+    if taken < cardinality(lines) then
         return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
                g.wal_pointer, g.rollback, g.effect_started, g.failures,
                g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
                coalesce(g.expires_at <= clock_timestamp(), false)
-          from unnest(asked) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer <> e ->> 1;
+          from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) a
+          join holdfast.idempotency_log g on g.idem_key = a.f[1] and g.wal_pointer <> a.f[2];
     end if;
 end $$;
 
--- The end of many, each as operation_write would write it; those are told of which the end of the chain is another.
--- ends: [[key, expected, pointer, number, entries, status, result, result_hash, error, failures, effect_started, outbox], …]
+-- The end of many, each as operation_write would write it; those are told of which the end of the chain is another. ends: a
+-- line for each, and in it key, expected, pointer, number, entries, status, result, result_hash, error, failures, effect_started
+-- and outbox.
 create function holdfast.operation_finish_many(ends text, keep double precision, owner text, token uuid) returns table (key text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    said jsonb[] := array(select jsonb_array_elements(ends::jsonb));
+    lines text[] := string_to_array(ends, chr(10));
     written bigint;
 begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
-    with mine as (
+    with said as materialized (select string_to_array(l, chr(31), '') as f from unnest(lines) l),
+    mine as (
         update holdfast.idempotency_log g
-           set status = e ->> 5, result = decode(e ->> 6, 'hex'), result_hash = e ->> 7, error = e ->> 8, updated_at = at, wal_pointer = e ->> 2,
-               failures = (e ->> 9)::int, effect_started = (e ->> 10)::boolean, expires_at = at + make_interval(secs => keep)
-          from unnest(said) e where g.idem_key = e ->> 0 and g.wal_pointer = e ->> 1
-        returning e),
+           set status = s.f[6], result = decode(s.f[7], 'hex'), result_hash = s.f[8], error = s.f[9], updated_at = at, wal_pointer = s.f[3],
+               failures = s.f[10]::int, effect_started = s.f[11]::boolean, expires_at = at + make_interval(secs => keep)
+          from said s where g.idem_key = s.f[1] and g.wal_pointer = s.f[2]
+        returning s.f),
     told as (
         insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
-        select pg_current_xact_id(), m.e ->> 0, 1, o ->> 0, o ->> 1, at from mine m cross join lateral jsonb_array_elements((m.e ->> 11)::jsonb) o
-         where m.e ->> 11 is not null)
-    insert into holdfast.wal
-    select m.e ->> 0, (m.e ->> 3)::int, pg_current_xact_id(), at, m.e ->> 4 from mine m;
+        select pg_current_xact_id(), m.f[1], 1, o ->> 0, o ->> 1, at from mine m cross join lateral json_array_elements(m.f[12]::json) o
+         where m.f[12] is not null)
+    insert into holdfast.wal select m.f[1], m.f[4]::int, pg_current_xact_id(), at, m.f[5] from mine m;
     get diagnostics written = row_count;
-    if written < cardinality(said) then
-        return query select e ->> 0 from unnest(said) e
-          where not exists (select from holdfast.idempotency_log g where g.idem_key = e ->> 0 and g.wal_pointer = e ->> 2);
+    if written < cardinality(lines) then
+        return query select s.f[1] from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) s
+          where not exists (select from holdfast.idempotency_log g where g.idem_key = s.f[1] and g.wal_pointer = s.f[3]);
     end if;
 end $$;
 
