@@ -125,7 +125,8 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
         result = None if first["result"] is None else bytes.fromhex(first["result"])
         yield Logged(
             operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
-            bool(first["alive"]), result, first["result_hash"], entries, damage, first.get("dataset"), first.get("operation"),
+            bool(first["alive"]), result, first["result_hash"], entries, damage,
+            first.get("dataset"), first.get("operation"),
         )  # fmt: skip
 
 

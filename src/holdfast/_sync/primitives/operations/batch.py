@@ -23,7 +23,7 @@ from holdfast._wire.log import logger
 from holdfast.core.chain import Opening
 from holdfast.core.errors import HoldfastError, OperationFailed, Refused
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, Act, Prior, told
+from holdfast.core.operation import LEASE, NOTHING, Act, Prior, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
