@@ -230,7 +230,7 @@ def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again
     numbers: list[int] = []
     with make(either) as client:
 
-        def meanwhile() -> str:
+        def elsewhere() -> None:
             with make(either) as other:
                 for patient in ("wait", "backoff", "skip", "escalate"):
                     with pytest.raises(holdfast.HoldfastError, match=r"up for review as number \d+") as told:
@@ -238,6 +238,10 @@ def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again
                     expected = PolicyDenied if numbers else holdfast.OperationInProgress
                     assert type(told.value) is expected, "the first is told, and later ones have to wait for the answer"
                     numbers.append(next(each.id for each in other.reviews.list(key=key(graves, "second"))))
+
+        def meanwhile() -> str:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(elsewhere).result(60)
             return "first"
 
         assert client.operation(key(graves), **more).run(meanwhile).result == "first"
