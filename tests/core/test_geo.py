@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from typing import Any
 
 import h3
@@ -137,3 +138,9 @@ def test_a_payload_is_looked_through() -> None:
 def test_what_is_none_is_refused_with_the_way_to_it(geojson: Any, resolution: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         holdfast.mask_h3(geojson, resolution)
+
+
+def test_whoever_has_not_installed_it_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h3", None)
+    with pytest.raises(ImportError, match=r"pip install 'holdfast\[geo\]'"):
+        holdfast.is_masked(SHAPES[0], 5)

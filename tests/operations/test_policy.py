@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import Allow, Deny, PolicyContext, PolicyDenied, Review
-from holdfast.testing.operation_contract import leave_half_done, name
+from holdfast.testing.operation_stage import leave_half_done, name, running
 
 POLICY: dict[str, dict[str, Any]] = {
     "graves*": {"sovereign": True, "may_reset": ["elder*"]},
@@ -166,8 +166,9 @@ def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, 
         raise ValueError("broken")
 
     with governed(either, rule) as client:
-        with pytest.raises(PolicyDenied, match=r"'etl/load: upsert roads-.*': not a third time"):
+        with pytest.raises(PolicyDenied, match=r"'etl/load: upsert roads-.*': not a third time") as told:
             attempt(client, roads, broken, retries=5)
+        assert str(told.value.__cause__) == "broken", "what it would have been a retry of"
         first = [("claim", 1, None), ("claim", 1, None), ("locked", 1, "held")]
         second = [("retry", 2, None), ("retry", 2, None), ("locked", 2, "held")]
         assert (asked, len(calls)) == ([*first, *second, ("retry", 3, None)], 2)
@@ -259,6 +260,21 @@ def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again
         assert "sovereignty" in kinds
         [state] = client.operations.replay(key(graves, "second"))
         assert state.sovereignty
+
+
+def test_whatever_the_transaction_a_lock_failure_is_up_for_review(either: str, attempt: Any) -> None:
+    graves = f"graves-{name()}"
+    second = key(graves, "second")
+    with governed(either) as client:
+        with running(either, key(graves)):
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                attempt(client, second, int)
+            with pytest.raises(PolicyDenied, match="up for review as number"):
+                attempt(client, second, int)
+        [review] = client.reviews.list(key=second)
+        assert (review.reason, "which is sovereign" in review.detail) == ("locked", True)
+        client.reviews.approve(review.id, **BY_ELDER)
+        assert attempt(client, second, int).attempt == 1
 
 
 def test_a_lock_that_somebody_else_has_is_refused_where_that_was_declared(either: str) -> None:

@@ -209,9 +209,7 @@ class AsyncAttempt(AsyncGovernance, ABC):
     async def locked(self, prior: Prior, asked: int, started: float) -> Outcome | None:
         """Somebody else is at it. None: ask again now."""
         key, terms, waited = self.plan.key, self.plan.terms, now() - started
-        if (why := await self.escalated(prior)) is not None:
-            number = await self.review("locked", why)
-            raise operation.in_progress(key, why=f"somebody else is at it, and it is up for review as number {number}")
+        await self.escalate(prior)
         if terms.when_locked == "skip":
             return Outcome("skipped", False, 0)
         if terms.when_locked == "fail":

@@ -118,6 +118,7 @@ class AsyncJoined(AsyncAttempt):
                 await self._block.__aenter__()
                 return await ready(self, act, prior, asked_at)
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
+                await self.escalate(prior)
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",

@@ -73,9 +73,10 @@ class Governance:
         if self.plan.governed is not None:
             self._heed(self._context("replay", prior, attempt=prior.attempt))
 
-    def escalated(self, prior: Prior) -> str | None:
-        """Somebody else has the lock: what people have to look at, if they have to."""
+    def escalate(self, prior: Prior) -> None:
+        """Somebody else has the lock: return when it may be waited for, or whatever the operation says."""
         plan = self.plan
+        why = f"{plan.key.label} is locked by somebody else" if plan.terms.when_locked == "escalate" else None
         if plan.governed is not None:
             from holdfast.core.policy import Deny, Review
 
@@ -84,8 +85,11 @@ class Governance:
                 case Deny(reason):
                     raise _denied(context, reason)
                 case Review(reason):
-                    return reason
-        return f"{plan.key.label} is locked by somebody else" if plan.terms.when_locked == "escalate" else None
+                    why = reason
+        if why is not None:
+            number = self.review("locked", why)
+            told = f"somebody else is at it, and it is up for review as number {number}"
+            raise operation.in_progress(plan.key, why=told)
 
     def stand(self) -> bool:
         """Whether somebody has approved that it is tried once more, which is used up by that. PolicyDenied when it was

@@ -106,7 +106,7 @@ def attempt_of(plan: Plan, tx: Any) -> Attempt:
 
 
 def run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
-    tried = 0
+    tried, failed = 0, None
     while True:
         attempt = attempt_of(plan, tx)
         attempt.tried = tried
@@ -115,8 +115,11 @@ def run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outc
         except OperationFailed:
             raise
         except Exception as error:
+            if failed is not None and not attempt.began:
+                raise error from failed  # a retry that is refused says what it would have been one of
             if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):
                 raise
+            failed = error
         tried += 1
         sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
 

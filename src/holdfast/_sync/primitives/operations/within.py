@@ -119,6 +119,7 @@ class Joined(Attempt):
                 self._block.__enter__()
                 return ready(self, act, prior, asked_at)
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
+                self.escalate(prior)
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",
