@@ -7,7 +7,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -73,6 +74,31 @@ def answer(url: str, number: int | None, how: str, **by: Any) -> None:
     assert number is not None
     with governed(url) as client:
         getattr(client.reviews, how)(number, **(by or BY_ELDER))
+
+
+def test_the_matrix_through_a_client(either: str) -> None:
+    """Class of dataset x lock outcome x attempt x justification; the rest of the matrix is pure, and asked as such."""
+    classes: dict[str, dict[str, Any]] = {"open": {}, "graves": {"sovereign": True}, "burials": {"sensitive": True}}
+    classes["both"] = {"sovereign": True, "sensitive": True}
+    with holdfast.Client(either, policy=holdfast.Policy(classes)) as client:
+        for number, (kind, busy, tried, said) in enumerate(
+            product(classes, (False, True), (0, 1, 2), (None, "the council agreed"))
+        ):
+            subject = key(kind, f"task-{number}", checksum=f"input-{number}")
+            for _ in range(tried):
+                with pytest.raises(ValueError, match="broken"):
+                    client.operation(subject, justification="the council agreed").run(fail)
+            needs = kind in ("burials", "both") and said is None
+            expected = PolicyDenied if needs else holdfast.OperationInProgress if busy else None
+            with ExitStack() as stack:
+                if busy:
+                    stack.enter_context(running(either, key(kind, f"other-{number}")))
+                if expected is not None:
+                    stack.enter_context(pytest.raises(expected))
+                outcome = client.operation(subject, justification=said, when_locked="fail").run(int)
+                assert (expected, outcome.attempt) == (None, tried + 1)
+            reviews = [each.reason for each in client.reviews.list(key=subject)]
+            assert reviews == (["locked"] if busy and not needs and kind in ("graves", "both") else [])
 
 
 def test_a_sensitive_dataset_needs_a_justification_on_every_try(either: str, attempt: Any) -> None:
