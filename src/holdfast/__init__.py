@@ -33,37 +33,49 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SessionUnsafe,
     )
+    from holdfast.core.geo import is_masked, mask_h3
     from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
+    from holdfast.core.policy import Allow, Dataset, Deny, PolicyContext, Review
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
+    from holdfast.policies import Policy
     from holdfast.rows import row_lock
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Allow": "holdfast.core.policy",
     "AsyncClient": "holdfast._async.client",
     "AsyncDriver": "holdfast._async.recipes.driver",
     "AsyncProcessDriver": "holdfast._async.process_driver",
     "Backend": "holdfast.core.conditions",
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "Dataset": "holdfast.core.policy",
+    "Deny": "holdfast.core.policy",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
     "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
+    "Policy": "holdfast.policies",
+    "PolicyContext": "holdfast.core.policy",
     "ProcessDriver": "holdfast._sync.process_driver",
+    "Review": "holdfast.core.policy",
     "checksum_file": "holdfast.checksums",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
     "MustCreate": "holdfast.core.objects",
     "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
+    "is_masked": "holdfast.core.geo",
+    "mask_h3": "holdfast.core.geo",
     "row_lock": "holdfast.rows",
     "time_bucket": "holdfast.core.keys",
 }
 __all__ = [
     "AcquireTimeout",
+    "Allow",
     "AlreadyExists",
     "AsyncClient",
     "AsyncDriver",
@@ -73,6 +85,8 @@ __all__ = [
     "Client",
     "Conflict",
     "CursorExpired",
+    "Dataset",
+    "Deny",
     "Driver",
     "DriverError",
     "DriverEvent",
@@ -90,14 +104,19 @@ __all__ = [
     "OperationKey",
     "OwnershipUnknown",
     "Phase",
+    "Policy",
+    "PolicyContext",
     "PolicyDenied",
     "ProcessDriver",
+    "Review",
     "SchemaMismatch",
     "SessionUnsafe",
     "Unconditional",
     "checksum_file",
     "file_lock",
     "inherited",
+    "is_masked",
+    "mask_h3",
     "row_lock",
     "time_bucket",
 ]

@@ -60,7 +60,7 @@ def test_what_cannot_be_kept_or_passes_by_itself_is_no_different_in_a_batch(conn
     assert [type(each.error) for each in again[:3]] == [
         holdfast.OperationFailed, ConnectionResetError, holdfast.OperationFailed,
     ]  # fmt: skip
-    reviews = [each.label for each in client.operations.reviews()]
+    reviews = [each.label for each in client.reviews.list()]
     assert f"{prefix}-0" in reviews, "what is refused waits for somebody to look at it"
     assert client.operations.verify().broken == ()
 

@@ -260,11 +260,11 @@ def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch:
 def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
         client.operation("failed", max_attempts=1).run(lambda: 1)
-    [review] = client.operations.reviews()
+    [review] = client.reviews.list()
     assert (review.label, review.reason, review.key) == ("failed", "attempts", client.operations.get("failed").key)
     assert {each.check: each.status for each in client.operations.health().findings}["failures"] == "warn"
     client.operations.reset("failed", actor="jane", reason="mended")
-    assert client.operations.reviews() == []
+    assert client.reviews.list() == []
     assert client.operation("failed", max_attempts=1).run(lambda: 1).result == 1
     assert problems(client) == set()
 

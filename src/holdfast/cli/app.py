@@ -28,6 +28,7 @@ COMMANDS = {
     "migrate": "holdfast.cli.migrate:migrate",
     "ops": "holdfast.cli.ops:ops",
     "release": "holdfast.cli.leases:release",
+    "reviews": "holdfast.cli.reviews:reviews",
     "run": "holdfast.cli.run_command:run",
     "version": "holdfast.cli.version:version",
 }
@@ -72,7 +73,7 @@ def connected(context: click.Context) -> Iterator[Client]:
     """A client for one command; a user's mistake is one line on stderr, never a traceback."""
     try:
         url, schema = settings.database(context.obj["url"], context.obj["schema"])
-        with holdfast.Client(url, schema=schema) as client:
+        with holdfast.Client(url, schema=schema, policy=settings.policy()) as client:
             yield client
     except ValueError as error:
         raise click.UsageError(str(error)) from None

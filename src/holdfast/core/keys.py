@@ -85,11 +85,11 @@ class OperationKey:
         """Of the advisory lock: 64 bits, signed, of dataset and operation, and shard if there are several."""
         return lock_key(self.dataset, self.operation, self.shard)
 
-    def check_whole(self) -> None:
-        """A sovereign dataset is locked whole: ValueError when this key would lock a part of it."""
+    def check_whole(self, why: str = "sovereign") -> None:
+        """Such a dataset is locked whole: ValueError when this key would lock a part of it."""
         if self.shards > 1:
             raise ValueError(
-                f"dataset {self.dataset!r} is sovereign and is locked whole: shards must be 1, not {self.shards}"
+                f"dataset {self.dataset!r} is {why} and is locked whole: shards must be 1, not {self.shards}"
             )
 
 
@@ -124,7 +124,7 @@ class PlainKey:
     def lock_key(self) -> int:
         return int.from_bytes(_hashed(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
 
-    def check_whole(self) -> None:
+    def check_whole(self, why: str = "sovereign") -> None:
         """It is one already."""
 
 

@@ -6,7 +6,8 @@ create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 -- The chains of some operations, by key, with what the log says of each; "after" is the key where the last page ended. A
 -- key that only one of the two tables knows is told as well: somebody took it out of the other.
 create function holdfast.wal_chains(only_key text, since double precision, after text, most int)
-returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text)
+returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
+               dataset text, operation text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -26,7 +27,7 @@ begin
         order by 1 limit most)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
-           encode(g.result, 'hex'), g.result_hash
+           encode(g.result, 'hex'), g.result_hash, g.dataset_id, g.operation_type
       from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
      order by 1, 2;
 end $$;
@@ -118,13 +119,13 @@ begin
     get diagnostics gone = row_count;
 end $$;
 
--- Somebody has looked at it.
-create function holdfast.operation_review_close(key text, actor text, outcome text, out closed int)
+-- A reset answers whatever is asked of an operation, and lifts what was said of it; how many of these there were.
+create function holdfast.review_close(key text, actor text, answer text, out closed int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_variable
 begin
-    update holdfast.review r set closed_at = clock_timestamp(), actor = operation_review_close.actor, outcome = operation_review_close.outcome
-     where r.idem_key = key and r.closed_at is null;
+    update holdfast.review r set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, 'reset'),
+           actor = coalesce(r.actor, review_close.actor), answer = coalesce(r.answer, review_close.answer)
+     where r.idem_key = key and r.spent_at is null;
     get diagnostics closed = row_count;
 end $$;
 
@@ -170,6 +171,6 @@ end $$;
 
 revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_read(bigint, xid8, text, int, int),
     holdfast.wal_settle(), holdfast.wal_archive(text, text, text, int, text),
-    holdfast.operation_expire(int), holdfast.operation_review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
+    holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');
