@@ -257,6 +257,14 @@ def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch:
     assert read() < 2000, "of 20,000"
 
 
+def test_the_latest_is_listed_first_although_a_clock_says_the_same_of_two(client: Any) -> None:
+    """That of SQLite has milliseconds, and an operation takes less."""
+    before = [each.label for each in client.operations.list()]
+    if client.url.startswith("sqlite"):
+        change(client.url, "update {log} set updated_at = 1.5")
+    assert [each.label for each in client.operations.list()] == before == ["half done", "failed", "second try", "done"]
+
+
 def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
         client.operation("failed", max_attempts=1).run(lambda: 1)

@@ -382,7 +382,7 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
        result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
   from holdfast_operation
  where (:status is null or status = :status) and (:dataset is null or dataset_id = :dataset) and (:key is null or idem_key = :key)
- order by updated_at desc, idem_key limit :most;
+ order by updated_at desc, place desc limit :most;
 
 -- name: operation_entries
 select cast(id as text) as place, idem_key as key, number, entries from holdfast_wal
