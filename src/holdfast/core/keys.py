@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.core import canonical
 from holdfast.core.grant import check_name
@@ -99,15 +99,15 @@ class PlainKey:
     64 hexadecimal digits is taken for a digest, so that what a listing shows names the operation that it shows."""
 
     text: str
-    pipeline: None = None
-    task: None = None
-    dataset: None = None
-    operation: None = None
-    version: None = None
-    checksum: None = None
-    bucket: None = None
-    params_hash: None = None
-    shard: None = None
+    pipeline: ClassVar[None] = None
+    task: ClassVar[None] = None
+    dataset: ClassVar[None] = None
+    operation: ClassVar[None] = None
+    version: ClassVar[None] = None
+    checksum: ClassVar[None] = None
+    bucket: ClassVar[None] = None
+    params_hash: ClassVar[None] = None
+    shard: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_name(self.text, "key")
