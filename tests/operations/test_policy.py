@@ -179,6 +179,30 @@ def test_what_one_open_transaction_has_done_counts_in_it(either: str) -> None:
         mine.execute("commit")
 
 
+def test_what_is_committed_while_the_policy_is_asked_counts_as_well(postgres_url: str) -> None:
+    """Somebody's transaction has done the same, and the lock; it commits when nobody would look any more."""
+    burials = f"burials-{name()}"
+    why: dict[str, Any] = {"justification": "the council agreed"}
+    with psycopg.connect(postgres_url) as theirs, holdfast.Client(postgres_url) as other:
+        theirs.execute("select 1")
+        assert not other.operation(key(burials, checksum="c"), tx=theirs).run(int).committed
+
+        def late(context: PolicyContext) -> Allow:
+            if context.lock == "held":
+                theirs.commit()
+            return Allow()
+
+        with governed(postgres_url, late) as client:
+            same = key(burials, "same", checksum="c")
+            with pytest.raises(PolicyDenied, match="the same was done to it under another key"):
+                client.operation(same, **why).run(fail)
+            record = client.operations.get(same)
+            assert record is not None
+            assert (record.status, record.effect_started) == ("failure", False), "it was ours, and is not any more"
+            assert client.operations.verify().passed
+            assert client.leases.list() == []
+
+
 def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, attempt: Any) -> None:
     asked: list[tuple[str, int, str | None]] = []
     roads, calls = key(f"roads-{name()}"), []

@@ -150,7 +150,19 @@ class AsyncExternal(AsyncAttempt):
             op.note("effect_started")
         state = await self._write(op, "partial", lock=plan.key.lock_key)
         op._save = lambda: self.save(op)
+        if state == "done" and self.is_sensitive:
+            await self._confirm(op, prior)
         return (op, state) if state == "done" else (None, state)
+
+    async def _confirm(self, op: AsyncRunning, prior: Prior) -> None:
+        """A transaction that had the lock when the policy was asked may have committed the same since. From here on
+        none can, and nothing was done yet: it is asked once more."""
+        try:
+            await self.permit_held(prior)
+        except Exception as error:
+            op.began = False
+            await self.fail(op, error)
+            raise
 
     async def _mend(self, op: AsyncRunning, prior: Prior, act: Act) -> Outcome | None:
         plan = self.plan

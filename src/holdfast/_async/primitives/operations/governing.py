@@ -59,13 +59,20 @@ class AsyncGovernance:
 
     async def permit_locked(self, prior: Prior) -> None:
         """Under the lock, once more, because it may have become another attempt while it was waited for."""
-        governed, key = self.plan.governed, self.plan.key
-        if governed is None:
-            return
-        await self._ask(prior)
-        kin = await self.kin() if governed.demands.sensitive and key.dataset is not None else {}
+        if self.plan.governed is not None:
+            await self._ask(prior)
+            await self.permit_held(prior)
+
+    async def permit_held(self, prior: Prior) -> None:
+        """That the lock is ours, with what others have done to the same data."""
+        kin = await self.kin() if self.is_sensitive else {}
         found = {"same_as": kin.get("same"), "retry_of": kin.get("retry_of")}
         self._heed(self._context("locked", prior, lock="held", **found))
+
+    @property
+    def is_sensitive(self) -> bool:
+        governed = self.plan.governed
+        return governed is not None and governed.demands.sensitive and self.plan.key.dataset is not None
 
     def permit_replay(self, prior: Prior) -> None:
         """Before the recorded result is given again."""

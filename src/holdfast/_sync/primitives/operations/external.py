@@ -151,7 +151,19 @@ class External(Attempt):
             op.note("effect_started")
         state = self._write(op, "partial", lock=plan.key.lock_key)
         op._save = lambda: self.save(op)
+        if state == "done" and self.is_sensitive:
+            self._confirm(op, prior)
         return (op, state) if state == "done" else (None, state)
+
+    def _confirm(self, op: Running, prior: Prior) -> None:
+        """A transaction that had the lock when the policy was asked may have committed the same since. From here on
+        none can, and nothing was done yet: it is asked once more."""
+        try:
+            self.permit_held(prior)
+        except Exception as error:
+            op.began = False
+            self.fail(op, error)
+            raise
 
     def _mend(self, op: Running, prior: Prior, act: Act) -> Outcome | None:
         plan = self.plan
