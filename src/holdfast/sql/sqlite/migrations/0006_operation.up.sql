@@ -68,7 +68,7 @@ create unique index holdfast_review_open on holdfast_review (idem_key, reason) w
 create index holdfast_review_standing on holdfast_review (idem_key) where spent_at is null;
 
 create view holdfast_operation as
-select g.*, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
+select g.*, g.rowid as place, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
   from holdfast_idempotency_log g;
 
 insert into holdfast_schema_version (version, name) values (6, 'operation');
