@@ -109,13 +109,12 @@ class PlainKey:
     params_hash: ClassVar[None] = None
     shard: ClassVar[None] = None
 
-    def __post_init__(self) -> None:
-        check_name(self.text, "key")
+    digest: str = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def digest(self) -> str:
-        is_digest = len(self.text) == 64 and set(self.text) <= _HEX
-        return self.text if is_digest else _hashed(_PLAIN, self.text).hexdigest()
+    def __post_init__(self) -> None:
+        text = check_name(self.text, "key")
+        is_digest = len(text) == 64 and set(text) <= _HEX
+        object.__setattr__(self, "digest", text if is_digest else _hashed(_PLAIN, text).hexdigest())
 
     @property
     def label(self) -> str:
