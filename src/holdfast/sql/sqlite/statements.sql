@@ -378,6 +378,7 @@ select value ->> 0 as key, null as state from json_each(:ends)
  where not exists (select 1 from holdfast_idempotency_log g where g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2);
 
 -- name: operation_list
+-- Of those that were touched in the same millisecond, the one that was begun last.
 select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
        result_hash, error, wal_pointer as pointer, rollback, owner, effect_started, failures, created_at, updated_at, expires_at
   from holdfast_operation
