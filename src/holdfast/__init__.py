@@ -32,8 +32,11 @@ if TYPE_CHECKING:
         PolicyDenied,
         SchemaMismatch,
         SessionUnsafe,
+        SinkDown,
     )
+    from holdfast.core.events import Event
     from holdfast.core.keys import OperationKey, time_bucket
+    from holdfast.core.lineage import Contract
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
@@ -48,8 +51,10 @@ _HOME = {
     "Backend": "holdfast.core.conditions",
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "Contract": "holdfast.core.lineage",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
+    "Event": "holdfast.core.events",
     "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
     "ProcessDriver": "holdfast._sync.process_driver",
@@ -72,11 +77,13 @@ __all__ = [
     "BackendCondition",
     "Client",
     "Conflict",
+    "Contract",
     "CursorExpired",
     "Driver",
     "DriverError",
     "DriverEvent",
     "EngineError",
+    "Event",
     "FencedOut",
     "HoldfastError",
     "KeyReused",
@@ -94,6 +101,7 @@ __all__ = [
     "ProcessDriver",
     "SchemaMismatch",
     "SessionUnsafe",
+    "SinkDown",
     "Unconditional",
     "checksum_file",
     "file_lock",

@@ -15,6 +15,7 @@ from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.lineage import Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
 from holdfast.core.outcome import Outcome
@@ -37,6 +38,7 @@ class AsyncPlan(NamedTuple):
     preconditions: Sequence[Function] = ()
     postconditions: Sequence[Function] = ()
     owner: str | None = None
+    lineage: Lineage = Lineage()
 
     @property
     def lease(self) -> str:
@@ -127,8 +129,11 @@ class AsyncAttempt(ABC):
 
     async def check_after(self, op: AsyncRunning) -> None:
         await self._hold("postcondition", self.plan.postconditions, op)
+        lineage = self.plan.lineage
+        if lineage.contract is not None and lineage.contract.check is not None:
+            await self._hold("postcondition", (lineage.contract.check,), op, contract=lineage.agreed())
 
-    async def _hold(self, kind: str, conditions: Sequence[Function], op: AsyncRunning) -> None:
+    async def _hold(self, kind: str, conditions: Sequence[Function], op: AsyncRunning, **about: Any) -> None:
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
@@ -136,7 +141,7 @@ class AsyncAttempt(ABC):
             except Exception as error:
                 holds, problem = False, error
             said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
-            op.note(kind, {"name": name, "ok": holds is not False, **said})
+            op.note(kind, {"name": name, "ok": holds is not False, **said, **about})
             if holds is False:
                 why = f": {said['error']}" if said else ""
                 raise OperationFailed(

@@ -176,7 +176,7 @@ async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) 
 def claim_noted(op: AsyncRunning, plan: AsyncPlan) -> None:
     """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
     said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    op.note("claimed", {name: value for name, value in said.items() if value is not None})
+    op.note("claimed", {name: value for name, value in said.items() if value is not None} | plan.lineage.detail())
     if plan.terms.sovereign:
         op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
 

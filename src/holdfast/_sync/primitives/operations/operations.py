@@ -16,6 +16,7 @@ from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
+from holdfast.core.lineage import Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
@@ -169,7 +170,7 @@ class Operations(OperationLog):
 
     def plan(
         self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
-        postconditions: Sequence[Function], terms: Mapping[str, Any],
+        postconditions: Sequence[Function], terms: Mapping[str, Any], lineage: Lineage | None = None,
     ) -> Callable[[object, str | None], Plan]:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
@@ -185,7 +186,10 @@ class Operations(OperationLog):
             found = as_key(key)
             if checked.sovereign:
                 found.check_whole()
-            return Plan(self._engine, found, fingerprint, checked, undo, name, probe, before, after)
+            return Plan(
+                self._engine, found, fingerprint, checked, undo, name, probe, before, after,
+                lineage=lineage or Lineage(),
+            )  # fmt: skip
 
         return made
 

@@ -177,7 +177,7 @@ def ready(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Running 
 def claim_noted(op: Running, plan: Plan) -> None:
     """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
     said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    op.note("claimed", {name: value for name, value in said.items() if value is not None})
+    op.note("claimed", {name: value for name, value in said.items() if value is not None} | plan.lineage.detail())
     if plan.terms.sovereign:
         op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
 

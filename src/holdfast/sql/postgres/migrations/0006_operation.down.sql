@@ -13,4 +13,5 @@ drop function holdfast.operation_alive(text, bigint);
 drop table holdfast.review;
 drop table holdfast.outbox;
 drop table holdfast.wal;
+drop sequence holdfast.wal_place;
 drop table holdfast.idempotency_log;

@@ -38,15 +38,21 @@ comment on column holdfast.idempotency_log.failures is 'attempts that came to no
 create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at) where status <> 'success';
 
 -- What was written together stands in one row: the entries, as JSON, of which number is the first.
+-- Rows are read in the order of horizon and place. horizon is above every transaction that had ended when the row was written, and
+-- not below its own: so what is written under a lock comes after what was committed under it before, also where the transaction that
+-- writes it is the older one. What has the same is told apart by place, which is drawn under that lock.
+create sequence holdfast.wal_place;
 create table holdfast.wal (
     idem_key text collate "C" not null,
     number   int not null,
     xid      xid8 not null,
     at       timestamptz not null,
     entries  text not null,
+    horizon  xid8 not null default greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())),
+    place    bigint not null default nextval('holdfast.wal_place'),
     primary key (idem_key, number)
 );
-create index wal_xid on holdfast.wal (xid);
+create index wal_order on holdfast.wal (horizon, place);
 
 -- What is to be told to others, written with the effect.
 create table holdfast.outbox (

@@ -1,0 +1,57 @@
+"""The relays of a database: how far each has come, what its sink refused, and all that there is to tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.audit import AsyncAudit
+from holdfast.core.events import Event, derive
+from holdfast.core.grant import check_name
+from holdfast.core.objects import check_most
+from holdfast.core.relay import ParkedRecord, RelayRecord, parked_of
+
+PAGE = 500
+
+Records = list[RelayRecord]
+Parked = list[ParkedRecord]
+
+
+class AsyncRelays:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def list(self) -> Records:
+        """All that were ever run, with what waits for each: entries of the log, and for how long."""
+        return [RelayRecord.of(row) for row in await self._engine.call("relay_list", {})]
+
+    async def parked(self, name: str, *, most: int = 100) -> Parked:
+        """What its sink refused, the oldest first."""
+        asked = {"name": check_name(name), "only_again": False, "most": check_most(most)}
+        rows = await self._engine.call("relay_parked", asked)
+        return [parked_of(row, Event.of(json.loads(row["event"]))) for row in rows]
+
+    async def retry(self, name: str, id: str | None = None) -> int:
+        """Have the relay tell what is parked again, all or one event, before it goes on; how many."""
+        [row] = await self._engine.call("relay_retry", {"name": check_name(name), "id": id})
+        asked: int = row["asked"]
+        return asked
+
+    async def remove(self, name: str, *, actor: str, reason: str) -> bool:
+        """Forget a relay that nobody runs any more, for the record: what it has not told keeps the log from being
+        archived no longer. False when there is none of that name."""
+        audit = AsyncAudit(self._engine)
+        entry = await audit.begin("relay.remove", check_name(name), actor=actor, reason=reason)
+        [row] = await self._engine.call("relay_remove", {"name": name}, again=None)
+        await audit.end(entry, "removed" if row["removed"] else "there is none")
+        return bool(row["removed"])
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Everything that there is to tell, from the beginning of the log as it is kept, in the order of a relay."""
+        after = {"after_horizon": "0", "after_place": 0}
+        while rows := await self._engine.call("relay_read", {**after, "most": PAGE}):
+            for row in rows:
+                for event in derive(row):
+                    yield event
+            after = {"after_horizon": str(rows[-1]["horizon"]), "after_place": rows[-1]["place"]}
