@@ -157,26 +157,45 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 @_since
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
               help="What was put away, to be proven with the rest. In the order it was written.")  # fmt: skip
+@click.option("--lineage", type=click.File(), metavar="FILE",
+              help="Compare lineage that was published with the log instead: lines of JSON.")  # fmt: skip
+@click.option(
+    "--relay", metavar="NAME", help="Whose lineage it is. Alone: what that relay has parked, or not told yet."
+)
 @_json
 @click.pass_context
 def verify(
-    context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], as_json: bool
-) -> None:
-    """Prove that nobody has changed the log.
+    context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: Any,
+    relay: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Prove that nobody has changed the log, or that what was published is what it says.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
     exit code 1; locks that were never released, as a crash leaves them, are told as well.
+
+    With --lineage or --relay: events that are missing, unknown to the log, other than they were, or of their dataset
+    out of order; what is still to be told is told as well, and is no reason for exit code 1.
 
     \b
     Examples:
       holdfast ops verify
       holdfast ops verify --archive 2026-10.jsonl --json
+      holdfast ops verify --lineage lineage.jsonl --relay catalogue
     """
     from holdfast.cli import output
 
+    of_lineage = lineage is not None or relay is not None
+    if of_lineage and (key is not None or since is not None or archives):
+        raise click.UsageError("--lineage and --relay are about all of the log: leave out KEY, --since and --archive")
     with connected(context) as client:
-        lines = [line for file in archives for line in file]
-        found = client.operations.verify(key, since=_ago(since), archives=lines)
+        try:
+            if of_lineage:
+                found = client.relays.verify(lineage, relay=relay)
+            else:
+                lines = [line for file in archives for line in file]
+                found = client.operations.verify(key, since=_ago(since), archives=lines)
+        except LookupError as error:
+            raise click.UsageError(str(error)) from None
     if as_json:
         problems = [{**each._asdict(), "broken": each.broken} for each in found.problems]
         about = {"passed": found.passed, "operations": found.operations, "entries": found.entries}
@@ -185,7 +204,8 @@ def verify(
         for each in found.problems:
             click.echo(f"{each.operation} entry {each.number}: {each.what}: {output.clean(each.told)}")
         sound = "sound" if found.passed else f"{len(found.broken)} problems"
-        click.echo(f"{found.operations} operations, {found.entries} entries: {sound}")
+        what = "events" if of_lineage else "entries"
+        click.echo(f"{found.operations} operations, {found.entries} {what}: {sound}")
     sys.exit(0 if found.passed else 1)
 
 

@@ -76,6 +76,8 @@ class RelayRecord:
     since: datetime | None
     moved_at: datetime
     fence: int
+    cursor: str
+    """Where in the log it stands."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RelayRecord:

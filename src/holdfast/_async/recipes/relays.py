@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.audit import AsyncAudit
+from holdfast._wire import Row
 from holdfast.core.events import Event, derive
 from holdfast.core.grant import check_name
+from holdfast.core.logged import Verification
 from holdfast.core.objects import check_most
+from holdfast.core.published import Expected, read
 from holdfast.core.relay import ParkedRecord, RelayRecord, parked_of
 
-PAGE = 500
+PAGE, MOST = 500, 10_000
 
 Records = list[RelayRecord]
 Parked = list[ParkedRecord]
@@ -49,9 +52,32 @@ class AsyncRelays:
 
     async def events(self) -> AsyncIterator[Event]:
         """Everything that there is to tell, from the beginning of the log as it is kept, in the order of a relay."""
+        async for row in self._rows():
+            for event in derive(row):
+                yield event
+
+    async def verify(self, published: Iterable[str] | None = None, *, relay: str | None = None) -> Verification:
+        """Compare what was published, as lines of JSON, with the log: what is missing, unknown, other than it was, or
+        of its dataset out of order. ``relay``: whose doing it was, so that what it has not told yet, or has parked, is
+        known for that; without ``published``, that is all that is told. What was archived is not judged."""
+        if published is None and relay is None:
+            raise ValueError("what was published is needed, or the name of a relay, or both")
+        had = None if published is None else read(published)
+        expected = Expected() if relay is None else await self._expected(relay)
+        async for row in self._rows():
+            expected.add(row)
+        return expected.compare(had)
+
+    async def _expected(self, name: str) -> Expected:
+        """Where it stands, before the log is read: what is told meanwhile may wait, and is not missing."""
+        record = next((each for each in await self.list() if each.name == name), None)
+        if record is None:
+            raise LookupError(f"there is no relay {name!r}")
+        return Expected(record.cursor, {each.id: each.problem for each in await self.parked(name, most=MOST)})
+
+    async def _rows(self) -> AsyncIterator[Row]:
         after = {"after_horizon": "0", "after_place": 0}
         while rows := await self._engine.call("relay_read", {**after, "most": PAGE}):
             for row in rows:
-                for event in derive(row):
-                    yield event
+                yield row
             after = {"after_horizon": str(rows[-1]["horizon"]), "after_place": rows[-1]["place"]}

@@ -362,7 +362,7 @@ select case when moved then 'moved' else 'gone' end as state from holdfast.relay
     :name, :lease, :token::uuid, :fence::bigint, :horizon::xid8, :place::bigint, :told::bigint, :ended, :parked, :freed, :problem)
 
 -- name: relay_list
-select name, told, fence, moved_at, problem, since, holder, parked, entries, lag from holdfast.relay_list()
+select name, told, fence, moved_at, problem, since, holder, parked, entries, lag, cursor from holdfast.relay_list()
 
 -- name: relay_parked
 select id, key, event, problem, tries, parked_at, again from holdfast.relay_parked(:name, :only_again::boolean, :most::int)

@@ -491,7 +491,7 @@ select 'moved' as state;
 -- name: relay_list
 select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder from holdfast_live where name = '@relay:' || r.name) as holder,
        (select count(*) from holdfast_parked where relay = r.name) as parked, (select count(*) from holdfast_wal where id > r.place) as entries,
-       coalesce({now} - (select min(at) from holdfast_wal where id > r.place), 0) as lag
+       coalesce({now} - (select min(at) from holdfast_wal where id > r.place), 0) as lag, '0/' || r.place as cursor
   from holdfast_relay r order by r.name;
 
 -- name: relay_parked

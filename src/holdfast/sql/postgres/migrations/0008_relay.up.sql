@@ -84,14 +84,14 @@ end $$;
 
 create function holdfast.relay_list()
 returns table (name text, told bigint, fence bigint, moved_at double precision, problem text, since double precision, holder text, parked bigint,
-               entries bigint, lag double precision)
+               entries bigint, lag double precision, cursor text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select r.name, r.told, r.fence, extract(epoch from r.moved_at)::double precision, r.problem, extract(epoch from r.since)::double precision,
            (select l.holder from holdfast.lease l join holdfast.beat b on b.id = l.beat
              where l.name = '@relay:' || r.name and not b.dead and b.expires_at > clock_timestamp()),
-           (select count(*) from holdfast.parked p where p.relay = r.name), w.waiting, coalesce(w.lag, 0)
+           (select count(*) from holdfast.parked p where p.relay = r.name), w.waiting, coalesce(w.lag, 0), r.horizon || '/' || r.place
       from holdfast.relay r cross join lateral (
            select count(*) as waiting, extract(epoch from clock_timestamp() - min(x.at))::double precision as lag
              from holdfast.wal x where (x.horizon, x.place) > (r.horizon, r.place)) w order by 1;
