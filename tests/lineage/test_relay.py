@@ -112,6 +112,18 @@ def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:
     assert told["c"] == [("START", 1), ("COMPLETE", 1), ("UNDONE", 1)]
 
 
+def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
+    sink = Kept()
+    with holdfast.Client(either) as client:
+        with pytest.raises(ValueError, match="no"):
+            client.operation("a").run(emitting("lost", error=ValueError("no")))
+        client.operation("a").run(emitting("told"))
+        client.relay("r", sink).step()
+    assert [(each.type, each.topic, each.attempt) for each in sink] == [
+        ("START", None, 1), ("FAIL", None, 1), ("START", None, 2), ("MESSAGE", "told", 2), ("COMPLETE", None, 2)
+    ]  # fmt: skip
+
+
 def test_async_sinks_and_operations(either: str, connect: Any) -> None:
     class Awaited(Kept):
         async def publish(self, events: Any) -> None:  # type: ignore[override]
@@ -226,6 +238,10 @@ def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, mo
         assert client.relay("r", sink).step() == 1
         assert client.relays.parked("r") == []
         assert sink[-1] == parked.event
+        for name in ("d", "e"):
+            assert client.operations.archive(FAR, lambda lines: None).operations == 1
+            client.operation(name).run(lambda: 1)
+            assert client.relay("r", sink).step() == 2
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operation("later").run(lambda: 1)
         assert client.relay("r", sink).step() == 2, "what is archived leaves no gap that something falls into"

@@ -1,4 +1,4 @@
-"""Events as lines of JSON: in a file, or on a stream."""
+"""Events as lines of JSON, in a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Event
+from holdfast import Event, SinkDown
 
 
 class JsonLines:
@@ -22,12 +22,16 @@ class JsonLines:
 
 
 def append(path: Path, text: str) -> None:
-    """At the end of a file, and to disk. What a crash left of a line is ended first, so that it spoils no other."""
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                text = "\n" + text
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """At the end of a file, and to disk. What a crash left of a line goes first: it is told again."""
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.seek(0)
+                    file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # a full disk says nothing about what was to be written
+        raise SinkDown(f"{path}: {error.strerror}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FORMS = "jsonl:FILE, or MODULE:NAME of a sink, or of a function that makes one"
+FORMS = "jsonl:FILE, openlineage:FILE|-|URL, or MODULE:NAME of a sink, or of a function that makes one"
 
 
 def open_sink(spec: str) -> Any:
@@ -16,7 +16,20 @@ def open_sink(spec: str) -> Any:
         from holdfast.integrations.jsonlines import JsonLines
 
         return JsonLines(rest)
+    if kind == "openlineage":
+        OpenLineage = _needs("openlineage", "OpenLineage")  # noqa: N806
+        return OpenLineage(rest)
     return _own(spec, kind, rest)
+
+
+def _needs(module: str, name: str) -> Any:
+    """From a module of ours whose library may not be installed."""
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(f"holdfast.integrations.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'holdfast[{module}]'") from None
 
 
 def _own(spec: str, module: str, name: str) -> Any:
