@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.app import connected
+from holdfast.cli.export import export
 from holdfast.cli.mending import recover, reset, rollback
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def health(context: click.Context, stale: float, strict: bool, as_json: bool) ->
     report(context, examination, strict=strict, as_json=as_json)
 
 
-for _command in (recover, reset, rollback):
+for _command in (export, recover, reset, rollback):
     ops.add_command(_command)
 
 

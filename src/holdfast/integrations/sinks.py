@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-FORMS = "jsonl:FILE, openlineage:FILE|-|URL, or MODULE:NAME of a sink, or of a function that makes one"
+FORMS = "jsonl:FILE, openlineage:FILE|-|URL, prov:FILE, or MODULE:NAME of a sink, or of a function that makes one"
+
+OURS = {
+    "jsonl": ("jsonlines", "JsonLines"),
+    "openlineage": ("openlineage", "OpenLineage"),
+    "prov": ("prov", "Prov"),
+}
 
 
 def open_sink(spec: str) -> Any:
@@ -12,13 +18,8 @@ def open_sink(spec: str) -> Any:
     kind, colon, rest = spec.partition(":")
     if not colon or not rest:
         raise ValueError(f"a sink is {FORMS}, not {spec!r}")
-    if kind == "jsonl":
-        from holdfast.integrations.jsonlines import JsonLines
-
-        return JsonLines(rest)
-    if kind == "openlineage":
-        OpenLineage = _needs("openlineage", "OpenLineage")  # noqa: N806
-        return OpenLineage(rest)
+    if kind in OURS:
+        return _needs(*OURS[kind])(rest)
     return _own(spec, kind, rest)
 
 

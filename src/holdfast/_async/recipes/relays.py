@@ -10,6 +10,7 @@ from holdfast._async.primitives.audit import AsyncAudit
 from holdfast._wire import Row
 from holdfast.core.events import Event, derive
 from holdfast.core.grant import check_name
+from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.logged import Verification
 from holdfast.core.objects import check_most
 from holdfast.core.published import Expected, read
@@ -50,11 +51,20 @@ class AsyncRelays:
         await audit.end(entry, "removed" if row["removed"] else "there is none")
         return bool(row["removed"])
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Everything that there is to tell, from the beginning of the log as it is kept, in the order of a relay."""
+    async def events(
+        self, key: OperationKey | str | None = None, *, dataset: str | None = None
+    ) -> AsyncIterator[Event]:
+        """Everything that there is to tell, from the beginning of the log as it is kept, in the order of a relay; or of
+        one operation, or of all runs that read or write a dataset."""
+        digest, runs = None if key is None else as_key(key).digest, None
+        if dataset is not None:  # what a run writes is known at its end
+            touched = (event async for event in self.events(key) if _touches(event, dataset))
+            runs = {event.run async for event in touched}
         async for row in self._rows():
-            for event in derive(row):
-                yield event
+            if digest in (None, row["key"]):
+                for event in derive(row):
+                    if runs is None or event.run in runs:
+                        yield event
 
     async def verify(self, published: Iterable[str] | None = None, *, relay: str | None = None) -> Verification:
         """Compare what was published, as lines of JSON, with the log: what is missing, unknown, other than it was, or
@@ -81,3 +91,7 @@ class AsyncRelays:
             for row in rows:
                 yield row
             after = {"after_horizon": str(rows[-1]["horizon"]), "after_place": rows[-1]["place"]}
+
+
+def _touches(event: Event, dataset: str) -> bool:
+    return dataset in (event.dataset, *event.inputs, *event.outputs)
