@@ -40,8 +40,9 @@ def relay() -> None:
 def run(context: click.Context, name: str, sink: str, once: bool, tries: int, poll: float) -> None:
     """Run a relay until it is interrupted; of several by one name, one works and the others stand by.
 
-    SINK is jsonl:FILE, openlineage:FILE (or - for the console, or a URL), prov:FILE, or MODULE:NAME of a sink of your
-    own, or of a function that makes one. Exit code 1 with --once when the sink takes nothing, or somebody else runs it.
+    SINK is jsonl:FILE, openlineage:FILE (or - for the console, or a URL), prov:FILE, graph:URL of Neo4j, or
+    MODULE:NAME of a sink of your own, or of a function that makes one. Exit code 1 with --once when the sink takes
+    nothing, or somebody else runs it.
 
     \b
     Examples:

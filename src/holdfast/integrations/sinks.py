@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-FORMS = "jsonl:FILE, openlineage:FILE|-|URL, prov:FILE, or MODULE:NAME of a sink, or of a function that makes one"
+FORMS = "jsonl:FILE, openlineage:FILE|-|URL, prov:FILE, graph:URL, or MODULE:NAME of a sink, or of a function"
 
 OURS = {
+    "graph": ("graph", "Graph"),
     "jsonl": ("jsonlines", "JsonLines"),
     "openlineage": ("openlineage", "OpenLineage"),
     "prov": ("prov", "Prov"),
