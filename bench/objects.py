@@ -9,91 +9,161 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import holdfast
 from bench.measure import Result, Run, compare
 from bench.place import Place
 
+Later = Callable[[int], Coroutine[Any, Any, None]]
 PAYLOAD = {"phase": "Ready", "replicas": 3, "note": "x" * 200}
 AIM = "1.3 times"
+BY_HAND = "update, and a line in a log"
 _COLUMNS = (
     "type text, id text, name text, body text, labels text, version bigint, created_at {time}, updated_at {time}, "
     "primary key (type, id)"
 )
+_LOG = "create table raw_log (place {serial}, type text, id text, kind text, version bigint)"
 _PUT = (
     "update raw set body = {0}, version = version + 1, updated_at = {now} "
     "where type = {0} and id = {0} and version = {0} returning name, labels, version, {created}, {updated}"
 )
+_LOGGED = "insert into raw_log (type, id, kind, version) "
 _GET = "select name, body, labels, version, {created}, {updated} from raw where type = {0} and id = {0}"
+
+
+class Raw(NamedTuple):
+    """What somebody would write by hand, through the engine's own driver: as it is, with a log of changes, and on
+    asyncio through psycopg's AsyncConnection, or sqlite3 in a thread."""
+
+    put: Run
+    logged: Run
+    get: Run
+    later_put: Later
+    later_get: Later
 
 
 def objects(place: Place) -> list[Result]:
     """put_if and get; 1.0 is an update and a select of one row through psycopg or sqlite3, and no log of changes."""
     found = []
-    for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
-        url = place.postgres_url(server)
-        found += _compared(place, label, url, *_psycopg(place, url))
-    url = place.sqlite_url("objects")
-    return found + _compared(place, "SQLite", url, *_sqlite(place, url))
-
-
-def _compared(place: Place, label: str, url: str, put: Run, get: Run) -> list[Result]:
-    client = place.client(url)
     with asyncio.Runner() as loop:
-        later = holdfast.AsyncClient(url)
-        rounds, times = place.effort.rounds(), place.effort.times(200)
-        puts: list[tuple[str, Run]] = [
-            ("update", put), ("Client", _puts(client)), ("AsyncClient", _on(loop, _async_puts(later))),
-        ]  # fmt: skip
-        gets: list[tuple[str, Run]] = [
-            ("select", get), ("Client", _gets(client)), ("AsyncClient", _on(loop, _async_gets(later))),
-        ]  # fmt: skip
-        found = compare(f"put_if, {label}", puts, rounds=rounds, times=times, aim=AIM)
-        found += compare(f"get, {label}", gets, rounds=rounds, times=times, aim=AIM)
-        loop.run(later.close())
+        for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
+            url = place.postgres_url(server)
+            found += _compared(place, loop, label, url, _psycopg(place, loop, url))
+        url = place.sqlite_url("objects")
+        found += _compared(place, loop, "SQLite", url, _sqlite(place, loop))
     return found
 
 
-def _psycopg(place: Place, url: str) -> tuple[Run, Run]:
+def _compared(place: Place, loop: asyncio.Runner, label: str, url: str, raw: Raw) -> list[Result]:
+    client, later = place.client(url), holdfast.AsyncClient(url)
+    rounds, times = place.effort.rounds(), place.effort.times(200)
+    found: list[Result] = []
+    for benchmark, variants in {
+        f"put_if, {label}": [("update", raw.put), (BY_HAND, raw.logged), ("Client", _puts(client))],
+        f"get, {label}": [("select", raw.get), ("Client", _gets(client))],
+        f"put_if on asyncio, {label}": [
+            ("update", _on(loop, raw.later_put)), ("AsyncClient", _on(loop, _async_puts(later))),
+        ],
+        f"get on asyncio, {label}": [
+            ("select", _on(loop, raw.later_get)), ("AsyncClient", _on(loop, _async_gets(later))),
+        ],
+    }.items():  # fmt: skip
+        found += compare(benchmark, variants, rounds=rounds, times=times, aim=AIM)
+    loop.run(later.close())
+    return [replace(each, aim="") if each.variant == BY_HAND else each for each in found]
+
+
+def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
+    import psycopg
+
     connection = place.psycopg(url)
     connection.execute(f"create table raw ({_COLUMNS.format(time='timestamptz')}) with (fillfactor = 70)")
     connection.execute("insert into raw values ('box', 'b-1', null, '{}', '{}', 1, now(), now())")
+    connection.execute(_LOG.format(serial="bigserial primary key"))
     seconds = {"created": "extract(epoch from created_at)::float8", "updated": "extract(epoch from updated_at)::float8"}
     put, get = _PUT.format("%s", now="clock_timestamp()", **seconds), _GET.format("%s", **seconds)
-    return _raw(connection, put, get, begin=False)
-
-
-def _sqlite(place: Place, url: str) -> tuple[Run, Run]:
-    connection = place.sqlite(place.sqlite_url("raw objects"))
-    connection.execute(f"create table raw ({_COLUMNS.format(time='real')})")
-    connection.execute("insert into raw values ('box', 'b-1', null, '{}', '{}', 1, 0, 0)")
-    now = "(julianday('now') - 2440587.5) * 86400.0"
-    seconds = {"created": "created_at", "updated": "updated_at"}
-    return _raw(connection, _PUT.format("?", now=now, **seconds), _GET.format("?", **seconds), begin=True)
-
-
-def _raw(connection: Any, put: str, get: str, *, begin: bool) -> tuple[Run, Run]:
+    logged = (
+        f"with w as ({put.replace(' returning ', ' returning type, id, ')}), "
+        f"l as ({_LOGGED} select type, id, 'updated', version from w) select * from w"
+    )
+    aside = loop.run(psycopg.AsyncConnection.connect(url, autocommit=True))
+    place.at_end(lambda: asyncio.run(aside.close()))
     known = [1]
 
-    def puts(times: int) -> None:
-        for _ in range(times):
-            if begin:
-                connection.execute("begin immediate")
-            row = connection.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone()
-            if begin:
-                connection.execute("commit")
-            known[0] = row[2]
+    def puts(statement: str, at: int) -> Run:
+        def run(times: int) -> None:
+            for _ in range(times):
+                row = connection.execute(statement, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone()
+                known[0] = row[at]
+
+        return run
 
     def gets(times: int) -> None:
         for _ in range(times):
             json.loads(connection.execute(get, ("box", "b-1")).fetchone()[1])
 
-    return puts, gets
+    async def later_puts(times: int) -> None:
+        for _ in range(times):
+            cursor = await aside.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0]))
+            row = await cursor.fetchone()
+            assert row is not None
+            known[0] = row[2]
+
+    async def later_gets(times: int) -> None:
+        for _ in range(times):
+            row = await (await aside.execute(get, ("box", "b-1"))).fetchone()
+            assert row is not None
+            json.loads(row[1])
+
+    return Raw(puts(put, 2), puts(logged, 4), gets, later_puts, later_gets)
+
+
+def _sqlite(place: Place, loop: asyncio.Runner) -> Raw:
+    connection = place.sqlite(place.sqlite_url("raw objects"))
+    connection.execute(f"create table raw ({_COLUMNS.format(time='real')})")
+    connection.execute("insert into raw values ('box', 'b-1', null, '{}', '{}', 1, 0, 0)")
+    connection.execute(_LOG.format(serial="integer primary key"))
+    now = "(julianday('now') - 2440587.5) * 86400.0"
+    put = _PUT.format("?", now=now, created="created_at", updated="updated_at")
+    get = _GET.format("?", created="created_at", updated="updated_at")
+    known = [1]
+    thread = ThreadPoolExecutor(1)
+    place.at_end(thread.shutdown)
+
+    def put_one(logged: bool = False) -> None:
+        connection.execute("begin immediate")
+        row = connection.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone()
+        if logged:
+            connection.execute(_LOGGED + "values (?, ?, ?, ?)", ("box", "b-1", "updated", row[2]))
+        connection.execute("commit")
+        known[0] = row[2]
+
+    def get_one() -> None:
+        json.loads(connection.execute(get, ("box", "b-1")).fetchone()[1])
+
+    def repeated(once: Callable[[], None]) -> Run:
+        def run(times: int) -> None:
+            for _ in range(times):
+                once()
+
+        return run
+
+    def aside(once: Callable[[], None]) -> Later:
+        async def run(times: int) -> None:
+            for _ in range(times):
+                await asyncio.get_running_loop().run_in_executor(thread, once)
+
+        return run
+
+    logged = repeated(lambda: put_one(logged=True))
+    return Raw(repeated(put_one), logged, repeated(get_one), aside(put_one), aside(get_one))
 
 
 def _puts(client: holdfast.Client) -> Run:
@@ -114,14 +184,14 @@ def _gets(client: holdfast.Client) -> Run:
     return run
 
 
-def _on(loop: asyncio.Runner, each: Callable[[int], Any]) -> Run:
+def _on(loop: asyncio.Runner, each: Later) -> Run:
     def run(times: int) -> None:
         loop.run(each(times))
 
     return run
 
 
-def _async_puts(client: holdfast.AsyncClient) -> Callable[[int], Any]:
+def _async_puts(client: holdfast.AsyncClient) -> Later:
     async def run(times: int) -> None:
         version = (await client.objects.put_if("box", "b-2", PAYLOAD, holdfast.Unconditional())).version
         for _ in range(times):
@@ -130,7 +200,7 @@ def _async_puts(client: holdfast.AsyncClient) -> Callable[[int], Any]:
     return run
 
 
-def _async_gets(client: holdfast.AsyncClient) -> Callable[[int], Any]:
+def _async_gets(client: holdfast.AsyncClient) -> Later:
     async def run(times: int) -> None:
         for _ in range(times):
             await client.objects.get("box", "b-2")

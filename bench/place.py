@@ -78,7 +78,9 @@ class Place:
         return self._at_end.enter_context(psycopg.connect(url, autocommit=True))
 
     def sqlite(self, url: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=10)
+        connection = sqlite3.connect(
+            url.removeprefix("sqlite:///"), isolation_level=None, timeout=10, check_same_thread=False
+        )
         self._at_end.callback(connection.close)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")

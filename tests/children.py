@@ -135,16 +135,35 @@ def eventually(condition: Callable[[], object], what: str, timeout: float = PATI
     """Wait until it holds; how long that took."""
     started = time.monotonic()
     while not condition():
-        assert time.monotonic() < started + timeout, f"{what}: not within {timeout:g} s"
-        time.sleep(0.01)
+        passed = time.monotonic() - started
+        assert passed < timeout, f"{what}: not within {timeout:g} s"
+        time.sleep(_pause(passed))
     return time.monotonic() - started
+
+
+def _pause(passed: float) -> float:
+    """Until the next look: what takes long is looked at less often, for a look may be a new session on the server."""
+    return min(0.05, 0.01 + passed / 20)
 
 
 async def until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     """The same on an event loop, which goes on meanwhile."""
+    started = time.monotonic()
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_pause(time.monotonic() - started))
+
+
+def kept(grant: Any, seconds: float = 1.0) -> None:
+    """Wait until heartbeats have moved the end of its trust by so much. Without them it stays where it is, and the
+    lease is lost when that has come: then this fails."""
+
+    def end() -> float:
+        grant.check()
+        return time.monotonic() + float(grant.remaining())
+
+    before = end()
+    eventually(lambda: end() > before + seconds, f"heartbeats have moved the end of its trust by {seconds:g} s")
 
 
 def pass_time(seconds: float) -> None:

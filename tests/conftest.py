@@ -24,6 +24,14 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
+FIRST = ("test_chaos.py", "test_storm.py", "test_succession.py", "test_bench.py", "test_demo.py")
+"""Files of tests that take longest: begun last, one of them would go on alone when all others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _stop_servers() -> Iterator[None]:
     yield

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -173,6 +174,21 @@ def replicas_beside(url: str, **options: Any) -> Iterator[Replica]:
         yield made
     finally:
         made.end()
+
+
+def test_a_file_that_cannot_be_opened_is_asked_for_again_at_leisure(tmp_path: Path) -> None:
+    """It may be mounted later. Where there is no leader to look at, there is no reason to look every few ms."""
+    elector, pauses = holdfast.Client(f"sqlite:///{tmp_path}").elector("work", **SLOW), []
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            elector.stop()
+
+    elector._course.bell.wait = wait  # type: ignore[method-assign, assignment]
+    elector.run(lambda term: None)
+    assert len(pauses) == 3
+    assert min(pauses) >= 45
 
 
 def test_a_stopped_leader_is_succeeded_and_stops_when_it_goes_on(postgres_url: str) -> None:

@@ -16,7 +16,7 @@ import holdfast
 from holdfast._wire.identity import new_token
 from holdfast.keeper import Holding
 from holdfast.testing import Postgres
-from tests.children import NONE, Child, backends, eventually, pass_time, query, rows
+from tests.children import NONE, Child, backends, eventually, kept, pass_time, query, rows
 from tests.conftest import migrated
 
 
@@ -34,15 +34,25 @@ def updates(url: str) -> int:
 
 
 def test_a_thousand_leases_survive_the_end_of_every_session(connect: Callable[..., Any], postgres_url: str) -> None:
-    """pg_terminate_backend on the keeper and on the calls session, again and again, for longer than the TTL."""
+    """pg_terminate_backend on the keeper and on the calls session, again and again, while heartbeats are due."""
     client = connect(postgres_url)
-    grants = [client.lease(f"lease-{number}", ttl=3).acquire() for number in range(1000)]
-    ended, over = 0, time.monotonic() + 4.5
-    while time.monotonic() < over:
-        for pid in backends(postgres_url):
-            query(postgres_url, "select pg_terminate_backend(%s)", pid)
-            ended += 1
-        pass_time(0.09)
+    grants = [client.lease(f"lease-{number}", ttl=3, renew_every=0.2).acquire() for number in range(1000)]
+    ended, over = 0, threading.Event()
+
+    def end_sessions() -> None:
+        nonlocal ended
+        while not over.wait(0.09):
+            for pid in backends(postgres_url):
+                query(postgres_url, "select pg_terminate_backend(%s)", pid)
+                ended += 1
+
+    killer = threading.Thread(target=end_sessions)
+    killer.start()
+    try:
+        kept(grants[0], 1.5)
+    finally:
+        over.set()
+        killer.join()
     assert ended >= 3
     assert not any(grant.lost for grant in grants)
     assert rows(postgres_url) == {"lease": 1000, "beat": 1}
@@ -138,8 +148,7 @@ def test_leases_survive_a_server_restart_shorter_than_the_ttl(own_server: Postgr
         else:
             own_server.stop()
         own_server.start()
-        pass_time(4.5)
-        grant.check()
+        kept(grant)
         record = client.leases.get("a")
         assert record is not None
         assert record.fence == grant.fence
@@ -211,23 +220,26 @@ def test_a_clock_that_went_ahead_is_learned_as_a_loss(connect: Callable[..., Any
 
 def test_a_blocked_event_loop_does_not_lose_a_lease(either: str) -> None:
     async def run() -> None:
-        async with holdfast.AsyncClient(either) as client, client.lease("a", ttl=3) as grant:
-            pass_time(3.5)
-            grant.check()
+        async with holdfast.AsyncClient(either) as client, client.lease("a", ttl=3, renew_every=0.2) as grant:
+            kept(grant)  # which does not let the loop go on
             await grant.renew()
 
     asyncio.run(run())
 
 
 def test_a_busy_interpreter_does_not_lose_a_lease(either: str) -> None:
-    """Four threads that never wait for anything, in a process with the usual switch interval."""
+    """Four threads that never wait for anything, in a process with the usual switch interval, until heartbeats have
+    moved the end of trust all the same."""
     program = """
     import sys, threading, time, holdfast
-    over = time.monotonic() + 4.5
+    def end():
+        grant.check()
+        return time.monotonic() + grant.remaining()
     def spin():
-        while time.monotonic() < over:
+        while end() < begun + 1.5:
             sum(range(1000))
-    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=3) as grant:
+    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=3, renew_every=0.2) as grant:
+        begun = end()
         threads = [threading.Thread(target=spin) for _ in range(4)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
@@ -244,10 +256,9 @@ def test_an_exhausted_application_pool_does_not_lose_a_lease(postgres_url: str) 
         psycopg_pool.ConnectionPool(postgres_url, min_size=1, max_size=1, open=True) as pool,
         pool.connection(),
         holdfast.Client(postgres_url) as client,
-        client.lease("a", ttl=3) as grant,
+        client.lease("a", ttl=3, renew_every=0.2) as grant,
     ):
-        pass_time(3.5)
-        grant.check()
+        kept(grant)
         with client.lease("b", ttl=3):
             pass
 
@@ -262,11 +273,10 @@ def test_a_database_that_never_answers_starves_no_other(connect: Callable[..., A
 
         thread = threading.Thread(target=ask)
         client = connect(either)
-        with client.lease("a", ttl=3) as grant:
+        with client.lease("a", ttl=3, renew_every=0.2) as grant:
             thread.start()
-            pass_time(3.5)
+            kept(grant)
             assert thread.is_alive()
-            grant.check()
             grant.renew()
         hole.close()
         dead.close()
@@ -277,10 +287,9 @@ def test_a_paused_other_server_starves_no_heartbeat(own_server: Postgres, postgr
     """Both databases have leases of this process; one stops answering in the middle."""
     with holdfast.Client(migrated(own_server.database())) as gone, holdfast.Client(postgres_url) as client:
         lost = gone.lease("a", ttl=1).acquire()
-        with client.lease("a", ttl=3) as grant:
+        with client.lease("a", ttl=3, renew_every=0.2) as grant:
             own_server.pause()
-            pass_time(3.5)
-            assert lost.lost
-            grant.check()
+            eventually(lambda: lost.lost, "the other one is lost")
+            kept(grant)
             grant.renew()
             own_server.resume()

@@ -263,6 +263,17 @@ def test_a_watch_outlives_a_database_that_is_away(postgres_url: str) -> None:
             assert waiting.result(60).id == "b-1"  # type: ignore[union-attr]
 
 
+def test_a_cursor_of_a_time_that_the_database_has_not_seen_is_expired(postgres_url: str) -> None:
+    """It is another database, or one that was set back to an earlier state: what comes is not what came after it, and
+    nothing at all would be told until as much has happened here as there."""
+    with holdfast.Client(postgres_url) as client:
+        epoch, _, snapshot = client.objects.cursor().partition("/")
+        ahead = int(snapshot.split(":")[1]) + 1000
+        client.objects.put_if("box", "b-1", 1, MustCreate())
+        with pytest.raises(holdfast.CursorExpired):
+            client.objects.watch(since=f"{epoch}/{ahead}:{ahead}:").next(timeout=0)
+
+
 def test_a_cursor_says_the_same_when_it_is_read_back() -> None:
     for text, dialect in (("17", "sqlite"), ("1/5:9:6,7", "postgres"), ("1/5:9:6,7/8:12:10/1099511627780", "postgres")):
         assert str(Position.parse(text, dialect)) == text

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psycopg
@@ -157,6 +160,26 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(postgre
         assert objects.get("box", "c") == made["c"]
 
 
+def test_a_payload_is_text_or_bytes_for_whoever_calls_the_function(postgres_url: str) -> None:
+    rest = "'any', null, false, null, null, null, false, null, null, false"
+    for wrong in ("null, null", "'1', '00'"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="either text or bytes"):
+            query(postgres_url, f"select holdfast.object_put('box', 'b-1', {wrong}, {rest})")
+    assert query(postgres_url, "select count(*) from holdfast.object") == [(0,)]
+
+
+def test_at_a_version_read_before_a_restore_an_object_can_be_written_and_its_version_rises(postgres_url: str) -> None:
+    """The statement that compares and swaps also compares the epoch: where that has moved, it is done the long way."""
+    with holdfast.Client(postgres_url) as client:
+        record = client.objects.put_if("box", "b-1", 1, MustCreate())
+        query(postgres_url, "update holdfast.meta set home = 'pg_class'::regclass")
+        written = client.objects.put_if("box", "b-1", 2, MatchVersion(record.version))
+        assert written.version >> 40 > record.version >> 40
+        assert client.objects.get("box", "b-1") == written
+        with pytest.raises(holdfast.Conflict):
+            client.objects.put_if("box", "b-1", 3, MatchVersion(record.version))
+
+
 def test_a_role_needs_usage_and_execute_alone(postgres_url: str) -> None:
     name = f"role_{postgres_url.rpartition('_')[2]}"
     for sql in (
@@ -184,6 +207,76 @@ def test_versions_rise_over_a_new_boot_and_old_cursors_are_refused(sqlite_url: s
         assert client.objects.put_if("box", "b-1", 2, MatchVersion(record.version)).version > record.version + 1000
 
 
+def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_with_what_that_left(
+    sqlite_url: str,
+) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    made = holdfast.Client(sqlite_url).objects.put_if("box", "b-1", 1, MustCreate())
+    with (
+        holdfast.Client(sqlite_url) as client,
+        closing(sqlite3.connect(path)) as mine,
+        Path(f"{path}.holdfast-turn").open("rb") as turn,
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            return False
+
+        told = client.objects.put_if("box", "b-1", 2, MatchVersion(made.version), tx=mine)
+        waiting = pool.submit(client.objects.put_if, "box", "b-1", 3, MatchVersion(made.version))
+        until(taken, what="it is its turn, and it waits")
+        mine.commit()
+        refused = waiting.exception(30)
+        assert isinstance(refused, holdfast.Conflict)
+        assert refused.current == told.version
+        assert client.objects.get("box", "b-1") == told
+
+
+class Interrupt:
+    """KeyboardInterrupt on the way into a function, where the interpreter looks for signals: number ``at`` of all that
+    are called in the block."""
+
+    def __init__(self, at: int) -> None:
+        self.left, self.raised = at, False
+
+    def __enter__(self) -> None:
+        sys.settrace(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code.co_name not in ("__exit__", "__del__") or frame.f_code.co_filename != __file__:
+            self.left -= 1
+            if self.left < 0 and not self.raised:
+                self.raised = True
+                raise KeyboardInterrupt
+
+
+def test_a_write_that_was_interrupted_anywhere_leaves_the_client_usable_and_nothing_locked(either: str) -> None:
+    """Also where somebody keeps the exception, and with it all that it passed: a prompt does."""
+    kept: list[KeyboardInterrupt] = []
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        record = client.objects.put_if("box", "b-1", 0, MustCreate())
+        for at in range(10_000):
+            interrupt = Interrupt(at)
+            try:
+                with interrupt:
+                    client.objects.put_if("box", "b-1", at, MatchVersion(record.version))
+            except KeyboardInterrupt as error:
+                kept.append(error)
+            if not interrupt.raised:
+                break
+            assert client.objects.get("box", "b-1") is not None
+            record = other.objects.put_if("box", "b-1", "from here", Unconditional())
+        assert len(kept) > 30
+
+
 def test_a_version_that_was_rolled_back_is_nobody_elses(either: str) -> None:
     """Whoever was told it in that transaction would overwrite what somebody else has written since."""
     mine: Any = sqlite3.connect(either.removeprefix("sqlite:///")) if "sqlite" in either else psycopg.connect(either)
@@ -206,7 +299,7 @@ def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
         objects.put_if("box", "b-0", 0, MustCreate())
         assert [each.id for each in drain(objects.watch(since=cursor))] == ["b-0"]
         if either.startswith("sqlite"):
-            query(either, "update holdfast_object_version set last = (last / 1024 + 101) * 1024 - 1")
+            query(either, "update holdfast_object_version set first = (first / 1024 + 101) * 1024 - 1")
         else:
             query(either, "select setval('holdfast.object_version', 102399)")
         held = objects.cursor()

@@ -28,13 +28,13 @@ PUBLIC = {
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
     "object_put", "object_put_many", "object_delete", "object_get", "object_get_by_name", "object_list",
     "object_cursor", "object_changes",
-    "operation_get", "operation_begin", "operation_write", "operation_list", "operation_entries", "operation_review",
+    "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
-    "operation_review_close", "operation_reviews",
-    "wal_chains", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_move", "relay_list", "relay_parked",
-    "relay_retry", "relay_remove",
+    "operation_review", "operation_review_close", "operation_reviews",
+    "wal_chains", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_move", "relay_list",
+    "relay_parked", "relay_retry", "relay_remove",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
-    "lease_recall", "lease_clear", "beat_wanted",
+    "shard_list", "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
 """What a role calls, by itself or through the library. The rest is for these alone."""
 INSIDE = {

@@ -55,6 +55,14 @@ def test_shares_are_fair_as_replicas_join_and_leave_and_little_moves(connect: Co
         assert client.leases.list() == []
 
 
+def test_sets_whose_names_begin_alike_are_two(connect: Connect, either: str) -> None:
+    client = connect(either)
+    with client.shards("sweep", 4, ttl=3.0) as one, client.shards("sweep/shard", 4, ttl=3.0) as other:
+        assert one.held == other.held == frozenset(range(4))
+        assert one.members == {one.holder}
+        assert other.members == {other.holder}
+
+
 def test_entering_that_is_interrupted_keeps_nothing(either: str) -> None:
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client:

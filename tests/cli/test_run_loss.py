@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -15,55 +18,78 @@ from tests.cli.runs import FAMILY, STUBBORN, Run, alive, finish, gone
 from tests.conftest import migrated
 
 TTL = 3.0
-both = pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
+COMMANDS = {"family": FAMILY, "stubborn": STUBBORN}
+both = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 
 
-def ends_at(url: str) -> float:
+def ends_at(url: str, name: str = "job") -> float:
     """When the TTL of the run ends, by the database's clock, as it was last renewed."""
     [(moment,)] = query(
         url,
-        "select max(expires_at) from holdfast_beat"
+        "select b.expires_at from holdfast_beat b join holdfast_lease l on l.beat = b.id where l.name = %s"
         if url.startswith("sqlite")
-        else "select extract(epoch from max(expires_at))::float8 from holdfast.beat",
+        else "select extract(epoch from b.expires_at)::float8 from holdfast.beat b join holdfast.lease l"
+        " on l.beat = b.id where l.name = %s",
+        name,
     )
     return float(moment)
 
 
-def lost(run: Run) -> None:
+def lost(run: Run, name: str) -> None:
     """holdfast has said so and ended with a code that is not that of success."""
     assert run.wait() in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
     said = run.errors()
-    assert said.startswith("holdfast: lease 'job'")
+    assert said.startswith(f"holdfast: lease '{name}'")
     assert said.endswith("; so the command was ended")
     assert len(said.splitlines()) == 1, said
 
 
-@both
-def test_the_database_is_stopped(command: tuple[str, ...]) -> None:
+@contextmanager
+def both_at_once(url: str, *options: str) -> Iterator[dict[str, Run]]:
+    """A run of each command, under a lease of that name: what befalls both takes its time once."""
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(Run(url, *options, "--ttl", str(TTL), command=command, name=name))
+            for name, command in COMMANDS.items()
+        }
+        for run in runs.values():
+            run.pids()
+        yield runs
+
+
+def gone_each(runs: dict[str, Run]) -> dict[str, float]:
+    """When the last of each family was gone."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return dict(zip(runs, pool.map(lambda run: gone(run.family), runs.values()), strict=True))
+
+
+def test_the_database_is_stopped() -> None:
     with Postgres.create() as server:
         url = migrated(server.database())
-        with Run(url, "--ttl", str(TTL), command=command) as run:
-            family = run.pids()
+        with both_at_once(url) as runs:
             server.stop("immediate")
-            ended = gone(family)
-            lost(run)
+            ended = gone_each(runs)
             server.start()
-            assert ended < ends_at(url)
+            for name, run in runs.items():
+                lost(run, name)
+                assert ended[name] < ends_at(url, name)
 
 
-@both
-def test_the_database_is_paused(command: tuple[str, ...]) -> None:
+def test_the_database_is_paused() -> None:
     with Postgres.create() as server:
         url = migrated(server.database())
-        with Run(url, "--ttl", str(TTL), command=command) as run:
-            family = run.pids()
-            before = ends_at(url)
-            eventually(lambda: ends_at(url) > before, "it is renewed, so that there is time until the next heartbeat")
-            latest = ends_at(url)
+        with both_at_once(url) as runs:
+            first = {name: ends_at(url, name) for name in runs}
+            eventually(
+                lambda: all(ends_at(url, name) > first[name] for name in runs),
+                "each is renewed, so that there is time until the next heartbeat",
+            )
+            latest = {name: ends_at(url, name) for name in runs}
             server.pause()
-            ended = gone(family)
-            lost(run)
-            assert ended < latest
+            ended = gone_each(runs)
+            for name, run in runs.items():
+                lost(run, name)
+                assert ended[name] < latest[name]
 
 
 def test_a_lease_that_cannot_be_given_back_is_told_soon_and_truly() -> None:
@@ -83,42 +109,41 @@ def test_a_lease_that_cannot_be_given_back_is_told_soon_and_truly() -> None:
         server.resume()
 
 
-@both
-def test_the_database_is_cut_off(postgres_url: str, command: tuple[str, ...]) -> None:
-    with Proxy(postgres_url) as way, Run(way.url, "--ttl", str(TTL), command=command) as run:
-        family = run.pids()
+def test_the_database_is_cut_off(postgres_url: str) -> None:
+    with Proxy(postgres_url) as way, both_at_once(way.url) as runs:
         way.stall()
-        ended = gone(family)
-        assert ended < ends_at(postgres_url)
-        lost(run)
+        ended = gone_each(runs)
+        for name, run in runs.items():
+            assert ended[name] < ends_at(postgres_url, name)
+            lost(run, name)
 
 
-@both
-def test_holdfast_itself_is_stopped(either: str, command: tuple[str, ...]) -> None:
+def test_holdfast_itself_is_stopped(either: str) -> None:
     """Nobody renews, and nobody is there to notice: the watcher is."""
-    with Run(either, "--ttl", str(TTL), command=command) as run:
-        family = run.pids()
-        os.kill(run.pid, signal.SIGSTOP)
-        ended = gone(family)
-        assert ended < ends_at(either)
-        os.kill(run.pid, signal.SIGCONT)
-        lost(run)
+    with both_at_once(either) as runs:
+        for run in runs.values():
+            os.kill(run.pid, signal.SIGSTOP)
+        ended = gone_each(runs)
+        for name, run in runs.items():
+            assert ended[name] < ends_at(either, name)
+            os.kill(run.pid, signal.SIGCONT)
+            lost(run, name)
 
 
-@both
-def test_with_the_guard_nothing_runs_after_all_were_stopped_together(either: str, command: tuple[str, ...]) -> None:
+def test_with_the_guard_nothing_runs_after_all_were_stopped_together(either: str) -> None:
     """A frozen container: the watcher sees no more than holdfast does, and only the kernel knows that time is up."""
-    with Run(either, "--guard", "--ttl", str(TTL), command=command) as run, holdfast.Client(either) as client:
-        family, watcher = run.pids(), run.watcher()
-        stopped = [watcher, run.pid, *family]
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        with client.lease("job", ttl=TTL, timeout=30):
-            assert run.wait() == -signal.SIGKILL, "it is ended while it stands still: nobody has to wake it for that"
-            eventually(lambda: not alive(family[0]), "the kernel ended the command, which never went on")
-            os.kill(watcher, signal.SIGCONT)
-            gone(family)
-        assert run.errors() == ""
+    with both_at_once(either, "--guard") as runs, holdfast.Client(either) as client:
+        watchers = {name: run.watcher() for name, run in runs.items()}
+        for name, run in runs.items():
+            for pid in (watchers[name], run.pid, *run.family):
+                os.kill(pid, signal.SIGSTOP)
+        for name, run in runs.items():
+            with client.lease(name, ttl=TTL, timeout=30):
+                assert run.wait() == -signal.SIGKILL, "ended while it stands still: nobody has to wake it for that"
+                eventually(lambda run=run: not alive(run.family[0]), "the kernel ended the command")  # type: ignore[misc]
+                os.kill(watchers[name], signal.SIGCONT)
+                gone(run.family)
+            assert run.errors() == ""
 
 
 def test_the_guard_lets_a_command_finish_that_runs_for_longer_than_the_ttl(either: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.election import Action, ElectorTerms, Event, State, after, replica
+from holdfast.core.grant import Held
 from holdfast.core.renewal import margin
 
 events = st.lists(st.sampled_from(Event), max_size=30)
@@ -85,6 +86,36 @@ def test_timings_that_are_taken_leave_room_for_a_renewal_and_for_the_work_to_sto
     assert made.renew_every + made.grace < made.ttl - margin(made.ttl)
     assert made.renew_every <= made.ttl * 2 / 3
     assert made.retry_every <= made.ttl
+
+
+@given(
+    st.floats(0.2, 86400), st.floats(0.1, 1.0), st.floats(0.0, 1.0), st.booleans(),
+    st.lists(st.tuples(st.sampled_from(["held", "busy", "silent"]), st.floats(0.0, 1.0)), min_size=1, max_size=50),
+)  # fmt: skip
+def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
+    ttl: float, retry: float, asked: float, kernel: bool, answers: list[tuple[str, float]]
+) -> None:
+    """It renewed, and was gone. A standby has just asked, or is about to, and whatever it hears until the lease ends
+    (somebody is just changing it, no answer at all), its next question comes soon enough after the end; and right after
+    it, unless the last one went unanswered."""
+    made = terms(ttl=ttl, renew_every=ttl / 4, retry_every=ttl * retry, grace=0.0)
+    at, number, heard = -made.retry_every * asked, 0, ""
+    while at < ttl and number < 5000:
+        heard, chance = answers[number % len(answers)]
+        number += 1
+        remaining = None if heard == "busy" else ttl - max(at, 0.0)
+        pause = made.until_next(None if heard == "silent" else Held("a", "b", remaining), kernel=kernel, chance=chance)
+        assert 0 < pause <= max(made.retry_every, 0.02)
+        at += pause
+    assert at <= ttl + made.retry_every
+    if heard != "silent":
+        assert at <= ttl + 0.02
+
+
+def test_where_the_kernel_knows_a_standby_looks_often_but_not_when_nobody_answers() -> None:
+    made, held = terms(), Held("a", "b", 80_000.0)
+    assert made.until_next(held, kernel=True, chance=1.0) == 0.005
+    assert made.until_next(held, kernel=False, chance=1.0) == made.until_next(None, kernel=True, chance=1.0) == 5.0
 
 
 @pytest.mark.parametrize(

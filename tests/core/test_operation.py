@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core import results
-from holdfast.core.chain import Chain
+from holdfast.core.chain import Chain, Opening
 from holdfast.core.errors import KeyReused, OperationFailed
 from holdfast.core.keys import as_key
 from holdfast.core.operation import NOTHING, Act, collides, decide, passes, pause, refusal
@@ -76,6 +76,15 @@ def test_what_says_nothing_about_the_operation() -> None:
     ]  # fmt: skip
     for problem, said in wrong:
         assert not passes(problem, said)
+    lost = type("OperationalError", (Exception,), {"__module__": "psycopg"})("SSL SYSCALL error: EOF detected")
+    wrapped = OperationalError("(psycopg.OperationalError) SSL SYSCALL error: EOF detected")
+    wrapped.orig = lost  # type: ignore[attr-defined]
+    file = OperationalError("no such table: locks")
+    for each, code in ((file, 1), (OperationalError("a locked door"), 1)):
+        each.sqlite_errorcode = code  # type: ignore[attr-defined]
+        assert not passes(each, None), "of SQLite the code is asked, not the words"
+    for each in (lost, wrapped, type("InterfaceError", (Exception,), {})("network error")):
+        assert passes(each, None), "whatever words it has"
     assert collides(Exception(), "40001")
     assert collides(OperationalError("database is locked"), None)
     assert not collides(TimeoutError(), None)
@@ -111,6 +120,19 @@ JSON = st.recursive(
 def test_a_result_comes_back_as_it_was(value: Any) -> None:
     found = results.decode(results.encode(value))
     assert (found, type(found)) == (value, type(value))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=6), st.text(min_size=1, max_size=9))
+def test_chains_that_are_begun_together_are_the_same_as_one_by_one(texts: list[str], operation: str) -> None:
+    notes: list[tuple[str, dict[str, Any] | None]] = [("claimed", {"name": text} if text else None) for text in texts]
+    alone = Chain(operation, None)
+    for kind, detail in notes:
+        alone.add(kind, 1, 7, 1.5, detail)
+    chain, entries = Opening(notes, 7, 1.5).chain(operation)
+    assert entries == alone.waiting().entries
+    alone.written()
+    assert chain.__dict__ == alone.__dict__
 
 
 @settings(max_examples=40, deadline=None)

@@ -104,6 +104,31 @@ def test_no_guard_leaves_a_timer_or_a_handler_behind(connect: Connect, either: s
     assert (timers(), signal.getsignal(signal.SIGTERM)) == before
 
 
+@pytest.mark.skipif(not TIMERS.exists(), reason="the kernel does not show its timers")
+def test_one_that_is_entered_twice_at_once_keeps_its_timer(sqlite_url: str) -> None:
+    """The second, in another thread, comes when the first is granted and not in its block yet."""
+    before, late = timers(), []
+    with holdfast.Client(sqlite_url) as client:
+        guard: Any = client.guard("key")
+        begin = guard._begin
+
+        def enter() -> None:
+            with pytest.raises(RuntimeError, match="entered already"), guard:
+                pytest.fail("not twice")
+            late.append("refused")
+
+        def overtaken(grant: Any) -> None:
+            thread = threading.Thread(target=enter)
+            thread.start()
+            thread.join()
+            begin(grant)
+
+        guard._begin = overtaken
+        with guard:
+            assert (late, timers()) == (["refused"], before + 1)
+    assert timers() == before
+
+
 def test_a_heartbeat_that_comes_as_the_block_is_left_arms_nothing(sqlite_url: str) -> None:
     """It was under way when the lease was released, and comes back when the guard has stood down."""
     with holdfast.Client(sqlite_url) as client:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -118,6 +121,29 @@ def test_paused_and_resumed_after_the_ttl_it_executes_nothing(either: str, tmp_p
             assert [each.work() for each in found] == before
 
 
+FIRST = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+CONTAINED = f"""
+import os, sys
+os.execvp("unshare", [*{FIRST!r}, sys.executable, "-u", "-c", {GUARDED!r}, *sys.argv[1:]])
+"""
+
+
+def test_the_first_process_of_a_container_executes_nothing_either(sqlite_url: str, tmp_path: Path) -> None:
+    """From within it is deaf to SIGKILL: another signal ends it, by a handler that nothing but the kernel calls."""
+    if shutil.which("unshare") is None or subprocess.run([*FIRST, "true"], check=False).returncode:
+        pytest.skip("this system does not let us make a namespace")
+    with Instance(sqlite_url, "key", tmp_path, program=CONTAINED) as outside:
+        outside.expect("works")
+        pid = int(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text())
+        assert Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
+        stand_still(pid)
+        with holdfast.Client(sqlite_url) as client, client.lease("key", timeout=60):
+            before = outside.work()
+            os.kill(pid, signal.SIGCONT)
+            assert outside.wait() == 63
+            assert outside.work() == before
+
+
 def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str, tmp_path: Path) -> None:
     with (
         Proxy(postgres_url) as way,
@@ -161,6 +187,29 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
         assert (normal.wait(), term.wait()) == (0, 128 + signal.SIGTERM)
         assert raising.wait() == (1 if program is GUARDED else 0)
     eventually(lambda: rows(either) == NONE, "nobody has to wait for 300 s")
+
+
+def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_path: Path) -> None:
+    """The block is over: what comes after it is not the timer's to end, however long the database takes."""
+    with Proxy(postgres_url) as way, Instance(way.url, "key", tmp_path, ttl=2.0) as instance:
+        instance.expect("works")
+        way.stall()
+        instance.say("end")
+        instance.expect("done")
+
+
+NESTED = GUARDED.replace("with client.guard", "outer = client.guard('outer')\nwith outer, client.guard")
+
+
+def test_of_two_guards_the_one_that_is_lost_ends_it_with_its_code(sqlite_url: str, tmp_path: Path) -> None:
+    with (
+        Instance(sqlite_url, "key", tmp_path, program=NESTED, ttl=60, heartbeat=0.2) as instance,
+        holdfast.Client(sqlite_url) as thief,
+    ):
+        instance.expect("works")
+        assert thief.leases.force_release("key", actor="thief", reason="because")
+        assert instance.wait() == 70
+        assert [each.name for each in thief.leases.list()] == [], "the other one is given back"
 
 
 FORKING = GUARDED.replace(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
-from tests.children import NONE, Child, eventually, query, rows
+from holdfast._sync.recipes.guard import _GuardLease
+from tests.children import NONE, Child, eventually, last_queries, pass_time, query, rows
+from tests.cli.command import SCRIPT, at, environment
 from tests.conftest import server
 from tests.guard.instances import ASYNC, GUARDED, Instance
 from tests.raw import trials
@@ -112,6 +117,66 @@ def test_an_answer_in_doubt_ends_it_and_what_may_have_been_granted_is_given_back
         assert "code 69" in instance.said()
         assert instance.work() == b""
     eventually(lambda: rows(either) == NONE, "it is given back, or expires")
+
+
+@pytest.fixture
+def clearing(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """The lease 'key' and the gate 'door' of a dead predecessor, whose rows somebody is just clearing away."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as broom:
+        client.lease("key", ttl=60, auto_renew=False).acquire()
+        client.gates.open("door", seconds=60, actor="jane", reason="why")
+        query(postgres_url, "update holdfast.beat set expires_at = clock_timestamp()")
+        broom.execute("delete from holdfast.lease")
+        yield broom
+
+
+def hindered(client: Any, broom: psycopg.Connection[Any]) -> list[str]:
+    """Let the row be gone when it was asked for so often that a lease would have given up long ago."""
+    asked: list[str] = []
+    call = client._engine.call
+
+    def counted(name: str, *given: Any, **others: Any) -> Any:
+        asked.append(name)
+        if asked.count("lease_acquire") == 60:
+            broom.commit()
+        return call(name, *given, **others)
+
+    client._engine.call = counted
+    return asked
+
+
+@pytest.mark.parametrize("what", ["guard", "gate"])
+def test_a_row_that_is_just_being_cleared_away_is_nobodys_lease(
+    postgres_url: str, clearing: psycopg.Connection[Any], what: str
+) -> None:
+    with holdfast.Client(postgres_url) as client:
+        entered = client.guard("key") if what == "guard" else client.gate("door", actor="joe", reason="why")
+        asked = hindered(client, clearing)
+        with entered as grant:
+            grant.check()
+        assert asked.count("lease_acquire") >= 60
+
+
+def test_one_that_stays_in_doubt_is_not_told_as_somebodys(
+    postgres_url: str, clearing: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_GuardLease, "_while_busy", 0.2)
+    with holdfast.Client(postgres_url) as client, pytest.raises(SystemExit) as ended, client.guard("key"):
+        pytest.fail("nothing runs")
+    assert ended.value.code == 69
+    assert not clearing.closed
+
+
+def test_nor_is_it_for_a_command_that_is_run(
+    postgres_url: str, clearing: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    command = [SCRIPT, *at(postgres_url, "run", "--guard", "key", "--", "touch", str(tmp_path / "ran"))]
+    with subprocess.Popen(command, env=environment()) as process:
+        eventually(lambda: any("lease_acquire" in each for each in last_queries(postgres_url)), "it is asked for")
+        pass_time(0.5)
+        clearing.commit()
+        assert process.wait(30) == 0
+    assert (tmp_path / "ran").exists()
 
 
 def test_paused_between_the_grant_and_the_gate_it_does_nothing_when_it_goes_on(either: str, tmp_path: Path) -> None:

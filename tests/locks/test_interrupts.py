@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.core.tickets import Claim
 from tests.children import eventually
 from tests.locks.looks import advisory
 
@@ -219,6 +220,55 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either
     loop.close()
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.parametrize("how", ["with", "acquire"])
+def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(postgres_url: str, how: str) -> None:
+    """As by a second Ctrl-C: what the first has begun to put right, it must not leave half done."""
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
+
+    def run(work: Any) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(work, 20))
+
+    async def attempt() -> None:
+        if how == "acquire":
+            await client.lock("a").acquire()
+            return
+        async with client.lock("a"):
+            pass
+
+    def queued(key: Any) -> bool:
+        claim = pump.mux.claims[key]
+        line = claim if isinstance(claim, Claim) else claim.heirs
+        return line is not None and bool(line.queue)
+
+    async def in_line() -> asyncio.Task[None]:
+        task = asyncio.create_task(attempt())
+        await asyncio.to_thread(eventually, lambda: queued(kept.ticket.key), "it stands in line")
+        return task
+
+    with holdfast.Client(postgres_url) as other:
+        at = 0
+        while True:
+            kept = run(client.lock("a").acquire(timeout=20))
+            pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+            task, interrupt = run(in_line()), Interrupt(at)
+            task.cancel()
+            with suppress(KeyboardInterrupt), interrupt:
+                loop.run_until_complete(asyncio.wait([task]))
+            run(asyncio.wait([task]))
+            assert task.cancelled() or isinstance(task.exception(), KeyboardInterrupt)
+            assert run(kept.release()) is True
+            try:
+                run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=8).release()))
+            except holdfast.AcquireTimeout as error:
+                raise AssertionError(f"at {at}, {interrupt.where}: it is still locked") from error
+            if not interrupt.raised:
+                break
+            at += 1
+        assert at > 30
+        run(client.close())
+    loop.close()
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

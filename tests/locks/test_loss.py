@@ -49,6 +49,28 @@ def test_a_session_that_ends_tells_every_grant_on_it(connect: Connect, postgres_
         again.check()
 
 
+def test_whoever_gives_back_what_is_lost_already_is_told_all_the_same(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saw the loss before its ``on_lost`` was called."""
+    told, released = list[Any](), threading.Event()
+    with holdfast.Client(postgres_url) as client:
+        grant = client.lock("a", on_lost=told.append).acquire()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        tell = pump._tell
+
+        def later(*args: Any) -> None:
+            assert released.wait(20)
+            tell(*args)
+
+        monkeypatch.setattr(pump, "_tell", later)
+        terminate(postgres_url)
+        eventually(lambda: grant.lost, "it is seen")
+        assert grant.release() is False
+        released.set()
+        eventually(lambda: told == [grant], "it is told")
+
+
 def test_the_end_of_a_session_is_told_at_once(connect: Connect, postgres_url: str) -> None:
     """By the socket, and not by a heartbeat, a keepalive or the next use: the quickest of a few, on a busy machine."""
     client, taken = connect(postgres_url), []

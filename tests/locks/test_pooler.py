@@ -9,12 +9,10 @@ import pytest
 
 import holdfast
 from holdfast._wire.locking import pooler as detection
-from holdfast.testing import Pooler, pooler
+from holdfast.testing import Pooler
 from tests.locks.looks import advisory
 
 Connect = Callable[..., Any]
-needs_pgbouncer = pytest.mark.skipif(pooler.find() is None, reason="PgBouncer is not installed")
-
 needs_pgbouncer = pytest.mark.usefixtures("needs_pgbouncer")
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Any
 
 import psycopg
 import pytest
 
 import holdfast
+from holdfast._wire.clock import now
+from holdfast.core.tickets import Claim
+from holdfast.testing.portal import Blocking
 from tests.children import backends, eventually
 from tests.locks.looks import advisory, waiters
 
@@ -50,6 +54,30 @@ def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: C
     with pytest.raises(holdfast.AcquireTimeout):
         waiter.lock("b").acquire(timeout=0.05)
     eventually(lambda: len(backends(postgres_url)) == 1, "only the session that holds is left")
+
+
+@pytest.mark.parametrize("how", ["acquire", "with"])
+def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: str, how: str) -> None:
+    holder, client = connect(either), connect(either)
+    held = holder.lock("a").acquire()
+    assert client.lock("a").try_acquire() is None
+    inner = client._inner if isinstance(client, Blocking) else client
+    claims = inner._locks.sessions._pump.mux.claims
+
+    def wait() -> None:
+        if how == "acquire":
+            client.lock("a").acquire().release()
+            return
+        with client.lock("a"):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        asked, waiting = now(), pool.submit(wait)
+        eventually(lambda: any(isinstance(each, Claim) and each.queue for each in claims.values()), "it stands in line")
+        [ticket] = next(iter(claims.values())).queue
+        assert asked + 15 <= ticket.deadline <= now() + 15
+        held.release()
+        waiting.result(20)
 
 
 def test_skip_yields_none_without_raising_or_the_grant(connect: Connect, either: str) -> None:
@@ -165,6 +193,23 @@ def test_names_and_namespaces_are_for_everybody_to_see(connect: Connect, postgre
         eventually(lambda: ask("select name from holdfast.lock_name where key = holdfast.lock_key('import')"), "named")
         assert ask("select count(*) from holdfast.lock_name") == 1
     assert connect(postgres_url).lock(("agent", -7)).try_acquire() is None, "the number is stable"
+
+
+class Kind(str, Enum):  # noqa: UP042 - a StrEnum's str() is its text
+    AGENT = "kind of agent"
+
+
+class Number(int, Enum):
+    SEVEN = 7
+
+
+def test_a_member_of_an_enum_names_what_it_is_equal_to(connect: Connect, either: str) -> None:
+    """Its str() is another text, and another process may spell the name out."""
+    client = connect(either)
+    with client.lock((Kind.AGENT, Number.SEVEN)):
+        assert [(each.namespace, each.entity_id) for each in client.locks.list()] == [("kind of agent", 7)]
+    with client.lease(Kind.AGENT):
+        assert [each.name for each in client.leases.list()] == ["kind of agent"]
 
 
 @pytest.mark.parametrize("options", [{"lock_sessions": 0}, {"lock_sessions": 1, "lock_overflow": 0}])

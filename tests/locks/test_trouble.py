@@ -135,9 +135,11 @@ async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(eith
     loop: Any = asyncio.get_running_loop()
     async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
         held = await other.lock("a").acquire()
-        waiting = asyncio.create_task(client.lock("a").acquire(timeout=0.3))
-        await asyncio.sleep(0.1)
+        await (await client.lock("warm").acquire()).release()
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=1.0))
+        await asyncio.to_thread(eventually, lambda: any(each.opened for each in pump.mux.waits), "it stands in line")
+        assert not waiting.done()
         for timer in list(loop._scheduled):
             if timer._callback in (pump._sweep, pump._ring_alarm, pump._readable):
                 timer.cancel()

@@ -75,11 +75,16 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
     assert client.leases.get("nightly-import") is not None
 
 
-@pytest.mark.parametrize("given", [{"actor": ""}, {"reason": ""}, {"reason": "  "}, {"actor": "a\nb"}])
-def test_without_actor_or_reason_nothing_happens(client: holdfast.Client, given: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{"actor": ""}, {"reason": ""}, {"reason": "  "}, {"actor": "a\nb"}, {"actor": None}, {"reason": "x" * 1001}],
+)
+def test_without_actor_or_reason_nothing_happens(client: holdfast.Client, given: dict[str, Any]) -> None:
+    """Not even on a dry run, and not on an empty database either, where tables would come first."""
     client.lease("nightly-import").acquire()
-    with pytest.raises(ValueError, match=r"^(actor|reason) must"):
-        operator.run(client, "lease.release", {"name": "nightly-import"}, **{**JANE, **given})
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match=r"^(actor|reason) must"):
+            operator.run(client, "lease.release", {"name": "nightly-import"}, dry_run=dry_run, **{**JANE, **given})
     assert client.leases.get("nightly-import") is not None
     assert client.audit.list() == []
 
@@ -90,14 +95,57 @@ def test_without_actor_or_reason_nothing_happens(client: holdfast.Client, given:
         ("lease.burn", {}, "there is no command"),
         ("lease.release", {}, "needs 'name'"),
         ("lease.release", {"name": "x", "force": 1}, "has no parameter 'force'"),
+        ("lease.release", {"name": None}, "name must be str, not None"),
+        ("lease.release", {"name": ""}, "name must have 1 to 200 characters, not 0"),
+        ("lease.release", {"name": "a\nb"}, "name must not contain control characters"),
         ("lock.break", {"pid": "x"}, "pid must be int"),
+        ("lock.break", {"pid": 7.9}, "pid must be int from 1 to 2147483647, not 7.9"),
+        ("lock.break", {"pid": True}, "pid must be int"),
+        ("gate.open", {"name": "x" * 181, "seconds": 60}, "name must have 1 to 180 characters, not 181"),
+        ("gate.open", {"name": "x", "seconds": 0.5}, "seconds must be float from 1 to 86400, not 0.5"),
+        ("gate.open", {"name": "x", "seconds": "inf"}, "seconds must be float"),
+        ("leader.resign", {"name": "x", "wait": "nan"}, "wait must be float from 0 to 86400, not 'nan'"),
+        ("slot.release", {"pool": "x", "slot": 0}, "slot must be int from 1"),
+        ("schema.revert", {"to": -1}, "to must be int from 0, not -1"),
     ],
 )
-def test_wrong_parameters_are_named(tmp_path: Path, name: str, values: dict[str, Any], wanted: str) -> None:
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_wrong_parameters_are_named_before_anything_is_written(
+    tmp_path: Path, name: str, values: dict[str, Any], wanted: str, dry_run: bool
+) -> None:
     with holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}") as client:
         with pytest.raises(ValueError, match=wanted):
-            operator.run(client, name, values, **JANE)
+            operator.run(client, name, values, dry_run=dry_run, **JANE)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_record_nothing_happens(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with holdfast.Client(either) as other:
+        other.lease("nightly-import", ttl=60).acquire()
+        monkeypatch.setenv("HOLDFAST_FAILPOINTS", "before:audit_begin=error")
+        with holdfast.Client(either) as client:
+            with pytest.raises(holdfast.EngineError):
+                operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
+            with pytest.raises(holdfast.EngineError), client.gate("x", **JANE):
+                pytest.fail("nothing runs")
+            with pytest.raises(holdfast.EngineError):
+                client.gates.open("x", seconds=60, **JANE)
+        assert [each.name for each in other.leases.list()] == ["nightly-import"]
+
+
+def test_more_changes_than_the_audit_has_room_for_are_counted(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+    @operator.command("a.large", gate="large", subject="all", destructive=True)
+    def large(window: operator.Window) -> Any:
+        """Change much."""
+        yield ["\N{GRINNING FACE}" * 450] * 700
+
+    assert len(operator.run(client, "a.large", **JANE).changes) == 700
+    [entry] = entries(client, "a.large")
+    assert (entry.outcome, len(entry.detail["changes"]), entry.detail["changes"][-1]) == ("done", 501, "and 200 more")
 
 
 def test_one_operator_at_a_time_and_a_refusal_is_recorded(
@@ -105,7 +153,7 @@ def test_one_operator_at_a_time_and_a_refusal_is_recorded(
 ) -> None:
     monkeypatch.setattr("holdfast.operator.running._PATIENCE", 0.1)
     client.lease("nightly-import").acquire()
-    with client.lease(operator.RUNTIME), pytest.raises(holdfast.NotAcquired):
+    with client.gates.runtime(), pytest.raises(holdfast.NotAcquired):
         operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
     with client.gate("leases", actor="joe", reason="x"), pytest.raises(holdfast.NotAcquired):
         operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
@@ -137,7 +185,7 @@ def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(
 
 def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str, client: holdfast.Client) -> None:
     """An operator hangs with the runtime lease and the gate: both are ended without them, one after the other."""
-    stuck = client.lease(operator.RUNTIME, ttl=300).acquire()
+    stuck = client.gates.runtime(ttl=300).acquire()
     with pytest.raises(operator.CommandRefused, match="break-glass"):
         operator.run(client, "lease.release", {"name": operator.RUNTIME}, dry_run=True, **JANE)
     for name, values in (("lease.release", {"name": "nightly-import"}), ("schema.migrate", {})):
@@ -148,6 +196,9 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
     assert client.leases.get(operator.RUNTIME) is None
     window = client.gate("leases", actor="joe", reason="hangs")
     window.__enter__()
+    for gate in ("leases", "dot_config"):
+        with pytest.raises(operator.CommandRefused, match="break-glass"):
+            operator.run(client, "lease.release", {"name": f"@gate:{gate}"}, dry_run=True, **JANE)
     operator.run(client, "lease.release", {"name": "@gate:leases"}, break_glass=True, **JANE)
     client.lease("nightly-import").acquire()
     operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
@@ -208,7 +259,8 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
     stale.release()
     names = ["a", "key"]
     with client.guard("key") as grant:
-        for guard, token in (("unused", grant.token), ("key", stale.token), ("key", str(uuid4())), ("a", grant.token)):
+        wrong = [("unused", grant.token), ("key", stale.token), ("key", str(uuid4())), ("a", grant.token)]
+        for guard, token in [*wrong, ("key", "no token"), ("@gate:x", grant.token)]:
             for dry_run in (True, False):
                 with pytest.raises(operator.CommandRefused, match="nothing is wiped"):
                     operator.run(client, "lease.wipe", {"guard": guard, "token": token}, dry_run=dry_run, **JANE)
@@ -222,7 +274,7 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
         ask(*at(either, "do", "lease.wipe", "key", *BY_JANE), HOLDFAST_TOKEN=grant.token)
         assert [each.name for each in client.leases.list()] == ["key"]
     told = entries(client, "lease.wipe")
-    assert [each.outcome.partition(":")[0] for each in told] == ["done", *["refused"] * 4]
+    assert [each.outcome.partition(":")[0] for each in told] == ["done", *["refused"] * 6]
     assert {each.detail["parameters"]["token"] for each in told} == {"***"}, "the proof is a secret"
 
 
@@ -272,7 +324,8 @@ def test_the_commands_are_listed_with_what_they_declare() -> None:
     found = valid("commands", ask("commands", "--json"))
     assert {each["name"] for each in found} >= {
         "lease.release", "lease.wipe", "leader.resign", "lock.break", "gate.open", "gate.close", "slot.release",
-        "schema.migrate", "schema.revert",
+        "schema.migrate", "schema.revert", "operation.reset", "operation.replay", "operation.rollback", "wal.verify",
+        "wal.archive",
     }  # fmt: skip
     assert all(each["gate"] and each["summary"] for each in found)
     listed = ask("commands")
@@ -282,13 +335,14 @@ def test_the_commands_are_listed_with_what_they_declare() -> None:
 
 def test_the_command_line_changes_others_work_through_these_commands_alone() -> None:
     """What takes away, ends or wipes is called in holdfast.operator, and nowhere in the command line."""
-    governed = {"force_release", "recall", "end_session", "wipe", "open", "close", "up", "down", "migrate"}
+    governed = {"force_release", "recall", "end_session", "wipe", "open", "close", "up", "down", "migrate", "reset"}
+    governed |= {"rollback", "archive"}
     found = set()
     for file in (ROOT / "src/holdfast/cli").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in governed:
                 owner = ast.unparse(node.value)
-                if owner.endswith(("leases", "locks", "gates", "migrations", "client")):
+                if owner.endswith(("leases", "locks", "gates", "migrations", "operations", "client")):
                     found.add(f"{file.name}: {owner}.{node.attr}")
     assert found == {"run.py: client.leases.wipe"}, "but for the guard's own, under its own lease"
 

@@ -75,6 +75,85 @@ def test_a_gate_that_could_not_be_told_of_is_not_left_open(
     eventually(lambda: not is_open(client), "it is closed again")
 
 
+def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
+    client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database has opened it, and nobody has heard: that is no refusal."""
+    client.leases.list()
+    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "after:lease_acquire=error")
+    with holdfast.Client(either) as unlucky:
+        with pytest.raises(holdfast.EngineError), unlucky.gate(GATE, actor="jane", reason="why"):
+            pytest.fail("nothing runs")
+        with pytest.raises(holdfast.EngineError):
+            unlucky.gates.open(GATE, seconds=600, actor="jane", reason="why")
+    eventually(lambda: not is_open(client), "it is closed again")
+    assert [(action, (outcome or "").partition(":")[0]) for _, action, outcome in story(client)] == [
+        ("gate.window", "unknown"), ("gate.open", "unknown"),
+    ]  # fmt: skip
+
+
+def test_a_gate_whose_end_cannot_be_told_is_opened_and_closed_all_the_same(
+    client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opened it is not told an error about a gate that is open."""
+    monkeypatch.setenv("HOLDFAST_FAILPOINTS", "before:audit_end=error")
+    with holdfast.Client(either) as unlucky:
+        unlucky.gates.open(GATE, seconds=600, actor="jane", reason="why")
+        assert is_open(client)
+        assert unlucky.gates.close(GATE, actor="jane", reason="why")
+    assert not is_open(client)
+    assert [(action, outcome) for _, action, outcome in story(client)] == [("gate.open", None), ("gate.close", None)]
+
+
+FORKING = """
+import os, sys, holdfast
+from holdfast import operator
+
+def fork():
+    if (pid := os.fork()) == 0:
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+@operator.command("a.fork", gate="forks", subject="x", destructive=False)
+def forks(window):
+    "Fork in the middle."
+    yield []
+    fork()
+
+with holdfast.Client(sys.argv[1]) as client:
+    with client.gate("dot_config", actor="jane", reason="why"):
+        fork()
+        client.gates.require("dot_config")
+    operator.run(client, "a.fork", actor="jane", reason="why")
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_fork_that_leaves_a_window_or_a_command_does_not_tell_its_end(client: holdfast.Client, either: str) -> None:
+    client.leases.list()
+    with Child(FORKING, either) as child:
+        child.expect("done")
+    assert [(action, outcome) for _, action, outcome in story(client)] == [
+        ("gate.window", "closed"), ("a.fork", "done"), ("gate.window", "closed"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["@gate:dot_config", "holdfast:runtime"])
+def test_holdfasts_own_leases_are_nobodys_to_take_past_what_they_are_for(
+    connect: Connect, tmp_path: Any, name: str
+) -> None:
+    """Else a gate were open without a word in the audit, and operators kept out by whoever likes that name."""
+    client = connect(url := f"sqlite:///{tmp_path / 'app.db'}")
+    for take in (client.lease, client.guard, client.elector, lambda name: client.shards(name, 4)):
+        with pytest.raises(ValueError, match=rf"^(name|key) must not begin with '@' or 'holdfast:'.* than '{name}'$"):
+            take(name)
+    for guard in ([], ["--guard"]):
+        done = call(*at(url, "run", *guard, name, "--", "touch", str(tmp_path / "ran")))
+        assert (done.returncode, "must not begin with '@' or 'holdfast:'" in done.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_gate_is_closed_whatever_happens_in_its_window(connect: Connect, either: str) -> None:
     client = connect(either)
     with pytest.raises(ZeroDivisionError), client.gate(GATE, actor="jane", reason="why"):
@@ -159,7 +238,7 @@ def protect(client: Any, grant: Any, connection: psycopg.Connection[Any]) -> Non
     connection.execute(statement, [grant.name, grant.token])
 
 
-def test_one_that_cannot_be_closed_yet_says_so(client: holdfast.Client, postgres_url: str) -> None:
+def test_one_that_cannot_be_closed_yet_says_so(postgres_url: str) -> None:
     other = holdfast.Client(postgres_url)
     with other, closing(psycopg.connect(postgres_url)) as mine:
         grant = other.gates.open(GATE, seconds=300, actor="jane", reason="why")
@@ -228,4 +307,7 @@ def test_a_bad_argument_is_refused_before_anything_is_written(
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
     with pytest.raises(ValueError, match=f"^{wanted}"):
         client.gate(**{"name": GATE, "actor": "jane", "reason": "why"} | arguments)
+    if "name" in arguments:
+        with pytest.raises(ValueError, match=r"^name must have 1 to 180 characters"):
+            client.gates.require(arguments["name"])
     assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,8 @@ def contents(url: str) -> list[Any]:
     """All that there is in the tables, and how many numbers were drawn."""
     dot = "_" if url.startswith("sqlite") else "."
     tables = [
-        f"holdfast{dot}{name}" for name in ("lease", "beat", "history", "audit", "object", "fence", "schema_version")
+        f"holdfast{dot}{name}"
+        for name in ("lease", "beat", "history", "audit", "object", "fence", "schema_version", "idempotency_log", "wal")
     ]
     return [query(url, f"select * from {table} order by 1") for table in tables]
 
@@ -57,6 +58,11 @@ def test_the_check_runs_nothing_of_a_command() -> None:
 
     assert operator.check()["a.harmful"] == []
     assert done == []
+
+
+def detour() -> None:
+    """Beside a command, and called by it."""
+    holdfast.Client("sqlite:///own.db").close()
 
 
 def test_the_check_finds_what_bypasses(tmp_path: Path) -> None:
@@ -84,6 +90,21 @@ def test_the_check_finds_what_bypasses(tmp_path: Path) -> None:
         """Go another way."""
         yield [str(holdfast.Client(f"sqlite:///{tmp_path}/own.db"))]
 
+    @operator.command("a.secret", gate="x", subject="x", destructive=True)
+    def secret(window: Any) -> Any:
+        """Let others go another way."""
+        yield []
+        detour()
+
+    @operator.command("a.nested", gate="x", subject="x", destructive=True)
+    def nested(window: Any) -> Any:
+        """Hide it inside."""
+
+        def inside() -> Any:
+            return [holdfast.AsyncClient(f"sqlite:///{each}") for each in ("own.db",)]
+
+        yield inside()
+
     @operator.command(
         "a.talkative", gate="x", subject="{token}", destructive=True, token=operator.Parameter("it", secret="X")
     )
@@ -104,6 +125,8 @@ def test_the_check_finds_what_bypasses(tmp_path: Path) -> None:
             "it does not take a window and the parameters that it declares",
             "it makes a client of its own, past its window",
         ],
+        "a.secret": ["it makes a client of its own, past its window"],
+        "a.nested": ["it makes a client of its own, past its window"],
         "a.talkative": ["its subject tells a secret"],
         "a.open": [
             "it is of a kind of its own, which may run as it likes",
@@ -126,12 +149,15 @@ ACTS: dict[str, Any] = {
     "a rehearsal": lambda client: client.leases.probe(),
     "a session's end": lambda client: client.locks.end_session(7, actor="x", reason="x"),
     "a lock": lambda client: client.lock("x").acquire(),
+    "a reset": lambda client: client.operations.reset("done", actor="x", reason="x"),
+    "an operation": lambda client: client.operation("new").run(lambda: 1),
 }
 
 
 def test_whatever_a_command_tries_while_it_looks_nothing_is_changed(client: holdfast.Client, either: str) -> None:
     """On a dry run and on a real one alike: it has no client that could, and the database would refuse it, too."""
     held = client.lease("held", ttl=300, auto_renew=False).acquire()
+    client.operation("done").run(lambda: 1)
     acts = iter(())
 
     @operator.command("a.hasty", gate="hasty", subject="x", destructive=True)
@@ -204,6 +230,25 @@ def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> 
     with pytest.raises(holdfast.HoldfastError):
         window.client.lease("too late").acquire()
     assert client.leases.get("held") is not None
+
+
+@pytest.mark.parametrize("told", [None, "a line", [1]])
+def test_a_command_that_does_not_tell_what_it_is_about_to_change_does_nothing(
+    client: holdfast.Client, told: Any
+) -> None:
+    done: list[str] = []
+
+    @operator.command("a.mute", gate="mute", subject="x", destructive=False)
+    def mute(window: Any) -> Any:
+        """Say nothing."""
+        if told is None:
+            return
+        yield told
+        done.append("never")
+
+    with pytest.raises(TypeError, match=r"^a\.mute must yield the lines that say what"):
+        operator.run(client, "a.mute", **JANE)
+    assert done == []
 
 
 def test_a_command_that_yields_twice_is_stopped(client: holdfast.Client) -> None:

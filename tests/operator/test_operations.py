@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import operator
+from holdfast.operator import running
 from tests.children import eventually, query
 
 JANE: dict[str, Any] = {"actor": "jane", "reason": "the bank says no"}
@@ -41,6 +42,31 @@ def test_a_reset_lets_it_be_tried_again_and_keeps_who_and_why(client: holdfast.C
     for key in ("nobody's", "f" * 64):
         with pytest.raises(operator.CommandRefused, match="there is no operation"):
             operator.run(client, "operation.reset", {"key": key}, **JANE)
+
+
+@pytest.mark.parametrize("command", ["operation.reset", "operation.rollback"])
+def test_one_that_went_on_since_it_was_looked_at_is_left_alone(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    undone: list[Any] = []
+    client.operations.register("undo", rollback=lambda: undone.append("again"))
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        client.operation("retried", rollback="undo").run(fails)
+    finish = running._finish
+
+    def too_late(*given: Any) -> None:
+        client.operation("retried", rollback="undo").run(lambda: 1)
+        undone.clear()
+        finish(*given)
+
+    monkeypatch.setattr(running, "_finish", too_late)
+    with pytest.raises(operator.CommandRefused, match="is success meanwhile: look again"):
+        operator.run(client, command, {"key": "retried"}, **JANE)
+    assert (undone, client.operation("retried").run(lambda: 2).result) == ([], 1)
 
 
 def test_one_that_is_under_way_is_not_reset_under_its_owners_feet(either: str, client: holdfast.Client) -> None:
@@ -103,10 +129,16 @@ def test_old_entries_are_put_into_a_file_that_is_never_written_over(client: hold
     for wrong in (str(file), str(tmp_path / "nowhere" / "x")):
         with pytest.raises(operator.CommandRefused, match="exists already, or its folder does not"):
             operator.run(client, "wal.archive", {"older": 0.0, "to": wrong}, **JANE)
-    with pytest.raises(ValueError, match="older must be seconds"):
+    with pytest.raises(ValueError, match="older must be float from 0 to 3153600000, not -1"):
         operator.run(client, "wal.archive", {"older": -1.0, "to": str(tmp_path / "new")}, **JANE)
     client.operation("told").run(lambda op: op.emit("lineage", {}))
     asked["to"] = str(tmp_path / "new")
-    eventually(lambda: "up to 2 operations" in looked(), "it is a moment old")
+    client.operation("plain").run(lambda: 1)
+    eventually(lambda: "up to 3 operations" in looked(), "they are a moment old")
+    with pytest.raises(holdfast.HoldfastError, match="1 were archived, 1 were not") as partly:
+        operator.run(client, "wal.archive", asked, **JANE)
+    assert not isinstance(partly.value, operator.CommandRefused), "something was changed"
+    assert str(entries(client, "wal.archive")[0][3]).startswith("failed: ")
+    asked["to"] = str(tmp_path / "newer")
     with pytest.raises(operator.CommandRefused, match=r"0 were archived, 1 were not: .*lineage is not published"):
-        operator.run(client, "wal.archive", {"older": 0.0, "to": str(tmp_path / "new")}, **JANE)
+        operator.run(client, "wal.archive", asked, **JANE)

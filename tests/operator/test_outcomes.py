@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import operator
+from holdfast.core.gate import runtime_terms
 from holdfast.operator import registry, running
 from holdfast.operator.account import Stage, verdict
 from tests.children import eventually
@@ -24,9 +25,6 @@ class Unheard(holdfast.EngineError):
 class Quick(holdfast.Client):
     """Its leases learn soon that they are lost."""
 
-    def lease(self, name: str, **terms: Any) -> Any:
-        return super().lease(name, ttl=3.0, renew_every=0.1, **terms)
-
     def gate(self, name: str, **terms: Any) -> Any:
         return super().gate(name, ttl=3.0, **terms)
 
@@ -36,7 +34,9 @@ class Quick(holdfast.Client):
 
 
 @pytest.fixture
-def client(either: str) -> Iterator[Quick]:
+def client(either: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quick]:
+    terms = runtime_terms(3.0)._replace(renew_every=0.1)
+    monkeypatch.setattr("holdfast._sync.recipes.gate.runtime_terms", lambda ttl: terms)
     with Quick(either) as made:
         yield made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,25 @@ def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Clien
     assert client.leases.recall("job", fence=grant.fence + 1) is False
     assert client.leases.recall("job", fence=grant.fence) is True, "whoever holds it without listening goes on"
     assert grant.renew()
+
+
+def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client) -> None:
+    """It is granted, and asked back before it knows: that is not forgotten."""
+    elector: Any = client.elector("reconciler", ttl=30, renew_every=0.05, retry_every=20)
+    lead, keeper = elector._lead, client._engine.keeper
+
+    def late(grant: Any, work: Any) -> None:
+        assert client.leases.recall("reconciler", fence=grant.fence)
+        eventually(lambda: any(pulse.generation for pulse in keeper._pulses), "its keeper has heard")
+        lead(grant, work)
+
+    elector._lead = late
+    told: list[bool] = []
+    leading = threading.Thread(target=elector.run, args=(lambda term: told.append(term.stopping.wait(30)),))
+    leading.start()
+    eventually(lambda: told == [True], "it is told to stop")
+    elector.stop()
+    leading.join()
 
 
 def test_asked_back_between_two_terms_nobody_is_disturbed(client: holdfast.Client, either: str) -> None:

@@ -58,6 +58,8 @@ def windows(client: holdfast.Client) -> list[str]:
 def test_the_first_migration_is_recorded_in_what_it_made(bare: str) -> None:
     """Before it there is neither a lease nor an audit: bootstrap. What was never there is not made by looking."""
     with holdfast.Client(bare) as client:
+        with pytest.raises(ValueError, match=r"^actor must not contain control"):
+            operator.run(client, "schema.migrate", actor="a\nb", reason="nobody could be told")
         plan = operator.run(client, "schema.migrate", dry_run=True, **JANE)
         assert "migration 0001 lease is applied" in plan.changes
         assert client.migrations.version() == 0
@@ -91,7 +93,7 @@ def test_a_later_migration_is_governed_like_every_command(bare: str, newer: str)
     with holdfast.Client(bare) as client:
         client.migrations.up(to=NEWEST)
         assert operator.run(client, "schema.migrate", dry_run=True, **JANE).changes == [newer]
-        with holdfast.Client(bare) as rival, rival.migrations.governed(), rival.lease(operator.RUNTIME, ttl=60):
+        with holdfast.Client(bare) as rival, rival.migrations.governed(), rival.gates.runtime(ttl=60):
             with pytest.raises(holdfast.NotAcquired, match="holdfast:runtime"):
                 _impatient(client)
             assert client.migrations.version() == NEWEST

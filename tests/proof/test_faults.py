@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._sync.engines.engine import Engine
 from holdfast.testing import Nemesis, Postgres, Proxy, faults, watcher
 from holdfast.testing.faults import Clock, Fault, Pair
 from holdfast.testing.server import until
@@ -156,8 +157,12 @@ def test_a_failover_loses_nothing_and_both_come_to_be_primary_again(pair: Pair) 
         assert len({fence >> 40 for fence in fences}) == 3, "each promotion begins a timeline"
 
 
-def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(pair: Pair) -> None:
-    """Whoever still finds it there gets no lease, and a write in doubt; the new one goes on with the lease's names."""
+def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever still finds it there gets no lease, and a write in doubt; the new one goes on with the lease's names. An
+    answer that does not come is waited for, here for less long."""
+    monkeypatch.setattr(Engine.call, "__kwdefaults__", {**(Engine.call.__kwdefaults__ or {}), "timeout": 3.0})
     url = migrated(pair.primary.database())
     table = f"holdfast_{url.rpartition('/')[2]}"
     query(url, f"create table {table} (what int)")

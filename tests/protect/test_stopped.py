@@ -1,10 +1,12 @@
 """A holder that is stopped while its lease passes on cannot commit, wherever in its transaction it was stopped.
 
-A real process, stopped with SIGSTOP, and woken with SIGCONT after its TTL has passed and somebody else has taken over.
+A real process, stopped with SIGSTOP, and woken with SIGCONT after its TTL has passed, or is said to have passed in the
+row of its beat, and somebody else has taken over.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import signal
@@ -20,6 +22,11 @@ from tests.children import Child, eventually
 from tests.subjects import ask, make_table, shared_postgres
 
 TTL = 0.7
+_LONG = itertools.count(30)
+"""Each another one, and so with a beat of its own: that it is over is said in its row."""
+EXPIRE = """
+update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
+"""
 POSITIONS = ["before protect", "before", "between", "after"]
 
 WORKER = """
@@ -83,12 +90,16 @@ def overtaken(worker: Child, isolation: str, at: str | None, position: str) -> t
     """What the worker said of its transaction, and the rows that are there."""
     url = shared_postgres()
     name, table = f"lease-{secrets.token_hex(4)}", make_table(url)
+    locks = at == "start" and position != "before protect"
+    ttl = TTL if locks else next(_LONG)
     worker.say(
-        json.dumps({"name": name, "isolation": isolation, "at": at, "position": position, "table": table, "ttl": TTL})
+        json.dumps({"name": name, "isolation": isolation, "at": at, "position": position, "table": table, "ttl": ttl})
     )
     fence = int(worker.line())
     worker.expect("here")
     stop(worker)
+    if not locks:  # so that the TTL need not be waited for
+        ask(url, EXPIRE, name)
     try:
         with holdfast.Client(url) as client, client.lease(name).acquire(timeout=30) as successor:
             assert successor.fence > fence

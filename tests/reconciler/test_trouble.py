@@ -48,6 +48,15 @@ def test_records_that_fail_do_not_stop_the_sweep(place: Place, yard: Yard, recor
             records.becomes(id, "Ready")
 
 
+def test_an_answer_for_another_record_is_none_for_this_one(place: Place, yard: Yard, records: Records) -> None:
+    make(records, yard, "a", "b")
+    (yard.folder / "a").write_text((yard.folder / "b").read_text())
+    with running(place, yard) as replica:
+        records.becomes("b", "Ready")
+        eventually(lambda: replica.counts.errors, "it is told")
+        assert records.phase("a") is None
+
+
 def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(place: Place, yard: Yard, records: Records) -> None:
     make(records, yard, "b-1")
     yard.before_list = yard.before_watch = fail

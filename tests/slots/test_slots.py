@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import holdfast
 from holdfast.testing.contract import waiting
 from tests.children import Child, eventually, query, rows
+from tests.raw import Raw
 from tests.test_contract import never_polls
 
 Connect = Callable[..., Any]
@@ -116,6 +119,39 @@ def test_the_capacity_grows_and_shrinks_while_slots_are_held(connect: Connect, e
     assert small.in_use() == 2
 
 
+def test_the_capacity_shrinks_under_load_and_is_never_exceeded_once_there_was_room(either: str) -> None:
+    """Those that are held beyond it only become fewer: from the first claim of the small pool on there are never more
+    than it has."""
+    small, over, most = 3, threading.Event(), list[int]()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(holdfast.Client(either)) for _ in range(4)]
+        held = [clients[0].slots("tuner", 8, ttl=60).claim() for _ in range(8)]
+        random.Random(7).shuffle(held)
+
+        def claim(client: holdfast.Client) -> None:
+            while not over.is_set():
+                with client.slots("tuner", small, ttl=60).slot().or_skip() as grant:
+                    if grant is not None:
+                        most.append(client.slots("tuner", small).in_use())
+
+        threads = [threading.Thread(target=claim, args=(client,)) for client in clients for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for grant in held[:5]:
+            assert grant.release()
+        assert not most, "there are as many as there may be"
+        for grant in held[5:]:
+            assert grant.release()
+            enough = len(most) + 30
+            while len(most) < enough:
+                over.wait(0.01)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert max(most) <= small
+        assert len([clients[0].slots("tuner", small).claim() for _ in range(small)]) == small, "none is lost"
+
+
 def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Connect, either: str) -> None:
     client = connect(either)
     names = ["a", "a:1", "a:", "a%", "_", "A", "é", "a:1:2"]
@@ -124,6 +160,26 @@ def test_pools_do_not_disturb_each_other_whatever_they_are_called(connect: Conne
     for name in names:
         assert client.slots(name, 1).owners() == {1: f"of {name}"}
         assert client.slots(name, 1).slot().try_acquire() is None
+    grant = client.slots("b:1", 1).claim()
+    with pytest.raises(ValueError, match="not a slot of pool 'b'"):
+        client.slots("b", 1).release(grant)
+    grant.check()
+
+
+def test_a_name_that_only_looks_like_that_of_a_slot_takes_up_no_room(client: holdfast.Client, either: str) -> None:
+    """Past the client, where any name is to be had. One that is a slot's is a slot, and its owner does not claim it."""
+    slots = client.slots("tuner", 2)
+    slots.in_use()
+    with closing(Raw(either)) as raw:
+        for forged in ("0", "-1", "007", "1x", "9" * 20, "", " 1", "\u0663", "1:1x"):
+            assert raw.acquire(f"@slot:tuner:{forged}")["fence"]
+        assert (slots.owners(), client.slots("tuner:1", 2).owners()) == ({}, {})
+        assert raw.acquire("@slot:tuner:1", "forger")["fence"]
+    mine = slots.claim(owner="s-1")
+    assert slots.owners() == {1: "forger", 2: "s-1"}
+    assert slots.slot().try_acquire() is None
+    assert slots.reconcile([{"id": "s-1", "slot": mine.slot}]) == 1
+    assert slots.invariant_violation_total["unclaimed_lease"] == 1
 
 
 def test_a_killed_holders_slot_is_free_after_its_ttl_and_not_before(client: holdfast.Client, either: str) -> None:
@@ -154,6 +210,8 @@ def test_a_bad_pool_or_capacity_is_refused(connect: Connect, tmp_path: Any, pool
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
     with pytest.raises(ValueError, match=r"^(pool|capacity) must"):
         client.slots(pool, capacity)
+    with pytest.raises(ValueError, match=r"^owner must have 1 to 200 characters"):
+        client.slots("a", 1).claim(owner="")
     with pytest.raises(ValueError, match=r"^name must not begin with '@'"):
         client.lease("@slot:a:1")
     assert list(tmp_path.iterdir()) == []
@@ -190,6 +248,9 @@ def test_the_gauge_counts_what_sessions_and_leases_agree_on_and_each_forgery_by_
         assert slots.invariant_violation_total["duplicate_claim"] == 2
     with pytest.raises(ValueError, match="a session needs id"):
         slots.reconcile([{"slot": 1}])
+    for slot in ("1", 1.0, True):
+        with pytest.raises(ValueError, match="slot must be a whole number, or None"):
+            slots.reconcile([{"id": "session-1", "slot": slot}])
 
 
 def test_claims_and_releases_while_the_sessions_are_read_are_no_violations(client: holdfast.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from holdfast._wire import forks
 from holdfast._wire import sqlite as wire
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.database import parse
@@ -227,3 +229,27 @@ def test_a_renewal_that_came_too_late_by_one_statement_says_so(raw: Raw) -> None
         assert raw.call("lease_renew", name="a", token=grant["token"]) == [{"done": 0}]
     finally:
         session._execute = execute
+
+
+def test_one_that_is_closed_while_a_fork_begins_does_not_keep_the_others_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is not set down before a fork is spoilt in the child."""
+    first, closing_one, last = (wire.SqliteSession(parse(f"sqlite:///{tmp_path / name}"), LONG) for name in "abc")
+    set_down = first.set_down
+
+    def meanwhile(deadline: float) -> bool:
+        closing_one.close()
+        return set_down(deadline)
+
+    monkeypatch.setattr(first, "set_down", meanwhile)
+    monkeypatch.setattr(forks, "_known", lambda: [first, closing_one, last])
+    child = os.fork()
+    if child == 0:
+        os._exit(len(forks.spoilt))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for session in (first, last):
+        assert session._execute("select 1 as one") == [{"one": 1}]
+        session.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        closing_one._execute("select 1")

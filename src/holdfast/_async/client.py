@@ -182,7 +182,7 @@ class AsyncClient:
         """
         from holdfast._async.recipes.guard import AsyncGuard
 
-        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat, strict=strict)
+        terms = check_guard(key, ttl=ttl, heartbeat=heartbeat, strict=strict)
         return AsyncGuard(self._engine, terms, wipe_on_start=wipe_on_start)
 
     def gate(
@@ -213,7 +213,8 @@ class AsyncClient:
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
-        return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+        space = self._locks or self._open_locks()
+        return space.lock(space, name, timeout, on_lost)
 
     def operation(
         self,
@@ -367,8 +368,9 @@ class AsyncClient:
 
         other = copy(self)
         other._engine = open_engine(self._database, looks=True)
-        other._objects, other._locks = None, None
-        other.__dict__.pop("_lock_space", None)
+        other._objects = other._locks = other._operations = None
+        for made in ("_lock_space", "_made"):
+            other.__dict__.pop(made, None)
         return other
 
     async def examine(self, *, timeout: float = 10.0) -> Examination:

@@ -183,7 +183,7 @@ class Client:
         """
         from holdfast._sync.recipes.guard import Guard
 
-        terms = check_guard(check_free_name(key), ttl=ttl, heartbeat=heartbeat, strict=strict)
+        terms = check_guard(key, ttl=ttl, heartbeat=heartbeat, strict=strict)
         return Guard(self._engine, terms, wipe_on_start=wipe_on_start)
 
     def gate(self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0) -> GateWindow:
@@ -212,7 +212,8 @@ class Client:
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
-        return (self._locks or self._open_locks()).lock(name, timeout, on_lost)
+        space = self._locks or self._open_locks()
+        return space.lock(space, name, timeout, on_lost)
 
     def operation(
         self,
@@ -366,8 +367,9 @@ class Client:
 
         other = copy(self)
         other._engine = open_engine(self._database, looks=True)
-        other._objects, other._locks = None, None
-        other.__dict__.pop("_lock_space", None)
+        other._objects = other._locks = other._operations = None
+        for made in ("_lock_space", "_made"):
+            other.__dict__.pop(made, None)
         return other
 
     def examine(self, *, timeout: float = 10.0) -> Examination:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from holdfast._wire.clock import now
 from holdfast._wire.dial import Line, dial
 from holdfast._wire.http_reply import Reply, place, request
 from holdfast.core.conditions import Backend, BackendCondition, DriverEvent
 from holdfast.core.errors import DriverError
+
+T = TypeVar("T")
 
 _LOOK_EVERY = 1.0
 _SILENCE = 20.0
@@ -27,7 +30,8 @@ class ProcessDriver:
     """``address`` is ``unix:/path/to/driver.sock`` or ``http://host:port``, else $HOLDFAST_DRIVER; ``token`` else
     $HOLDFAST_DRIVER_TOKEN. Any answer must come within ``timeout`` seconds.
 
-    DriverError when the driver refuses (``status`` says how) or does not answer (``status`` is None)."""
+    DriverError when the driver refuses (``status`` says how) or gives no answer, or none that makes sense (``status``
+    is None)."""
 
     def __init__(self, address: str | None = None, *, token: str | None = None, timeout: float = 10.0) -> None:
         address = address or os.environ.get("HOLDFAST_DRIVER")
@@ -44,13 +48,12 @@ class ProcessDriver:
 
     def list(self) -> Sequence[Backend]:
         """All sandboxes, those that have ended among them."""
-        found = self._ask("GET", "/v1/sandboxes")
-        return [_backend(each) for each in found["sandboxes"]]
+        return self._ask(_backends, "GET", "/v1/sandboxes")
 
     def get(self, id: str) -> Backend | None:
         """None when there is certainly no such sandbox."""
         try:
-            return _backend(self._ask("GET", _path(id)))
+            return self._ask(_backend, "GET", _path(id))
         except DriverError as error:
             if error.status == 404:
                 return None
@@ -74,7 +77,7 @@ class ProcessDriver:
         what it writes, 10 MiB."""
         given = {"env": env, "cwd": cwd, "limits": limits, "grace": grace, "log_bytes": log_bytes}
         spec = {"argv": [*argv], **{name: value for name, value in given.items() if value is not None}}
-        return _backend(self._ask("PUT", _path(id), json.dumps(spec).encode()))
+        return self._ask(_backend, "PUT", _path(id), json.dumps(spec).encode())
 
     def delete(self, id: str, *, grace: float | None = None, wait: float = 0.0, run: str | None = None) -> bool:
         """End all its processes, TERM and after ``grace`` KILL, and forget it. True when it is gone (or never was),
@@ -84,7 +87,7 @@ class ProcessDriver:
         given = {"grace": grace, "wait": wait, "run": run}
         query = urlencode({name: value for name, value in given.items() if value is not None})
         try:
-            return self._ask("DELETE", f"{_path(id)}?{query}", patience=wait) is None
+            return self._ask(_nothing, "DELETE", f"{_path(id)}?{query}", patience=wait)
         except DriverError as error:
             if error.status == 404:
                 return True
@@ -120,16 +123,25 @@ class ProcessDriver:
         finally:
             line.close()
 
-    def _ask(self, method: str, path: str, body: bytes = b"", *, patience: float = 0.0) -> Any:
-        line, reply = self._open(method, path, body, patience)
+    def _ask(
+        self, understand: Callable[[Any], T], method: str, path: str, body: bytes = b"", *, patience: float = 0.0
+    ) -> T:
+        until = now() + self._timeout + patience
+        line, reply = self._open(method, path, body, until)
         try:
-            return self._value(line, reply)
+            data = self._all(line, reply, until)
+        except TimeoutError:
+            raise self._silent() from None
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from error
         finally:
             line.close()
+        return self._understood(understand, data)
 
-    def _open(self, method: str, path: str, body: bytes = b"", patience: float = 0.0) -> tuple[Line, Reply]:
+    def _open(self, method: str, path: str, body: bytes = b"", until: float | None = None) -> tuple[Line, Reply]:
         """With the head of the answer, which is a good one."""
         host = "localhost" if self._port is None else f"{self._host}:{self._port}"
+        until = now() + self._timeout if until is None else until
         try:
             line = dial(self._host, self._port, self._timeout)
         except OSError as error:
@@ -138,11 +150,9 @@ class ProcessDriver:
             line.send(request(method, path, host, self._headers, body), self._timeout)
             reply = Reply()
             while not reply.status:
-                reply.feed(line.receive(self._timeout + patience))
+                reply.feed(line.receive(_left(until)))
             if reply.status >= 300:
-                value = self._value(line, reply)
-                detail = value.get("detail") if isinstance(value, dict) else None
-                raise DriverError(f"the driver refused: {detail or reply.status}", status=reply.status)
+                raise self._refusal(reply.status, self._all(line, reply, until))
             return line, reply
         except TimeoutError:
             line.close()
@@ -154,16 +164,27 @@ class ProcessDriver:
             line.close()
             raise
 
-    def _value(self, line: Line, reply: Reply) -> Any:
+    def _all(self, line: Line, reply: Reply, until: float) -> bytes:
+        while not reply.complete:
+            reply.feed(line.receive(_left(until)))
+        return reply.take()
+
+    def _refusal(self, status: int, data: bytes) -> DriverError:
+        """Whatever stands in the driver's place while it is away may say that it knows no such page: only the driver
+        itself says that a sandbox is missing."""
         try:
-            while not reply.complete:
-                reply.feed(line.receive(self._timeout))
-            data = reply.take()
-            return json.loads(data) if data else None
-        except TimeoutError:
-            raise self._silent() from None
-        except (OSError, ValueError) as error:
-            raise self._broken(error) from error
+            problem = {**json.loads(data)}
+        except (ValueError, TypeError):
+            problem = {}
+        if status == 404 and "missing" not in problem:
+            return DriverError(f"what answers at {self.address} is not the driver: 404")
+        return DriverError(f"the driver refused: {problem.get('detail') or status}", status=status)
+
+    def _understood(self, understand: Callable[[Any], T], data: bytes) -> T:
+        try:
+            return understand(json.loads(data or b"null"))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DriverError(f"the driver at {self.address} said what makes no sense: {error!r}") from error
 
     def _silent(self) -> DriverError:
         return DriverError(f"the driver at {self.address} did not answer within {self._timeout:g} s")
@@ -193,11 +214,12 @@ class Watch:
             text, end, rest = self._rest.partition(b"\n")
             if end:
                 self._rest = rest
-                event = json.loads(text)
-                self.cursor = event["cursor"]
-                if event["kind"] == "bookmark":
-                    return None
-                return DriverEvent(event["kind"], event["id"], event.get("reason", ""), event.get("message", ""))
+                try:
+                    self.cursor, event = self._driver._understood(_event, text)
+                except DriverError:
+                    self.close()
+                    raise
+                return event
             if self._reply.complete:  # the driver keeps so much and no more
                 self.close()
                 raise DriverError("this watch fell too far behind: list, and watch from now on", status=410)
@@ -224,10 +246,34 @@ class Watch:
         return True
 
 
+def _left(until: float) -> float:
+    """Seconds; TimeoutError when there are none."""
+    if (left := until - now()) <= 0:
+        raise TimeoutError
+    return left
+
+
 def _path(id: str) -> str:
     return f"/v1/sandboxes/{quote(id, safe='')}"
 
 
-def _backend(value: Mapping[str, Any]) -> Backend:
-    conditions = tuple(BackendCondition(**each) for each in value["conditions"])
+def _backends(value: Any) -> Sequence[Backend]:
+    return [_backend(each) for each in value["sandboxes"]]
+
+
+def _backend(value: Any) -> Backend:
+    """What a later driver says besides is left away."""
+    known = BackendCondition.__slots__
+    conditions = tuple(BackendCondition(**{name: each[name] for name in known}) for each in value["conditions"])
     return Backend(value["id"], conditions, value["deleting"], value["details"])
+
+
+def _nothing(value: Any) -> bool:
+    return value is None
+
+
+def _event(told: Any) -> tuple[str, DriverEvent | None]:
+    """And the cursor after it; None for a bookmark."""
+    if told["kind"] == "bookmark":
+        return told["cursor"], None
+    return told["cursor"], DriverEvent(told["kind"], told["id"], told.get("reason", ""), told.get("message", ""))

@@ -177,7 +177,7 @@ class AsyncPostgresSession(PgWire):
         request = self._queue[0]
         result, self._result = self._result, None
         try:
-            rows = self._rows(result)
+            rows = self._rows(result, request.statement.name if request.statement and not request.preparing else None)
         except Refused as error:
             if not self._unprepare(error):
                 self._finish(error)

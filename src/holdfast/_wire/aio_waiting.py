@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -42,15 +42,13 @@ class AsyncTurn:
     """A session on a loop queues its requests itself, so here they are only counted."""
 
     def __init__(self) -> None:
+        self.lock = self
         self._inside = 0
 
-    @asynccontextmanager
-    async def within(self, timeout: float) -> AsyncIterator[None]:
+    def check_free(self) -> None: ...
+
+    async def enter(self, timeout: float) -> None:
         self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
 
     def try_enter(self) -> bool:
         """Only if nobody is in there; to be left again."""
@@ -59,7 +57,7 @@ class AsyncTurn:
         self._inside += 1
         return True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self._inside -= 1
 
 
@@ -115,27 +113,27 @@ class AsyncOwner:
     """Whoever the grants belong to: the event loop of the client that made them."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def check(self) -> None:
         """One client, one loop: the first use decides which."""
         loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
+        if self.loop is None:
+            self.loop = loop
+        elif self.loop is not loop:
             raise RuntimeError(
-                f"this AsyncClient belongs to {self._loop!r} and was used from {loop!r}: make one client a loop"
+                f"this AsyncClient belongs to {self.loop!r} and was used from {loop!r}: make one client a loop"
             )
 
     def alive(self) -> bool:
-        return self._loop is None or not self._loop.is_closed()
+        return self.loop is None or not self.loop.is_closed()
 
     def call(self, callback: Callable[[], object]) -> None:
         """From the keeper's thread: on the loop."""
-        if self._loop is not None:
+        if self.loop is not None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(callback)
+                self.loop.call_soon_threadsafe(callback)
 
     def tell(self, callback: Callable[[Any], object], grant: Any) -> None:
         """From the keeper's thread: on the loop, and awaited there if there is something to await."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType
+from typing import ClassVar
 
 
 class Ending:
+    _code: ClassVar[int | None] = None
+    """Of whoever began it: the handler may be that of another one in this process."""
+
     def __init__(self) -> None:
-        self._code: int | None = None
         self._ours = False
 
     def prepare(self) -> None:
@@ -24,7 +27,7 @@ class Ending:
             self._ours = True
 
     def begin(self, code: int) -> None:
-        self._code = code
+        Ending._code = code
         if (main := threading.main_thread().ident) is not None:
             signal.pthread_kill(main, signal.SIGTERM)
 

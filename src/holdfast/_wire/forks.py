@@ -55,9 +55,17 @@ def _before() -> None:
     deadline = time.monotonic() + PATIENCE
     _forking.alone = opening.acquire(timeout=PATIENCE)
     _forking.down, _forking.missed = [], []
-    for session in list(_sessions):
+    for session in _known():
         if hasattr(session, "set_down"):
             (_forking.down if session.set_down(deadline) else _forking.missed).append(session)
+
+
+def _known() -> list[Any]:
+    while True:
+        try:
+            return list(_sessions)
+        except RuntimeError:  # another thread has just opened or closed one
+            pass
 
 
 def _after_in_parent() -> None:

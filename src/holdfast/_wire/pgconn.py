@@ -27,6 +27,8 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
     16: b"t".__eq__, 20: int, 21: int, 23: int, 700: float, 701: float, 1700: float,
 }  # fmt: skip
 
+Columns = list[tuple[str, Callable[[bytes], Any]]]
+
 # It did not run, and this session will never run anything: a restart, a shutdown, a primary that is one no more.
 _GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
 _PREPARED_UNSAFE = frozenset({"26000", "42P05"})
@@ -37,19 +39,26 @@ def encode(value: Any) -> bytes | None:
         return None
     if value is True or value is False:
         return b"t" if value else b"f"
-    if isinstance(value, dict | list):
-        return json.dumps(value).encode()
-    return str(value).encode()
+    if isinstance(value, str):  # as it is: an enum's member that is one calls itself something else
+        return value.encode()
+    return (json.dumps(value) if isinstance(value, dict | list) else str(value)).encode()
 
 
-def decoded(result: pq.abc.PGresult) -> list[Row]:
-    """The rows of an answer in text format."""
-    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
-    decoders = [_DECODE.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
+def columns(result: pq.abc.PGresult) -> Columns:
+    """The names in an answer in text format, and how to read what is under them."""
+    return [
+        ((result.fname(column) or b"").decode(), _DECODE.get(result.ftype(column), bytes.decode))
+        for column in range(result.nfields)
+    ]
+
+
+def decoded(result: pq.abc.PGresult, known: Columns | None = None) -> list[Row]:
+    """The rows of an answer; ``known``: its columns, which take longer to find out than one row to read."""
+    wanted, value = known or columns(result), result.get_value
     return [
         {
-            name: None if (raw := result.get_value(row, column)) is None else decode(raw)
-            for column, (name, decode) in enumerate(zip(names, decoders, strict=True))
+            name: None if (raw := value(row, column)) is None else decode(raw)
+            for column, (name, decode) in enumerate(wanted)
         }
         for row in range(result.ntuples)
     ]
@@ -64,6 +73,7 @@ class PgWire:
         self.version = 0
         self._statements = statements("postgres", database.schema)
         self._prepared: set[str] | None = set() if database.prepared else None
+        self._columns: dict[str, Columns] = {}
         self._in_doubt = False
         pgconn.nonblocking = 1
         pgconn.notice_handler = self._notice
@@ -123,7 +133,8 @@ class PgWire:
         else:
             self.pgconn.send_query_prepared(statement.name.encode(), values)
 
-    def _rows(self, result: pq.abc.PGresult | None) -> list[Row]:
+    def _rows(self, result: pq.abc.PGresult | None, name: str | None = None) -> list[Row]:
+        """``name``: of the statement that it answers, which always has the same columns."""
         if result is None or self.pgconn.status != pq.ConnStatus.OK:
             raise Unanswered(f"the connection to {self.database} was lost")
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
@@ -132,7 +143,11 @@ class PgWire:
             raise Unanswered(
                 f"{self.database} answered without waiting for its synchronous standby: the commit may be lost"
             )
-        return decoded(result)
+        if name is None or not result.ntuples:
+            return decoded(result)
+        if (known := self._columns.get(name)) is None:
+            known = self._columns[name] = columns(result)
+        return decoded(result, known)
 
     def _refusal(self, result: pq.abc.PGresult) -> EngineError:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()

@@ -61,7 +61,7 @@ class PostgresSession(PgWire):
                 if self._prepared is not None:
                     self._prepared.add(name)
             self._send(statement, parameters)
-            return self._rows(self._answer(deadline))
+            return self._rows(self._answer(deadline), name)
         except Refused as error:
             if not self._unprepare(error):
                 raise

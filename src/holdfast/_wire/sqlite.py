@@ -84,6 +84,7 @@ class SqliteSession:
         self._mutex = threading.RLock()
         self.inside = threading.RLock()
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
+        self._closed = False
         self._raised: BaseException | None = None
         self._marks: Marks | None = None
         self._beside: list[Turnstile | Marks] = []
@@ -195,6 +196,8 @@ class SqliteSession:
     def set_down(self, deadline: float) -> bool:
         """Before a fork: nothing of the file is open any more, and nobody comes in; False when that cannot be."""
         while self.inside.acquire(timeout=max(0.0, deadline - now())):
+            if self._closed:  # this very moment, by another thread
+                return True
             if not self._connection.in_transaction:
                 self._connection.close()
                 return True
@@ -207,6 +210,8 @@ class SqliteSession:
     def pick_up(self) -> None:
         """After it."""
         try:
+            if self._closed:
+                return
             self._open()
             with suppress(sqlite3.Error):  # then it is slower, and not less safe
                 self._tune()
@@ -216,6 +221,7 @@ class SqliteSession:
     def close(self) -> None:
         forks.forget(self)
         with self.inside:
+            self._closed = True
             self._connection.close()
         self._close_locks()
 
@@ -237,15 +243,21 @@ class SqliteSession:
         for step in statement.looks:
             if rows := self._execute(step.sql, parameters):
                 return rows
+        if statement.alone:
+            step = statement.steps[0]
+            if rows := self._in(_Turn(self, deadline), lambda: self._patiently(step.sql, deadline, parameters)):
+                return rows
         return self._write(lambda: self._steps(statement, parameters), deadline)
 
     def _write(self, action: Callable[[], T], deadline: float) -> T:
-        writing = _Write(self, deadline)
+        return self._in(_Write(self, deadline), action)
+
+    def _in(self, turn: _Turn, action: Callable[[], T]) -> T:
         try:
-            with writing:
+            with turn:
                 return action()
         except BaseException:
-            writing.leave()  # once more: Ctrl-C may have come when it was just about to
+            turn.leave()  # once more: Ctrl-C may have come when it was just about to
             raise
 
     def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
@@ -261,17 +273,20 @@ class SqliteSession:
     def _execute(self, sql: str, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
         with self.inside:
             cursor = self._connection.execute(sql, parameters)
-            names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            try:
+                if not (rows := cursor.fetchall()):
+                    return []
+                names = [column[0] for column in cursor.description]
+            finally:
+                cursor.close()  # or one that Ctrl-C left half read would keep the file locked
+            return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _patiently(self, sql: str, deadline: float) -> None:
+    def _patiently(self, sql: str, deadline: float, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
         """Try again while another connection writes. Not SQLite's busy handler: it would not hear Ctrl-C."""
         pause = 0.0005
         while True:
             try:
-                with self.inside:
-                    self._connection.execute(sql)
-                return
+                return self._execute(sql, parameters)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
@@ -318,27 +333,25 @@ class _Undo(Exception):
     """Leaves a transaction that was never meant to stay."""
 
 
-class _Write:
-    """BEGIN IMMEDIATE … COMMIT, in turn. Rolled back whatever goes wrong, so nothing half done stays."""
+class _Turn:
+    """The right to write, which other processes wait for. Whatever was begun is rolled back at its end, so nothing half
+    done stays."""
 
     def __init__(self, session: SqliteSession, deadline: float) -> None:
         self._session, self._deadline = session, deadline
 
     def __enter__(self) -> None:
-        session = self._session
         try:
-            session._turnstile.enter(max(0.0, self._deadline - now()))
-            session._patiently("begin immediate", self._deadline)
+            self._begin()
         except BaseException:  # Ctrl-C may come when it has begun already
             self.leave()
             raise
 
+    def _begin(self) -> None:
+        self._session._turnstile.enter(max(0.0, self._deadline - now()))
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._session._patiently("commit", self._deadline)
-        finally:
-            self.leave()
+        self.leave()
 
     def leave(self) -> None:
         try:
@@ -347,3 +360,18 @@ class _Write:
                     self._session._execute("rollback")
         finally:
             self._session._turnstile.leave()
+
+
+class _Write(_Turn):
+    """BEGIN IMMEDIATE … COMMIT, in turn."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._session._patiently("begin immediate", self._deadline)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._session._patiently("commit", self._deadline)
+        finally:
+            self.leave()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ BLOCKS = True
 """Whether whoever waits here may keep its thread."""
 here = threading.get_ident
 """Who is asking: the thread."""
+_UNDER_WAY = "another call of this client is under way, and this one cannot wait for it any longer"
 
 
 def settled(value: T) -> T:
@@ -35,38 +35,25 @@ def called_aside(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class Turn:
-    """One thread at a time on a session, and none for longer than it has."""
+    """One thread at a time on a session, and none for longer than it has. Whoever enters releases ``lock``, in a
+    ``finally`` that begins before: where Ctrl-C may come at any moment, nothing else is sure to be left again."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # it knows whose it is, whatever Ctrl-C comes in between
+        self.lock = threading.RLock()  # it knows whose it is
 
-    @contextmanager
-    def within(self, timeout: float) -> Iterator[None]:
-        """Unreachable when it is not our turn in time; at once when we are in there already: a signal handler that
-        interrupted a call would wait for itself."""
-        nested = self._is_ours()
-        try:
-            if nested or not self._lock.acquire(timeout=max(0.0, timeout)):
-                raise Unreachable(
-                    "another call of this client is under way, and this one cannot wait for it any longer"
-                )
-            yield
-        finally:
-            if not nested:
-                try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
-                    self._lock.release()
-                except RuntimeError:
-                    pass  # it was not our turn yet
+    def check_free(self) -> None:
+        """Unreachable when we are in there already: a signal handler that interrupted a call would wait for itself."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise Unreachable(_UNDER_WAY)
+
+    def enter(self, timeout: float) -> None:
+        """Unreachable when it is not our turn in time."""
+        if not self.lock.acquire(timeout=max(0.0, timeout)):
+            raise Unreachable(_UNDER_WAY)
 
     def try_enter(self) -> bool:
-        """Only if nobody is in there; to be left again."""
-        return not self._is_ours() and self._lock.acquire(blocking=False)
-
-    def leave(self) -> None:
-        self._lock.release()
-
-    def _is_ours(self) -> bool:
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+        """Only if nobody is in there, ourselves included."""
+        return not self.lock._is_owned() and self.lock.acquire(blocking=False)  # type: ignore[attr-defined]
 
 
 class Gate:
@@ -127,7 +114,7 @@ class Owner:
             try:
                 callback(grant)
             except Exception:
-                log.exception("on_lost of lease %r failed", grant.name)
+                log.exception("on_lost of %r failed", grant.name)
 
         threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
 

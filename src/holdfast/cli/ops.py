@@ -219,7 +219,8 @@ def verify(
 def health(context: click.Context, stale: float, strict: bool, as_json: bool) -> None:
     """Look the log of operations over: for jobs that run by themselves.
 
-    Indexes, what was left half done, claims without an owner, growth, lineage that waits, the chains of the last day.
+    Indexes, what was left half done, claims without an owner, growth, lineage that waits, the chains of what was
+    touched last.
     Exit code 1 when a check fails.
 
     \b

@@ -18,6 +18,8 @@ FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
 _VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str, "--heartbeat": float}
 _GOODBYE = 3.0
 """Seconds in which the database must have taken the lease back."""
+_UNSETTLED = 2.0
+"""Seconds to ask again while the database says neither that the lease is ours nor whose it is."""
 _UNWATCHED = "its watcher is gone: what the command has started runs on if holdfast is killed"
 _UNWATCHED_GUARDED = "its watcher is gone, so the command is ended"
 _FLAGS = ("--wait", "--skip", "--guard", "--strict", "--wipe-on-start")
@@ -113,7 +115,7 @@ def _run(
             gc.enable()
             lease = client.lease(name, on_lost=lambda _: news.set(), **terms)
             try:
-                grant = lease.acquire()
+                grant = _acquired(lease)
             except NotAcquired as refusal:
                 if skip:  # cron mails whatever is said
                     return 0
@@ -141,6 +143,19 @@ def _run(
         if command is not None:
             command.forget()
         watcher.close()
+
+
+def _acquired(lease: Any) -> Any:
+    """A row that is just being cleared away, as a dead holder's, is nobody's lease: it is asked for again."""
+    from holdfast import NotAcquired
+
+    until = clock() + _UNSETTLED
+    while True:
+        try:
+            return lease.acquire()
+        except NotAcquired as refusal:
+            if refusal.holder is not None or isinstance(refusal, TimeoutError) or clock() > until:
+                raise
 
 
 def _supervise(

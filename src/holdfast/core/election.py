@@ -13,10 +13,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from holdfast.core.grant import MAX_TTL, Failover, LeaseTerms, OnBeat, check_name, check_seconds
+from holdfast.core.grant import MAX_TTL, Failover, Held, LeaseTerms, OnBeat, check_free_name, check_name, check_seconds
 from holdfast.core.renewal import margin
 
 Overrun = Literal["wait", "exit"]
+_LOOK = 0.005
+"""Seconds between two looks of a standby on one machine, where looking costs next to nothing."""
 
 
 class State(Enum):
@@ -90,8 +92,8 @@ class ElectorTerms(NamedTuple):
         overrun: Overrun,
     ) -> ElectorTerms:
         lease = LeaseTerms.check(
-            name, ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=renew_every, on_lost="flag",
-            failover=failover,
+            check_free_name(name), ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=renew_every,
+            on_lost="flag", failover=failover,
         )  # fmt: skip
         if check_seconds(retry_every, "retry_every", 0.001, MAX_TTL) > lease.ttl:
             raise ValueError(f"retry_every must be at most ttl={ttl:g}, not {retry_every!r}: nobody would take over")
@@ -120,6 +122,20 @@ class ElectorTerms(NamedTuple):
         ttl = MAX_TTL if kernel else self.ttl
         failover: Failover = "session" if kernel else self.failover
         return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, False, on_beat)
+
+    def until_next(self, held: Held | None, *, kernel: bool, chance: float) -> float:
+        """Seconds until a standby asks again, if nobody wakes it. ``held``: the last answer; None: there was none.
+        ``chance``, from 0 to 1: where in its span, so that replicas do not ask in step.
+
+        Never more than ``retry_every``, nor more than a moment after the lease ends by itself: so whoever crashes is
+        succeeded after ``ttl`` and ``retry_every`` at the most."""
+        spread = 0.75 + 0.25 * chance
+        if held is None:
+            return self.retry_every * spread
+        if held.remaining is None:  # just being changed by somebody
+            return 0.002 + 0.018 * chance
+        every = min(self.retry_every, _LOOK) if kernel else self.retry_every
+        return min(every * spread, max(0.0, held.remaining) + 0.001 + 0.009 * chance)
 
 
 def replica(environment: Mapping[str, str], unique: str) -> str:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from holdfast.core.grant import OWN, LeaseTerms, check_name
 
+GATE = f"{OWN}gate:"
+RUNTIME = "holdfast:runtime"
+"""The lease that every governed command runs inside: one operator at a time."""
+
 
 def gate_lease(name: str) -> str:
-    return f"{OWN}gate:{name}"
+    return f"{GATE}{check_name(name, most=180)}"
+
+
+def runtime_terms(ttl: float) -> LeaseTerms:
+    return LeaseTerms.check(
+        RUNTIME, ttl=ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag", failover="ttl"
+    )
 
 
 def gate_terms(name: str, *, actor: str, ttl: float, auto_renew: bool = True) -> LeaseTerms:
     """``actor`` is who people see as its holder; unlike a holder, the same actor does not get it twice."""
     terms = LeaseTerms.check(
-        gate_lease(check_name(name, "name", most=180)), ttl=ttl, holder=check_name(actor, "actor"), at_least=0.0,
+        gate_lease(name), ttl=ttl, holder=check_name(actor, "actor"), at_least=0.0,
         auto_renew=auto_renew, renew_every=None, on_lost="flag", failover="ttl",
     )  # fmt: skip
     return terms._replace(reenter=False)

@@ -23,27 +23,30 @@ OnBeat = Callable[[HoldfastError | None, bool], object]
 
 
 OWN = "@"
-"""What the names of holdfast's own leases begin with: slots, gates, the runtime lease."""
+RESERVED = (OWN, "holdfast:")
+"""What the names of holdfast's own leases begin with: slots, gates and operations; the runtime lease."""
 
 
-def check_free_name(value: object) -> str:
+def check_free_name(value: object, what: str = "name", most: int = 200) -> str:
     """A lease by this name is the user's to take, past no recipe."""
-    name = check_name(value)
-    if name.startswith(OWN):
+    name = check_name(value, what, most)
+    if name.startswith(RESERVED):
         raise ValueError(
-            f"name must not begin with {OWN!r}: those are slots, gates and others of holdfast's own, {name!r}"
+            f"{what} must not begin with {' or '.join(map(repr, RESERVED))}, as holdfast's own leases do (gates, "
+            f"slots, operations, the runtime lease): choose another one than {name!r}"
         )
     return name
 
 
 def check_name(value: object, what: str = "name", most: int = 200) -> str:
+    """The text itself: a member of ``class Kind(str, Enum)`` is equal to it, and ``str()`` would write another."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
     if not 1 <= len(value) <= most:
         raise ValueError(f"{what} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
     if not value.isprintable() and (bad := _control_character(value)):
         raise ValueError(f"{what} must not contain control characters, found {bad!r} in {value!r}")
-    return value
+    return str.__str__(value)
 
 
 def _control_character(text: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.grant import MAX_TTL, MIN_TTL, LeaseTerms, check_seconds
+from holdfast.core.grant import MAX_TTL, MIN_TTL, LeaseTerms, check_free_name, check_seconds
 
 REFUSED, UNPROVEN, LOST = 75, 69, 70
 """Exit codes, as in sysexits.h: somebody else has it; nobody could prove that it is ours; it was ours, and is lost. A
@@ -13,8 +13,8 @@ def check_guard(key: str, *, ttl: float, heartbeat: float, strict: bool) -> Leas
     check_seconds(heartbeat, "heartbeat", 0.001, MAX_TTL)
     check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
     terms = LeaseTerms.check(
-        key, ttl=ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=min(heartbeat, ttl / 2), on_lost="flag",
-        failover="ttl", strict=strict,
+        check_free_name(key, "key"), ttl=ttl, holder=None, at_least=0.0, auto_renew=True,
+        renew_every=min(heartbeat, ttl / 2), on_lost="flag", failover="ttl", strict=strict,
     )  # fmt: skip
     if ttl < 2 * heartbeat:
         raise ValueError(

@@ -21,6 +21,7 @@ from holdfast.core.grant import check_name
 MOST_SHARDS = 1024
 _HEX = frozenset("0123456789abcdef")
 _NO_PARAMS = canonical.digest({})
+_PLAIN, _PLAIN_LOCK = canonical.encode("holdfast plain operation"), canonical.encode("holdfast plain lock")
 _NEEDED = ("pipeline", "task", "dataset", "operation")
 _OPTIONAL = ("version", "checksum", "bucket")
 _MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
@@ -114,7 +115,7 @@ class PlainKey:
     @cached_property
     def digest(self) -> str:
         is_digest = len(self.text) == 64 and set(self.text) <= _HEX
-        return self.text if is_digest else canonical.digest(("holdfast plain operation", self.text))
+        return self.text if is_digest else _hashed(_PLAIN, self.text).hexdigest()
 
     @property
     def label(self) -> str:
@@ -122,7 +123,7 @@ class PlainKey:
 
     @cached_property
     def lock_key(self) -> int:
-        return _bits(("holdfast plain lock", self.text))
+        return int.from_bytes(_hashed(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
 
     def check_whole(self) -> None:
         """It is one already."""
@@ -191,6 +192,12 @@ def _check_shards(shards: object) -> None:
         raise TypeError(f"shards must be an int, not {type(shards).__name__}")
     if not 1 <= shards <= MOST_SHARDS:
         raise ValueError(f"shards must be a whole number from 1 to {MOST_SHARDS}, not {shards}")
+
+
+def _hashed(what: bytes, text: str) -> Any:
+    """Of the two, as of a list of them: every operation with a plain key waits for it."""
+    body = what + canonical.encode(text, "key")
+    return sha256(b"l%d:%s" % (len(body), body))
 
 
 def _bits(parts: tuple[object, ...]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import NamedTuple
 
 from holdfast.core.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
 from holdfast.core.grant import OnLost, check_name
@@ -13,38 +12,40 @@ from holdfast.core.tickets import Key, Name, State
 _INT4 = range(-(2**31), 2**31)
 
 
-class Target(NamedTuple):
+class Target:
     """A checked name. ``key`` is None until the namespace's number is known."""
 
-    name: Name
-    label: str
-    key: Key | None
-    namespace: str
-    number: int
+    __slots__ = ("key", "label", "name", "namespace", "number")
+
+    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: int) -> None:
+        self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
 
 
 def target(name: object) -> Target:
     """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
     if isinstance(name, str):
-        return _text(name)
+        return text(name)
     if not isinstance(name, tuple) or len(name) != 2:
         raise TypeError(f"a lock's name is a str or (namespace, number), not {name!r:.80}")
     namespace, number = name
+    if not isinstance(namespace, str):
+        raise TypeError(f"the namespace in a lock's name must be a str, not {type(namespace).__name__}: {name!r:.80}")
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"the number in a lock's name must be an int, not {type(number).__name__}: {name!r:.80}")
-    return _pair(namespace, number)
+    return _pair(namespace, int(number))
 
 
 @lru_cache(maxsize=8192)
-def _text(name: str) -> Target:
-    check_name(name)
+def text(name: str) -> Target:
+    """The same for a str."""
+    name = check_name(name)
     key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
     return Target(name, name, (key,), "", 0)
 
 
 @lru_cache(maxsize=8192)
 def _pair(namespace: str, number: int) -> Target:
-    check_name(namespace, "namespace")
+    namespace = check_name(namespace, "namespace")
     if number not in _INT4:
         raise ValueError(f"the number in a lock's name must be from {_INT4.start} to {_INT4.stop - 1}, not {number}")
     return Target((namespace, number), repr((namespace, number)), None, namespace, number)

@@ -21,6 +21,7 @@ Payload = bytes | Json
 Row = Mapping[str, Any]
 
 to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: dumps() would, every time
+_from_json = json.JSONDecoder().raw_decode  # without looks for white space, of which we write none
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?"
 
 
@@ -85,7 +86,7 @@ def encode(payload: object) -> tuple[str | None, bytes | None]:
         return None, raw
     try:
         text = to_json(payload)
-        same = json.loads(text) == payload
+        same = _from_json(text)[0] == payload
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"payload must be bytes, or a value that JSON has: {error}") from error
     if not same:

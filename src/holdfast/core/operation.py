@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 LEASE = "@op:"
 """What the names of the leases begin with under which operations are done."""
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+_SQLITE_PASSING = (5, 6)  # busy, locked
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class Prior(NamedTuple):
         truths = {name: bool(found[name]) for name in ("effect_started", "alive", "expired")}
         return cls(**{**found, **numbers, **truths})
 
+    @classmethod
+    def nothing(cls, now: float) -> Prior:
+        return cls(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, now)
+
     @property
     def told(self) -> dict[str, Any]:
         """The error as it was recorded."""
@@ -97,11 +102,11 @@ class Begun(NamedTuple):
     def of(cls, row: Row) -> Begun:
         said = json.loads(row["answer"])
         known = said.get("known")
-        prior = NOTHING._replace(now=said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
+        prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
         return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
 
 
-NOTHING = Prior(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, 0.0)
+NOTHING = Prior.nothing(0.0)
 
 
 def decide(prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool) -> Act:
@@ -171,8 +176,14 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
         return True
     if sqlstate is not None:
         return sqlstate in _PASSING or sqlstate.startswith("08")
-    name, text = type(error).__name__, str(error).lower()
-    return name in ("OperationalError", "InterfaceError") and ("lock" in text or "connection" in text or "busy" in text)
+    inner = getattr(error, "orig", None) or error  # as SQLAlchemy wraps it
+    if (code := getattr(inner, "sqlite_errorcode", None)) is not None:
+        return code & 0xFF in _SQLITE_PASSING
+    name, text = type(inner).__name__, str(error).lower()
+    if name == "OperationalError" and type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2"):
+        return True  # the server says a code with all that it refuses: without, the connection is what failed
+    words = ("lock", "connection", "busy", "network")
+    return name in ("OperationalError", "InterfaceError") and any(word in text for word in words)
 
 
 def collides(error: BaseException, sqlstate: str | None) -> bool:

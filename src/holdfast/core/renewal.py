@@ -43,6 +43,10 @@ class Trust(NamedTuple):
     def left(self, now: float) -> float:
         return max(0.0, self.until - now)
 
+    def age(self, now: float) -> float:
+        """Seconds since the database was asked for it, at the most."""
+        return max(0.0, now + self.ttl - margin(self.ttl) - self.until)
+
 
 def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[Step, Trust]:
     """The decision after a heartbeat: what to do, and the trust from here on."""

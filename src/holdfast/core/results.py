@@ -17,7 +17,7 @@ def encode(value: object, what: str = "the result") -> bytes:
         found = b"b" + value
     else:
         _check(value, what, DEEPEST)
-        found = b"j" + _to_json(value).encode()
+        found = b"jnull" if value is None else b"j" + _to_json(value).encode()  # as most are
     if len(found) - 1 > MAX_RESULT:
         raise ValueError(
             f"{what} must have at most {MAX_RESULT} bytes, not {len(found) - 1}: return a reference to it instead"

@@ -31,7 +31,10 @@ class Claim(NamedTuple):
         of = session if isinstance(session, Mapping) else {each: getattr(session, each, None) for each in cls._fields}
         if of.get("id") is None:
             raise ValueError(f"a session needs id, slot and, once it has ended, terminal=True: {session!r:.100}")
-        return cls(str(of["id"]), of.get("slot"), bool(of.get("terminal")))
+        slot = of.get("slot")
+        if slot is not None and (isinstance(slot, bool) or not isinstance(slot, int)):
+            raise ValueError(f"slot must be a whole number, or None for a session without one: {session!r:.100}")
+        return cls(str(of["id"]), slot, bool(of.get("terminal")))
 
 
 class Lease(NamedTuple):
@@ -114,8 +117,11 @@ def check_pool(pool: str, capacity: int) -> str:
 
 
 def refusal(pool: str, capacity: int, held: Held, waited: float | None) -> NotAcquired:
-    soonest = "" if held.remaining is None else f", the first until in {held.remaining:.1f} s unless renewed"
-    message = f"all {capacity} slots of pool {pool!r} are taken{soonest}"
+    if held.remaining is None:
+        message = f"no slot of pool {pool!r} is to be had: all {capacity} are taken, or just being changed by somebody"
+    else:
+        soonest = f"the first until in {held.remaining:.1f} s unless renewed"
+        message = f"all {capacity} slots of pool {pool!r} are taken, {soonest}"
     if waited is None:
         return NotAcquired(message, name=pool, holder=held.holder)
     return AcquireTimeout(f"{message}; waited {waited:.1f} s", name=pool, holder=held.holder)

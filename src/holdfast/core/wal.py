@@ -55,11 +55,15 @@ def seal(
 ) -> str:  # fmt: skip
     """The hash of an entry: sha256 of its parts, each as its length in bytes, a colon, the text and a comma; of a part
     that is missing, ``-,``. So simple that anything which has sha256 can check it, without this library."""
-    parts = (operation, str(number), kind, str(attempt), str(fence), str(at), detail, payload_hash, previous)
-    text = "".join([f"{len(part)}:{part}," if part is not None else "-," for part in parts])
+    n, a, f, t = str(number), str(attempt), str(fence), str(at)
+    hashed = "-," if payload_hash is None else f"{len(payload_hash)}:{payload_hash},"
+    text = (
+        f"{len(operation)}:{operation},{len(n)}:{n},{len(kind)}:{kind},{len(a)}:{a},{len(f)}:{f},{len(t)}:{t},"
+        f"{len(detail)}:{detail},{hashed}{len(previous)}:{previous},"
+    )
     if text.isascii():  # as nearly all are, and then a character is a byte
         return sha256(text.encode()).hexdigest()
-    return sha256(b"".join(map(_sealed, parts))).hexdigest()
+    return sha256(b"".join(map(_sealed, (operation, n, kind, a, f, t, detail, payload_hash, previous)))).hexdigest()
 
 
 def append(

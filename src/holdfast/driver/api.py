@@ -1,7 +1,7 @@
 """What can be asked of the driver, and who may ask.
 
 GET    /v1/sandboxes                  all of them, and the cursor from which a watch goes on
-GET    /v1/sandboxes/ID
+GET    /v1/sandboxes/ID               404 with "missing" when there certainly is none
 PUT    /v1/sandboxes/ID               create: 201, 200 if it is there with the same spec, 409 with another
 DELETE /v1/sandboxes/ID?grace=&wait=  TERM, the grace, KILL; 204 when it is gone, 202 while it is being ended
 GET    /v1/sandboxes/ID/log?offset=&tail=&follow=
@@ -47,7 +47,8 @@ class Api:
             raise Problem(404, "there is no such address")
         what, id, log = found.groups()
         if id is not None and not ID.fullmatch(id):
-            raise Problem(400 if request.method == "PUT" else 404, f"an id must match {ID.pattern}")
+            message = f"an id must match {ID.pattern}"
+            raise Problem(400, message) if request.method == "PUT" else Problem(404, message, missing=id)
         name = "log" if log else what or "sandbox"
         answer = getattr(self, f"_{request.method.lower()}_{name}", None)
         if answer is None or request.method not in ("GET", "PUT", "DELETE"):
@@ -137,7 +138,7 @@ class Api:
 
     def _box(self, id: str) -> Box:
         if (box := self._runs.get(id)) is None:
-            raise Problem(404, f"there is no sandbox {id!r}")
+            raise Problem(404, f"there is no sandbox {id!r}", missing=id)
         return box
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 
-from holdfast._wire import forks
+from holdfast._wire import forks, telemetry
 from holdfast._wire.database import Database
 from holdfast.keeper.ears import OBJECTS
 from holdfast.keeper.pulse import Holding, Pulse
@@ -27,6 +27,7 @@ def keeper_of(database: Database) -> Keeper:
     with _registry:
         if database not in _keepers:
             _keepers[database] = Keeper(database)
+            telemetry.register(_keepers[database])
         return _keepers[database]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast._wire.clock import now
@@ -33,6 +33,12 @@ class Books(ABC):
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._wanting_session: list[Callable[[], None]] = []
         self._purge_at = 0.0
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        with self._lock:
+            yield "leases_held", float(sum(len(pulse.holdings) for pulse in self._pulses))
+            yield "lease_waiters", float(self._ears.waiters())
+            yield "heartbeat_age_seconds", max((pulse.trust.age(now()) for pulse in self._pulses), default=0.0)
 
     def borrow(self, ttl: float, session_key: int | None, *, instead_of: Pulse | None = None) -> Pulse:
         """A pulse for one more lease, kept until it is given back: one that beats, or one to be, for all who ask now.

@@ -57,6 +57,9 @@ class Ears:
                 self._waiting.pop(name, None)
                 self._keys.pop(name, None)
 
+    def waiters(self) -> int:
+        return sum(len(each) for name, each in self._waiting.items() if name != OBJECTS)
+
     def count(self, name: str) -> int:
         return len(self._waiting.get(name, ()))
 

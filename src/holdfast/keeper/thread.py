@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from holdfast._wire import Session, open_session
+from holdfast._wire import Session, open_session, telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.database import Database
 from holdfast._wire.log import logger
@@ -240,6 +240,8 @@ class Keeper(Books):
         self._drop_orphans(pulse)
         asked_at = now()
         answer, generation = self._ask(pulse)
+        if telemetry.listeners:
+            telemetry.tell("keeper.beat", outcome=answer.value, seconds=now() - asked_at)
         with self._lock:
             if pulse not in self._pulses:  # lost meanwhile, with its session
                 return

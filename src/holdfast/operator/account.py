@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -51,6 +52,7 @@ class Account:
 
     def __init__(self, client: Client, entry: int, *, atomic: bool) -> None:
         self._client, self._entry, self._atomic = client, entry, atomic
+        self._pid = os.getpid()
         self.stage = Stage.LOOKING
         self.doubt: str | None = None
 
@@ -60,6 +62,8 @@ class Account:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if os.getpid() != self._pid:  # a fork that leaves the command: how that ends is not for it to tell
+            return False
         outcome = verdict(self.stage, error, atomic=self._atomic)
         if self.stage is Stage.DONE and error is not None:
             self.doubt = str(error)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import LeaseLost
 from holdfast.operator.registry import CommandRefused, CommandUnsettled, Parameter, Steps, command, commands
-from holdfast.operator.running import BREAK_GLASS, MIGRATE, REVERT, RUNTIME
+from holdfast.operator.running import BREAK_GLASS, MIGRATE, REVERT, RUNTIME, for_break_glass
 
 if TYPE_CHECKING:
     from holdfast.operator.running import Window
 
 _LOOK_EVERY = 0.05
+_GATE = Parameter("the gate", most=180)
 _NEEDED = (RUNTIME, "@gate:leases")
 """What the commands of this gate run under."""
 
@@ -20,9 +21,10 @@ _NEEDED = (RUNTIME, "@gate:leases")
 @command("lease.release", gate="leases", subject="{name}", destructive=True, atomic=True, name=Parameter("the lease"))
 def lease_release(window: Window, *, name: str) -> Steps:
     """Take a lease away from its holder."""
-    if name in _NEEDED and not window.break_glass:
+    if for_break_glass(name) and not window.break_glass:
         raise CommandRefused(
-            f"lease {name!r} is one that this command needs itself: if its holder does not let go, use break-glass"
+            f"lease {name!r} is that of an operator at work, who gives it back (gate.close closes a gate that is open "
+            "for a time): if its holder does not let go, use break-glass"
         )
     record = _held(window, name)
     yield _taken(record)
@@ -38,7 +40,7 @@ def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
     """Take every other lease away, under a guard that is proven to be held."""
     try:
         held = window.client.lease(guard).adopt(token)
-    except LeaseLost as error:
+    except (LeaseLost, ValueError) as error:
         raise CommandRefused(f"guard {guard!r} is not held by whoever asks, and nothing is wiped: {error}") from None
     kept = (guard, *_NEEDED)
     yield [line for each in window.client.leases.list() if each.name not in kept for line in _taken(each)]
@@ -47,7 +49,9 @@ def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
 
 @command(
     "leader.resign", gate="leaders", subject="{name}", destructive=True, name=Parameter("the elector"),
-    wait=Parameter("how long to wait until it has stopped, in seconds", float, default=60.0, optional=True),
+    wait=Parameter(
+        "how long to wait until it has stopped, in seconds", float, default=60.0, optional=True, least=0, most=86400
+    ),
 )  # fmt: skip
 def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
     """Ask the leading replica to stop its work and let another one lead."""
@@ -71,7 +75,7 @@ def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
 
 @command(
     "lock.break", gate="locks", subject="session {pid}", destructive=True, atomic=True,
-    pid=Parameter("the pid of the server's session", int),
+    pid=Parameter("the pid of the server's session", int, least=1, most=2**31 - 1),
 )  # fmt: skip
 def lock_break(window: Window, *, pid: int) -> Steps:
     """End a database session, and free its locks."""
@@ -81,8 +85,8 @@ def lock_break(window: Window, *, pid: int) -> Steps:
 
 
 @command(
-    "gate.open", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=Parameter("the gate"),
-    seconds=Parameter("how long, in seconds", float, option="for"),
+    "gate.open", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=_GATE,
+    seconds=Parameter("how long, in seconds", float, option="for", least=1, most=86400),
 )  # fmt: skip
 def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
     """Open a gate for a stated time, after which it is closed whatever happens."""
@@ -92,7 +96,7 @@ def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
     window.client.gates.open(name, seconds=seconds, actor=window.actor, reason=window.reason, entry=window.entry)
 
 
-@command("gate.close", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=Parameter("the gate"))
+@command("gate.close", gate="gates", subject="gate {name}", destructive=False, atomic=True, name=_GATE)
 def gate_close(window: Window, *, name: str) -> Steps:
     """Close a gate that was opened for a time, before that is over."""
     if (record := window.client.leases.get(f"@gate:{name}")) is None:
@@ -104,7 +108,7 @@ def gate_close(window: Window, *, name: str) -> Steps:
 
 @command(
     "slot.release", gate="slots", subject="slot {slot} of {pool}", destructive=True, atomic=True,
-    pool=Parameter("the pool"), slot=Parameter("the number", int),
+    pool=Parameter("the pool", most=180), slot=Parameter("the number", int, least=1, most=100_000),
 )  # fmt: skip
 def slot_release(window: Window, *, pool: str, slot: int) -> Steps:
     """Take a slot away from its owner."""
@@ -124,7 +128,7 @@ def schema_migrate(window: Window) -> Steps:
 
 @command(
     REVERT, gate="schema", subject="schema", destructive=True,
-    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to"),
+    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to", least=0),
 )  # fmt: skip
 def schema_revert(window: Window, *, to: int) -> Steps:
     """Take migrations back, and all that is in their tables."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from string import Formatter
+from types import CodeType
 from typing import Any
 
 import holdfast
@@ -58,8 +59,25 @@ def _shaped(command: Command) -> Iterator[str]:
     window, *given = inspect.signature(function).parameters.values()
     if window.name != "window" or {each.name for each in given} != command.parameters.keys():
         yield "it does not take a window and the parameters that it declares"
-    if {"Client", "AsyncClient"} & {*code.co_names, *code.co_freevars}:
+    if any({"Client", "AsyncClient"} & {*each.co_names, *each.co_freevars} for each in _reached(function)):
         yield "it makes a client of its own, past its window"
+
+
+def _reached(function: Callable[..., Any]) -> Iterator[CodeType]:
+    """Its code, that of functions in it, and of those of its module that it calls."""
+    around = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    seen, waiting = set(), [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        yield code
+        called = [around.get(name) for name in (*code.co_names, *code.co_freevars)]
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+        waiting += [
+            each.__code__ for each in called if inspect.isfunction(each) and each.__module__ == function.__module__
+        ]
 
 
 class _Untouchable:

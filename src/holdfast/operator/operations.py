@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast import HoldfastError
 from holdfast.operator.registry import CommandRefused, Parameter, Steps, command
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def operation_reset(window: Window, *, key: str) -> Steps:
     if record.status == "running":
         raise CommandRefused(f"operation {record.label!r} is under way: it is not reset under its owner's feet")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, can be tried again"]
+    _unchanged(window, key, record)
     window.client.operations.reset(key, actor=window.actor, reason=window.reason)
 
 
@@ -35,6 +37,7 @@ def operation_rollback(window: Window, *, key: str) -> Steps:
     if record.rollback is None:
         raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
+    _unchanged(window, key, record)
     window.client.operations.rollback(key, actor=window.actor, reason=window.reason)
 
 
@@ -64,12 +67,11 @@ def wal_verify(window: Window) -> Steps:
 
 @command(
     "wal.archive", gate="operations", subject="entries older than {older} s", destructive=True,
-    older=Parameter("seconds since an operation ended", float), to=Parameter("the file, which must not exist yet"),
+    older=Parameter("seconds since an operation ended", float, least=0, most=100 * 365 * 86400),
+    to=Parameter("the file, which must not exist yet", most=4096),
 )  # fmt: skip
 def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     """Put the entries of old operations into a file; one entry each stays and proves the others."""
-    if not 0 <= older <= 100 * 365 * 86400:
-        raise ValueError(f"older must be seconds, from 0 to a hundred years, not {older!r}")
     path = Path(to)
     if path.exists() or not path.absolute().parent.is_dir():
         raise CommandRefused(f"{to!r} exists already, or its folder does not: an archive is never written over")
@@ -98,7 +100,14 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
     done = window.client.operations.archive(before, write)
     if done.left:
         some = "; ".join(f"{key[:12]}…: {why}" for key, why in list(done.left.items())[:3])
-        raise CommandRefused(f"{done.operations} were archived, {len(done.left)} were not: {some}")
+        kind = HoldfastError if done.operations else CommandRefused
+        raise kind(f"{done.operations} were archived, {len(done.left)} were not: {some}")
+
+
+def _unchanged(window: Window, key: str, record: Any) -> None:
+    """What is changed is what was told."""
+    if (found := _known(window, key)).pointer != record.pointer:
+        raise CommandRefused(f"operation {record.label!r} is {found.status} meanwhile: look again")
 
 
 def _known(window: Window, key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,39 @@ class Parameter:
     secret: str | None = None
     """The environment variable that the command line takes it from: it is not for the list of processes, nor for the
     audit."""
+    least: float = -math.inf
+    most: float = math.inf
+    """Of a number; of a text, how long it may be (200 unless told)."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """As it is declared, or ValueError that names it."""
+        if self.kind is str:
+            return self._text(name, value)
+        found: Any = None
+        try:
+            found = self.kind(value)
+            fits = not isinstance(value, bool) and (isinstance(value, str) or found == value)
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits or not math.isfinite(found) or not self.least <= found <= self.most:
+            bounds = [f"{word} {bound:.15g}" for word, bound in (("from", self.least), ("to", self.most))]
+            told = " ".join(each for each in bounds if "inf" not in each)
+            raise ValueError(f"{name} must be {self.kind.__name__}{told and ' '}{told}, not {value!r:.60}")
+        return found
+
+    def _text(self, name: str, value: Any) -> str:
+        most = 200 if self.most == math.inf else int(self.most)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be str, not {value!r:.60}")
+        if not 1 <= len(value) <= most:
+            raise ValueError(f"{name} must have 1 to {most} characters, not {len(value)}: {value[:40]!r}")
+        if any(map(_is_control, value)):
+            raise ValueError(f"{name} must not contain control characters: {value[:60]!r}")
+        return value
+
+
+def _is_control(character: str) -> bool:
+    return character < " " or "\x7f" <= character < "\xa0" or "\ud800" <= character < "\ue000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +93,10 @@ class Command:
 
     def _in(self, window: Window, values: dict[str, Any]) -> Steps:
         steps = self.function(window, **values)
-        yield next(steps)
+        told = next(steps, None)
+        if not isinstance(told, list) or not all(isinstance(line, str) for line in told):
+            raise TypeError(f"{self.name} must yield the lines that say what it is about to change, not {told!r:.60}")
+        yield told
         if not windows.get(window):
             raise self._denied()
         if next(steps, None) is not None:
@@ -82,10 +119,8 @@ class Command:
             if name not in given and not parameter.optional:
                 raise ValueError(f"{self.name} needs {name!r}: {parameter.help}")
             value = given.get(name, parameter.default)
-            try:
-                values[name] = value if value is None else parameter.kind(value)
-            except (TypeError, ValueError):
-                raise ValueError(f"{name} must be {parameter.kind.__name__}, not {value!r}") from None
+            left_out = parameter.optional and value is parameter.default
+            values[name] = value if left_out else parameter.check(name, value)
         return values
 
 

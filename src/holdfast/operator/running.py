@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import PolicyDenied
 from holdfast.operator.account import Account, Stage
-from holdfast.operator.registry import Command, commands, windows
+from holdfast.operator.registry import Command, Parameter, commands, windows
 
 if TYPE_CHECKING:
     from holdfast import Client
@@ -24,6 +24,9 @@ BREAK_GLASS = "break-glass"
 MIGRATE, REVERT = "schema.migrate", "schema.revert"
 """Those about the tables that govern them all."""
 _PATIENCE = 5.0
+_ACTOR, _REASON = Parameter("who asks"), Parameter("why", most=1000)
+_TOLD = 500
+"""Changes that the audit has room for, however long their names are."""
 
 
 class Window:
@@ -63,10 +66,10 @@ def run(
     command = commands().get(name)
     if command is None:
         raise ValueError(f"there is no command {name!r}; there are: {', '.join(commands())}")
+    for what, declared, value in (("actor", _ACTOR, actor), ("reason", _REASON, reason)):
+        if not declared.check(what, value).strip():
+            raise ValueError(f"{what} must not be empty: {name} leaves an entry in the audit")
     values = command.check(parameters or {})
-    for what, value in (("actor", actor), ("reason", reason)):
-        if not value.strip():
-            raise ValueError(f"{what} must have 1 character or more: {name} leaves an entry in the audit")
     if break_glass and not (name == "lease.release" and for_break_glass(values["name"])):
         raise PolicyDenied(
             f"break-glass is for lease.release of {RUNTIME!r} or of a gate's lease, '@gate:…', and for nothing else"
@@ -96,7 +99,7 @@ def governed(
     with Account(client, entry, atomic=command.atomic) as account, ExitStack() as stack:
         grants = []
         if not break_glass:
-            grants.append(stack.enter_context(client.lease(RUNTIME, timeout=_PATIENCE)))
+            grants.append(stack.enter_context(client.gates.runtime(timeout=_PATIENCE)))
         gate = BREAK_GLASS if break_glass else command.gate
         grants.append(stack.enter_context(client.gate(gate, actor=actor, reason=reason)))
         client.audit.note(entry, fence=grants[0].fence)
@@ -104,7 +107,8 @@ def governed(
         window.entry = entry
         steps = command.steps(window, **values)
         changes = next(steps)
-        client.audit.note(entry, detail={**detail, "changes": changes[:1000]})
+        more = [f"and {len(changes) - _TOLD} more"] if len(changes) > _TOLD else []
+        client.audit.note(entry, detail={**detail, "changes": [*changes[:_TOLD], *more]})
         client.gates.require(gate)
         for grant in grants:
             grant.check()
@@ -139,7 +143,7 @@ def _told(client: Client, command: Command, made: list[str], actor: str, reason:
     fence = None
     with Account(client, entry, atomic=True) as account:
         account.stage = Stage.DONE
-        with client.lease(RUNTIME, timeout=_PATIENCE) as grant:
+        with client.gates.runtime(timeout=_PATIENCE) as grant:
             client.audit.note(entry, fence=(fence := grant.fence))
     return Outcome(command.name, made, dry_run=False, fence=fence, entry=entry, doubt=account.doubt)
 

@@ -210,6 +210,7 @@ class LockContract:
             (("agent", -(2**31) - 1), ValueError, "-2147483648"),
             (("", 7), ValueError, "namespace"),
             ((7, 7), TypeError, "namespace"),
+            ((["agent"], 7), TypeError, "namespace"),
         ],
     )
     def test_a_name_that_is_none(

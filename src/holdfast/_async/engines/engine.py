@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from holdfast._wire import Row
+from holdfast._wire import Row, telemetry
 from holdfast._wire.aio_waiting import AsyncGate, AsyncOwner, AsyncTurn, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
@@ -72,6 +72,8 @@ class AsyncEngine(ABC):
         """Keys of guards whose block somebody is in: this client must not be closed."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
+        self.slots_in_use: dict[str, int] = {}
+        """Of pools, as they were last found."""
         self.working: set[AsyncWorking] = set()
         """What runs under our leases, and is stopped before they are released."""
         self._identity = this_process()
@@ -79,6 +81,11 @@ class AsyncEngine(ABC):
         self._turn, self._gate = AsyncTurn(), AsyncGate()
         self._used_at = 0.0
         self._reaping = False
+        telemetry.register(self)
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        if not self.closed:
+            yield "slots_in_use", float(sum(self.slots_in_use.values()))
 
     @property
     def process(self) -> dict[str, Any]:
@@ -106,9 +113,16 @@ class AsyncEngine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                async with self._turn.within(deadline - now()):
+                self._turn.check_free()
+                try:
+                    await self._turn.enter(deadline - now())
                     session = await self._open(deadline)
                     return await self._use(session, name, parameters, deadline)
+                finally:
+                    try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                        self._turn.lock.release()
+                    except RuntimeError:
+                        pass  # it was not our turn yet
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
                     raise
@@ -169,10 +183,14 @@ class AsyncEngine(ABC):
         self._notice_fork()
         self.closed = True
         try:
-            async with self._turn.within(CALL_TIMEOUT):
+            self._turn.check_free()
+            await self._turn.enter(CALL_TIMEOUT)
+            try:
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
+            finally:
+                self._turn.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -241,7 +259,7 @@ class AsyncEngine(ABC):
             self._session = None
             session.close()
         finally:
-            self._turn.leave()
+            self._turn.lock.release()
 
     def _reap_soon(self) -> None:
         """In the keeper's thread."""

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ from holdfast.core.errors import Unanswered
 from holdfast.sql import statements
 
 AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
+
+
+_ACTIVE, _IN_TRANSACTION = 1, (2, 3)
+"""As libpq numbers them: busy; in a transaction that is sound, or has failed."""
 
 
 class AsyncConnection(Protocol):
@@ -68,6 +73,7 @@ def _sql(database: Database, name: str, style: str) -> str:
     return _scripts(database, name, style)[0]
 
 
+@lru_cache
 def _scripts(database: Database, name: str, style: str) -> list[str]:
     """The same of one that takes several steps, of which the first that answers has done it."""
     statement = statements(database.dialect, database.schema)[name]
@@ -102,9 +108,9 @@ class AsyncPsycopg:
         self._database, self._connection = database, connection
 
     def in_transaction(self) -> bool:
-        status = self._connection.info.transaction_status.name
+        status: int = self._connection.pgconn.transaction_status
         # In a pipeline the status lags behind: what is under way may be a statement that commits itself.
-        return status in ("INTRANS", "INERROR") or (status == "ACTIVE" and not self._connection.autocommit)
+        return status in _IN_TRANSACTION or (status == _ACTIVE and not self._connection.autocommit)
 
     def begins_by_itself(self) -> bool:
         return not self._connection.autocommit

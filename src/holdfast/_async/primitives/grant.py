@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, LOCKED, AsyncEngine
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import AsyncScope
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.renewal import Trust, margin
+from holdfast.core.renewal import Trust
 from holdfast.keeper import Holding, Pulse
 
 log = logger("holdfast.lease")
@@ -27,6 +28,8 @@ _RELEASE_PATIENCE = 5.0
 class AsyncLeaseGrant:
     """A lease we hold. ``token`` is the secret proof, ``fence`` rises with every acquisition of any lease."""
 
+    kind = "lease"
+
     def __init__(
         self, engine: AsyncEngine, terms: LeaseTerms, holder: str, token: str, fence: int, trust: Trust,
         name: str | None = None,
@@ -36,6 +39,7 @@ class AsyncLeaseGrant:
         self._pulse: Pulse | None = None
         self._over: HoldfastError | None = None
         self._released = False
+        self._since: float | None = now()
         self._scope = AsyncScope()
         self._pid = os.getpid()
 
@@ -162,8 +166,7 @@ class AsyncLeaseGrant:
 
     def age(self) -> float:
         """Seconds since the database last confirmed it, at the most."""
-        trust = self._current
-        return max(0.0, now() + trust.ttl - margin(trust.ttl) - trust.until)
+        return self._current.age(now())
 
     @property
     def _current(self) -> Trust:
@@ -201,6 +204,7 @@ class AsyncLeaseGrant:
 
     def _finish(self) -> None:
         self._released = True
+        self._tell_end()
         self._over = self._over or LeaseLost(f"lease {self.name!r} was released")
         self._engine.unkept.pop(self.token, None)
         if self._pulse is not None:
@@ -211,9 +215,19 @@ class AsyncLeaseGrant:
         """It is gone, and we are the first to know."""
         self._engine.unkept.pop(self.token, None)
         if self._pulse is None:
+            self._tell_end(error)
             self._over = self._over or LeaseLost(f"lease {self.name!r}: {error}")
         elif self._engine.keeper.drop(self._pulse, self.token):
             self._lose(error)
+
+    def _tell_end(self, error: HoldfastError | None = None) -> None:
+        """To whoever measures, once: what was lost is given back later, too."""
+        since, self._since = self._since, None
+        if since is None or not telemetry.listeners:
+            return
+        if error is not None:
+            telemetry.tell("lease.lost", kind=self.kind, reason=type(error).__name__)
+        telemetry.tell("lease.ended", kind=self.kind, held=now() - since)
 
     def _heard(self, problem: HoldfastError | None) -> None:
         """In the keeper's thread."""
@@ -229,6 +243,7 @@ class AsyncLeaseGrant:
         """In the keeper's thread, or where it was learned first."""
         if self._released:
             return
+        self._tell_end(error)
         self._over = problem = type(error)(f"lease {self.name!r}: {error}")
         problem.__cause__ = error.__cause__
         if self._terms.on_beat is not None:

@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import AsyncScope, AsyncSignal, check_function, here, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import check_token, new_token
@@ -28,8 +29,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 G = TypeVar("G", bound=AsyncLeaseGrant)
 
-_BUSY_PATIENCE = 0.05
-"""Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
+PATIENT = 2.0
+"""The same for those who must not be turned away over a row that is just being cleared away."""
 
 
 class AsyncHandle(ABC, Generic[G]):
@@ -37,6 +38,8 @@ class AsyncHandle(ABC, Generic[G]):
 
     _what, _statement = "lease", "lease_acquire"
     _more: Mapping[str, Any] = {}
+    _while_busy = 0.05
+    """Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
 
     def __init__(
         self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, info: Mapping[str, Any] | None = None
@@ -81,6 +84,8 @@ class AsyncHandle(ABC, Generic[G]):
         got: list[G] = []
         try:
             held = await self._attempt(got)
+            if held is None and telemetry.listeners:
+                telemetry.tell("lease.acquired", kind=self._what, waited=0.0)
             return got[0] if held is None else held
         except BaseException:
             _abandon(got)
@@ -137,12 +142,18 @@ class AsyncHandle(ABC, Generic[G]):
         return entry[1]
 
     async def _wait(self, limit: float, got: list[G]) -> Held | None:
-        """Ask until it is ours or time is up: None with the grant in ``got``, or who has it.
-
-        Woken by a release; asks on its own besides, in case nobody wakes us."""
+        """Ask until it is ours or time is up: None with the grant in ``got``, or who has it."""
         started = now()
+        held = await self._wait_from(started, limit, got)
+        if telemetry.listeners:
+            event = "lease.acquired" if held is None else "lease.refused"
+            telemetry.tell(event, kind=self._what, waited=now() - started)
+        return held
+
+    async def _wait_from(self, started: float, limit: float, got: list[G]) -> Held | None:
+        """Woken by a release; asks on its own besides, in case nobody wakes us."""
         held = await self._attempt(got)
-        while held is not None and held.remaining is None and now() < started + _BUSY_PATIENCE:
+        while held is not None and held.remaining is None and now() < started + self._while_busy:
             await sleep(jitter(0.001, 0.005))
             held = await self._attempt(got)
         if held is None or limit == 0:
@@ -205,6 +216,7 @@ class AsyncHandle(ABC, Generic[G]):
                 engine.unkept[token] = grant.name
             if row["status"] == "taken_over":
                 keeper.purge_soon()
+                telemetry.tell("lease.taken_over", kind=self._what)
             got.append(grant)
             if engine.closing:  # what it held was collected before this was added
                 raise EngineError(f"the client of {engine.database} was closed meanwhile")

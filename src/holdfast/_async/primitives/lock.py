@@ -6,6 +6,7 @@ The handle says what is wanted, the grant is the proof of having it. How locks s
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import suppress
 from types import TracebackType
 
@@ -18,42 +19,8 @@ from holdfast._wire.database import Database
 from holdfast._wire.locking.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
-from holdfast.core.lock import Target, check_on_lost, refusal, target
-from holdfast.core.tickets import Key, Name, State, Ticket
-
-
-class AsyncLockSpace:
-    """All locks of one client: their sessions, and the numbers of their namespaces."""
-
-    def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine = engine
-        self.sessions = AsyncLocks(database, kept=kept, extra=extra)
-        self._era = forks.era
-
-    def lock(self, name: Name, timeout: float | None, on_lost: OnLost) -> AsyncLock:
-        if timeout.__class__ is not float or not timeout >= 0.0:
-            timeout = check_timeout(timeout)
-        if on_lost != "flag":
-            check_on_lost(on_lost, cancels=AsyncScope.cancels)
-        return AsyncLock(self, target(name), timeout, on_lost)
-
-    def check_usable(self) -> None:
-        if self._era == forks.era and not self.engine.closed:
-            self.engine.owner.check()
-            return
-        self.engine.check_usable()
-        self.sessions.notice_fork()
-        self._era = forks.era
-
-    async def number(self, namespace: str, timeout: float) -> int:
-        """Of a namespace: stable from its first use on."""
-        [row] = await self.engine.call("lock_namespace", {"name": namespace}, timeout=min(timeout, CALL_TIMEOUT))
-        number: int = row["id"]
-        self.sessions.namespaces[namespace] = number
-        return number
-
-    async def close(self) -> None:
-        await self.sessions.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))
+from holdfast.core.lock import check_on_lost, refusal, target, text
+from holdfast.core.tickets import Name, State, Ticket
 
 
 class AsyncLock:
@@ -61,8 +28,13 @@ class AsyncLock:
 
     __slots__ = ("_entered", "_on_lost", "_space", "_target", "_timeout")
 
-    def __init__(self, space: AsyncLockSpace, wanted: Target, timeout: float, on_lost: OnLost) -> None:
-        self._space, self._target, self._timeout, self._on_lost = space, wanted, timeout, on_lost
+    def __init__(self, space: AsyncLockSpace, name: Name, timeout: float | None, on_lost: OnLost) -> None:
+        if type(timeout) is not float or not timeout >= 0.0:
+            timeout = check_timeout(timeout)
+        if on_lost != "flag":
+            check_on_lost(on_lost, cancels=AsyncScope.cancels)
+        self._target = text(name) if type(name) is str else target(name)
+        self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[AsyncLockGrant] = []
 
     @property
@@ -100,9 +72,16 @@ class AsyncLock:
         return AsyncSkip(self)
 
     async def __aenter__(self) -> AsyncLockGrant:
-        grant = self.make()
+        """With all that ``_take`` does in here: this is the way that is to be fast."""
+        grant = AsyncLockGrant(self._space, self._target.name, self._on_lost)
         try:
-            state = await self._take(grant, self._timeout)
+            try:
+                state = await self._ask(grant, self._timeout) or grant.ticket.state
+                if state != "held" or self._on_lost != "flag":
+                    state = await self._go_on(grant, state, self._timeout)
+            except BaseException:
+                grant.abandon()
+                raise
             if state == "held":
                 if grant.scope is not None:
                     grant.scope.enter()
@@ -119,8 +98,8 @@ class AsyncLock:
         try:
             entered = self._entered
             grant = entered[0] if len(entered) == 1 else _innermost(entered)
-            if grant.scope is None:
-                await grant.release()
+            if self._on_lost == "flag":
+                await grant.give_back()
             else:
                 await grant.leave(kind, error, trace)
         except EngineError as problem:
@@ -143,45 +122,64 @@ class AsyncLock:
         raise refusal(self.name, state, waited=None, contended=False)
 
     async def _take(self, grant: AsyncLockGrant, limit: float) -> State:
-        space = self._space
-        space.check_usable()
-        left, pause, contended = limit or CALL_TIMEOUT, 0.1, False
-        key = self._target.key
+        """Abandoned when it is cut short, and again by whoever called: an interrupt may come in the midst of it."""
+        try:
+            state = await self._ask(grant, limit) or grant.ticket.state
+            if state != "held" or self._on_lost != "flag":
+                state = await self._go_on(grant, state, limit)
+        except BaseException:
+            grant.abandon()
+            raise
+        return state
+
+    def _ask(self, grant: AsyncLockGrant, limit: float) -> Awaitable[State | None]:
+        """Once; what became of it is in the ticket, if it is not the answer."""
+        space, wanted = self._space, self._target
+        if space.era != forks.era or space.engine.closed:
+            space.check_usable()
+        key = wanted.key
         if key is None:
-            key, left = await self._pair(left)
-            if key is None:
-                return "gone"
+            number = space.sessions.namespaces.get(wanted.namespace)
+            if number is None:
+                return self._ask_first(grant, limit)
+            key = (number, wanted.number)
+        grant.ticket = ticket = Ticket(key, wanted.label, None, waits=limit > 0)
+        return space.sessions.acquire(ticket, limit or CALL_TIMEOUT)
+
+    async def _ask_first(self, grant: AsyncLockGrant, limit: float) -> State | None:
+        """The number of its namespace is asked for at first use, and that takes time, too: maybe too much."""
+        space, wanted = self._space, self._target
+        until = now() + (limit or CALL_TIMEOUT)
+        try:
+            number = await space.number(wanted.namespace, until - now())
+        except (Unanswered, Unreachable):
+            if now() < until - 0.01:
+                raise
+            return "gone"
+        grant.ticket = ticket = Ticket((number, wanted.number), wanted.label, None, waits=limit > 0)
+        return await space.sessions.acquire(ticket, until - now())
+
+    async def _go_on(self, grant: AsyncLockGrant, state: State, limit: float) -> State:
+        """It outlives a restart of the database: whoever waits goes on asking until its time is up."""
+        until, pause, contended = now() + (limit or CALL_TIMEOUT), 0.1, False
         while True:
-            grant.ticket = ticket = Ticket(key, self._target.label, owner(), waits=limit > 0)
-            state = await space.sessions.acquire(ticket, left)
+            ticket = grant.ticket
             if state == "held":
-                grant.listen()
+                if self._on_lost != "flag":
+                    grant.listen()
                 state = ticket.state
             if state not in ("failed", "lost"):
                 return state
-            problem, deadline = ticket.problem, ticket.deadline or now() + left
+            problem, deadline = ticket.problem, ticket.deadline or until
             contended = contended or ticket.contended or state == "lost"
             if not (contended and isinstance(problem, Unreachable | Unanswered) and now() + pause < deadline):
                 raise self._told(problem)
             grant.start_over()
-            await sleep(pause)  # it outlives a restart of the database: it goes on asking until its time is up
-            space.check_usable()
-            left, pause = deadline - now(), min(pause * 2, 1.0)
-
-    async def _pair(self, left: float) -> tuple[Key | None, float]:
-        """The number of its namespace is asked for at first use, and that takes time, too; None: too much."""
-        space, wanted = self._space, self._target
-        number = space.sessions.namespaces.get(wanted.namespace)
-        if number is None:
-            until = now() + left
-            try:
-                number = await space.number(wanted.namespace, left)
-            except (Unanswered, Unreachable):
-                if now() < until - 0.01:
-                    raise
-                return None, 0.0
-            left = until - now()
-        return (number, wanted.number), left
+            await sleep(pause)
+            self._space.check_usable()
+            pause = min(pause * 2, 1.0)
+            grant.ticket = again = Ticket(ticket.key, ticket.name, None, waits=ticket.waits)
+            state = await self._space.sessions.acquire(again, deadline - now()) or again.state
 
     def _told(self, problem: Exception | None) -> Exception:
         """A fresh one: several may have failed together, and tracebacks grow."""
@@ -193,6 +191,34 @@ class AsyncLock:
             told = type(problem)(*problem.args)
         told.__cause__ = problem
         return told
+
+
+class AsyncLockSpace:
+    """All locks of one client: their sessions, and the numbers of their namespaces."""
+
+    lock = AsyncLock
+    """Made by whoever has the space, with one call less on the way."""
+
+    def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
+        self.engine = engine
+        self.sessions = AsyncLocks(database, engine.owner, kept=kept, extra=extra)
+        self.era = forks.era
+
+    def check_usable(self) -> None:
+        """Is the client closed, or a fork of itself? Whether it is on its own loop is for the sessions to say."""
+        self.engine.check_usable()
+        self.sessions.notice_fork()
+        self.era = forks.era
+
+    async def number(self, namespace: str, timeout: float) -> int:
+        """Of a namespace: stable from its first use on."""
+        [row] = await self.engine.call("lock_namespace", {"name": namespace}, timeout=min(timeout, CALL_TIMEOUT))
+        number: int = row["id"]
+        self.sessions.namespaces[namespace] = number
+        return number
+
+    async def close(self) -> None:
+        await self.sessions.close(EngineError(f"the client of {self.engine.database} was closed meanwhile"))
 
 
 class AsyncSkip:

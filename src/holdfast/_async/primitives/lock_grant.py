@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast._async.primitives.grant import EXIT_STATUS
 from holdfast._wire import forks
 from holdfast._wire.aio_waiting import AsyncScope
+from holdfast._wire.locking.aio_locks import NOTHING
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost
 from holdfast.core.grant import OnLost
@@ -54,15 +56,22 @@ class AsyncLockGrant:
     async def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         try:
-            if self._released or self._era != forks.era or self.ticket.state != "held":
+            ticket, state = self.ticket, self.ticket.state
+            if self._released or state != "held":
                 return False
-            self._released = True
-            released = await self._space.sessions.release(self.ticket)
-            self.ticket.tell = None
-            return released
+            await self.give_back()
+            ticket.tell = None
+            return ticket.state == "released"
         except BaseException:
             self.abandon()
             raise
+
+    def give_back(self) -> Awaitable[object]:
+        """The same for whoever does not ask, and says ``abandon`` when it is cut short."""
+        if self._released or self._era != forks.era or self.ticket.state != "held":
+            return NOTHING
+        self._released = True
+        return self._space.sessions.release(self.ticket)
 
     def abandon(self) -> None:
         """Interrupted on the way to the caller: nobody would ever release it."""
@@ -106,8 +115,7 @@ class AsyncLockGrant:
     def listen(self) -> None:
         """Held now. Whoever only looks at ``lost`` sees it in the ticket; the others are told by the pump, which knows
         the grant then, also when nobody else does."""
-        if self._on_lost != "flag":
-            self.ticket.tell = self.lose
+        self.ticket.tell = self.lose
 
     async def __aenter__(self) -> Self:
         if self.scope is not None:
@@ -134,6 +142,7 @@ class AsyncLockGrant:
 
     def put_off(self, problem: EngineError) -> None:
         """The pump goes on until it is free, or its session is gone."""
+        self.abandon()
         log.warning("lock %r is released later, the database did not take it now: %s", self.name, problem)
 
     def _loss(self, error: Exception | None) -> LeaseLost:

@@ -7,7 +7,7 @@ the work under it. What the lease is worth is the lease's affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.tenure import AsyncCourse, AsyncTenure, Work
-from holdfast._wire import forks
+from holdfast._wire import forks, telemetry
 from holdfast._wire.aio_running import AsyncInterrupts, AsyncTeller, check_work
 from holdfast._wire.aio_waiting import AsyncSignal
 from holdfast._wire.clock import jitter, now
@@ -31,8 +31,6 @@ from holdfast.core.grant import Held, LeaseTerms
 log = logger("holdfast.elector")
 
 OnNewLeader = Callable[[str], object]
-_STANDBY_POLL = 0.005
-"""Seconds between two looks of a standby on one machine, where looking costs next to nothing."""
 _FAREWELL = 1.0
 """Seconds that ``on_new_leader`` has to return when all else is over."""
 
@@ -54,6 +52,7 @@ class AsyncElector:
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
+        telemetry.register(self)
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -145,6 +144,9 @@ class AsyncElector:
             grant.fence if grant else None,
         )  # fmt: skip
 
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        yield "electors_leading", float(self._course.state is State.LEADING)
+
     async def _stand_by(self) -> AsyncLeaseGrant | None:
         """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
@@ -157,7 +159,9 @@ class AsyncElector:
                 answer = await self._ask(lease)
                 if isinstance(answer, AsyncLeaseGrant):
                     return answer
-                await self._course.bell.wait(self._until_next(answer))
+                await self._course.bell.wait(
+                    self._terms.until_next(answer, kernel=self._kernel, chance=jitter(0.0, 1.0))
+                )
             return None
         finally:
             keeper.unwatch(self.name, self._course.bell.ring)
@@ -188,18 +192,12 @@ class AsyncElector:
         rows = await self._engine.call("lease_held", {"name": self.name})
         return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
-    def _until_next(self, held: Held | None) -> float:
-        if held is not None and held.remaining is None:  # just being changed by somebody
-            return jitter(0.002, 0.02)
-        every = min(self._terms.retry_every, _STANDBY_POLL) if self._kernel else self._terms.retry_every
-        pause = every * jitter(0.75, 1.0)
-        return pause if held is None or held.remaining is None else min(pause, held.remaining + jitter(0.001, 0.01))
-
     async def _lead(self, grant: AsyncLeaseGrant, work: Work) -> None:
         self._grant = grant
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info("elector %r: leading with fence %d", self.name, grant.fence, extra=self._fields(self.holder))
+                telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
             await AsyncTenure(self._terms, self._course, grant).serve(work)
         finally:
@@ -221,7 +219,12 @@ class AsyncElector:
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(
             self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_beat=self._beaten
-        )._replace(on_recall=self.resign)
+        )._replace(on_recall=self._recalled)
+
+    def _recalled(self) -> None:
+        """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
+        self._course.resigned = True
+        self._course.bell.ring()
 
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""

@@ -6,20 +6,27 @@ meanwhile, nobody closes it underneath, and a crash closes it by expiry.
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.audit import AsyncAudit
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.lease import PATIENT, AsyncLease
 from holdfast._async.primitives.leases import AsyncLeases, Records
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, PolicyDenied
-from holdfast.core.gate import gate_lease, gate_terms
+from holdfast.core.gate import GATE, gate_lease, gate_terms, runtime_terms
 from holdfast.core.grant import LeaseTerms, check_name, check_seconds
 from holdfast.core.records import LeaseRecord
 
 log = logger("holdfast.gate")
+
+
+class AsyncGateLease(AsyncLease):
+    """One whose operator was killed is just being cleared away, and nobody's."""
+
+    _while_busy = PATIENT
 
 
 class AsyncGateWindow:
@@ -27,8 +34,8 @@ class AsyncGateWindow:
 
     def __init__(self, engine: AsyncEngine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
         self._name, self._terms, self._reason = name, terms, check_name(reason, "reason", most=1000)
-        self._lease, self._audit = AsyncLease(engine, terms, timeout), AsyncAudit(engine)
-        self._open: list[tuple[int, AsyncLeaseGrant]] = []
+        self._lease, self._audit = AsyncGateLease(engine, terms, timeout), AsyncAudit(engine)
+        self._open: list[tuple[int, int, AsyncLeaseGrant]] = []
 
     async def __aenter__(self) -> AsyncLeaseGrant:
         assert self._terms.holder is not None
@@ -36,20 +43,22 @@ class AsyncGateWindow:
         try:
             grant = await self._lease.acquire()
         except Exception as error:
-            await self._tell(entry, f"refused: {error}")
+            await _tell(self._audit, self._name, entry, _not_opened(error))
             raise
         try:
             await self._audit.note(entry, fence=grant.fence)
         except BaseException:
             grant.abandon()
             raise
-        self._open.append((entry, grant))
+        self._open.append((os.getpid(), entry, grant))
         return grant
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entry, grant = self._open.pop()
+        pid, entry, grant = self._open.pop()
+        if pid != os.getpid():  # a fork of it: how the window ends is not for us to tell
+            return
         lost = grant.lost
         outcome = "closed" if error is None else f"closed after {type(error).__name__}: {error}"
         try:
@@ -59,15 +68,9 @@ class AsyncGateWindow:
             outcome = f"not closed yet, at the latest when its lease expires: {problem}"
             log.warning("gate %r is %s", self._name, outcome)
         finally:
-            await self._tell(entry, "lost while it was open" if lost else outcome)
+            await _tell(self._audit, self._name, entry, "lost while it was open" if lost else outcome)
         if lost and kind is None:
             grant.check()
-
-    async def _tell(self, entry: int, outcome: str) -> None:
-        try:
-            await self._audit.end(entry, outcome)
-        except EngineError as problem:
-            log.warning("gate %r: its audit entry %d has no outcome: %s", self._name, entry, problem)
 
 
 class AsyncGates:
@@ -89,7 +92,11 @@ class AsyncGates:
 
     async def list(self) -> Records:
         """The leases of all gates that are open."""
-        return [each for each in await self._leases.list() if each.name.startswith(gate_lease(""))]
+        return [each for each in await self._leases.list() if each.name.startswith(GATE)]
+
+    def runtime(self, *, ttl: float = 30.0, timeout: float | None = 0.0) -> AsyncLease:
+        """The lease that every governed command runs inside, so that there is one at a time."""
+        return AsyncLease(self._engine, runtime_terms(ttl), timeout)
 
     async def open(
         self, name: str, *, seconds: float, actor: str, reason: str, entry: int | None = None
@@ -99,10 +106,10 @@ class AsyncGates:
         terms = gate_terms(name, actor=actor, ttl=check_seconds(seconds, "seconds", 1.0, 86400.0), auto_renew=False)
         told = entry if entry is not None else await self._begin("gate.open", name, actor, reason)
         try:
-            grant = await AsyncLease(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
+            grant = await AsyncGateLease(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
         except Exception as error:
             if entry is None:
-                await self._audit.end(told, f"refused: {error}")
+                await _tell(self._audit, name, told, _not_opened(error))
             raise
         try:
             await self._audit.note(told, fence=grant.fence)
@@ -112,7 +119,7 @@ class AsyncGates:
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
         self._engine.keeper.purge_after(seconds)
         if entry is None:
-            await self._audit.end(told, f"open for {seconds:g} s")
+            await _tell(self._audit, name, told, f"open for {seconds:g} s")
         return grant
 
     async def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
@@ -128,10 +135,10 @@ class AsyncGates:
             )
         except EngineError as error:
             if entry is None:
-                await self._audit.end(told, f"{'refused' if error.certain else 'unknown'}: {error}")
+                await _tell(self._audit, name, told, f"{'refused' if error.certain else 'unknown'}: {error}")
             raise
         if entry is None:
-            await self._audit.end(told, "closed" if done else "refused: it is closed")
+            await _tell(self._audit, name, told, "closed" if done else "refused: it is closed")
         return done
 
     async def _clear(self, name: str) -> None:
@@ -144,3 +151,16 @@ class AsyncGates:
 
     async def _begin(self, action: str, name: str, actor: str, reason: str) -> int:
         return await self._audit.begin(action, name, actor=actor, reason=reason)
+
+
+def _not_opened(error: Exception) -> str:
+    """What was asked for and not answered may have been granted; it is given back."""
+    return f"{'unknown' if isinstance(error, EngineError) and not error.certain else 'refused'}: {error}"
+
+
+async def _tell(audit: AsyncAudit, name: str, entry: int, outcome: str) -> None:
+    """It has happened, whether that can be told or not."""
+    try:
+        await audit.end(entry, outcome)
+    except EngineError as problem:
+        log.warning("gate %r: its audit entry %d has no outcome: %s; it was: %s", name, entry, problem, outcome)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.lease import AsyncHandle
+from holdfast._async.primitives.lease import PATIENT, AsyncHandle
 from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire.clock import now
 from holdfast._wire.dead_man import DeadMan
@@ -52,6 +52,8 @@ class AsyncGuardGrant(AsyncLeaseGrant):
 
 
 class _AsyncGuardLease(AsyncHandle[AsyncGuardGrant]):
+    _while_busy = PATIENT
+
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncGuardGrant:
         return AsyncGuardGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
 
@@ -62,7 +64,7 @@ class AsyncGuard:
     def __init__(self, engine: AsyncEngine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:
         self._engine, self._wipe = engine, wipe_on_start
         self._terms = terms._replace(on_beat=self._heard)
-        self._lock = threading.Lock()
+        self._lock, self._use = threading.Lock(), threading.Lock()
         self._grant: AsyncGuardGrant | None = None
         self._problem: HoldfastError | None = None
         self._dead_man: DeadMan | None = None
@@ -79,8 +81,8 @@ class AsyncGuard:
         return None if self._grant is None else self._grant.token
 
     async def __aenter__(self) -> AsyncGuardGrant:
-        if self._grant is not None:
-            raise RuntimeError(f"guard {self.name!r} is held already, by this very object")
+        if not self._use.acquire(blocking=False):  # whoever is refused stands down, and not the other's timer
+            raise RuntimeError(f"guard {self.name!r} is entered already, by this very object")
         self._pid, self._problem = os.getpid(), None
         self._ending.prepare()
         try:
@@ -89,7 +91,8 @@ class AsyncGuard:
         except BaseException as error:
             self._stand_down()
             if isinstance(error, Exception):  # whatever it is: we do not know that it is ours
-                raise self._exit(REFUSED if isinstance(error, NotAcquired) else UNPROVEN, error) from error
+                refused = isinstance(error, NotAcquired) and error.holder is not None
+                raise self._exit(REFUSED if refused else UNPROVEN, error) from error
             raise
         try:
             self._begin(grant)
@@ -140,13 +143,13 @@ class AsyncGuard:
         return grant.trusted_until + 0.9 * margin(self._terms.ttl)
 
     async def _give_back(self, grant: AsyncGuardGrant) -> None:
+        """The timer first: the block is over, and the database may take longer to answer than the TTL is."""
         self._leave(grant)
+        self._stand_down()
         try:
             await grant.release(timeout=_GOODBYE)
         except EngineError as problem:
             log.warning("guard %r is released later, or expires: %s", self.name, problem)
-        finally:
-            self._stand_down()
 
     def _leave(self, grant: AsyncGuardGrant) -> None:
         """From here on nothing of the block runs, so the lease may go."""
@@ -162,6 +165,7 @@ class AsyncGuard:
                 self._dead_man.close()
                 self._dead_man = None
         self._ending.forget()
+        self._use.release()
 
     def _let_expire(self) -> None:
         """The interpreter goes while a thread is in the block still: what cannot be stopped is not released."""

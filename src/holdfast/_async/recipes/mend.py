@@ -9,6 +9,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.objects import AsyncObjects
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
 from holdfast._async.recipes.writing import AsyncWriter
+from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncKeyed, pause
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
@@ -78,6 +79,8 @@ class AsyncMender:
                 self.tally.add(left_alone=1)
                 return
             backend = await self.ask(self._driver.get, id)
+            if backend is not None and backend.id != id:
+                raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
             decision = self._decide(record, backend, await self._session(id, backend))
             grant = mandate.grant_for(id)
             if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
@@ -184,3 +187,4 @@ class AsyncMender:
     def complain(self, what: str, error: BaseException) -> None:
         self.tally.set(last_error=f"{what}: {type(error).__name__}: {error}"[:500])
         log.warning("%r: %s: %s", self, what, error)
+        telemetry.tell("reconciler.failed")

@@ -13,6 +13,7 @@ from typing import Any
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
 from holdfast._async.recipes.mend import AsyncMender, SessionPresent
+from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import jitter, now
@@ -81,6 +82,7 @@ class AsyncReconciler:
             self._tally.add(sweeps=1)
             self._tally.set(sweep_seconds=self._swept_at - started)
         log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
+        telemetry.tell("reconciler.swept", seconds=self._swept_at - started)
 
     async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
         mender = self._mender

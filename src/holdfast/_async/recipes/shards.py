@@ -13,7 +13,6 @@ from typing import Self
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
-from holdfast._async.primitives.leases import AsyncLeases
 from holdfast._wire import forks
 from holdfast._wire.aio_running import AsyncBell, AsyncFlag, AsyncJob
 from holdfast._wire.aio_waiting import AsyncSignal
@@ -132,8 +131,8 @@ class AsyncShards:
         """Look, release, take; how long until the next look."""
         await self._be_there()
         self._forget_lost()
-        leases = await AsyncLeases(self._engine).list()
-        members, owners = self._terms.listed([(each.name, each.holder) for each in leases])
+        leases = await self._engine.call("shard_list", {"shards": self._terms.name})
+        members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
         todo = plan(self.holder, self._terms.count, members, owners)
         for number in todo.release:
@@ -145,7 +144,9 @@ class AsyncShards:
         if todo.release or todo.take:
             log.info("%r: %d replicas, released %d, took %d", self, len(members), len(todo.release), len(todo.take))
         # Whoever does not renew is gone at the end of its TTL, and what it had is to be taken then.
-        return self._until_next(todo, min((each.remaining for each in leases if each.holder in members), default=1.0))
+        return self._until_next(
+            todo, min((each["remaining"] for each in leases if each["holder"] in members), default=1.0)
+        )
 
     def _until_next(self, todo: Plan, expiry: float) -> float:
         every = self._terms.ttl / 6 * jitter(0.75, 1.0)

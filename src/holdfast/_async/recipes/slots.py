@@ -8,11 +8,12 @@ from typing import Any
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncHandle
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.log import logger
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
-from holdfast.core.grant import Held, LeaseTerms
+from holdfast.core.grant import Held, LeaseTerms, check_name
 from holdfast.core.renewal import Trust
 
 log = logger("holdfast.slots")
@@ -22,6 +23,8 @@ Sessions = Iterable[Any]
 
 class AsyncSlotGrant(AsyncLeaseGrant):
     """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+
+    kind = "slot"
 
     @property
     def slot(self) -> int:
@@ -69,6 +72,8 @@ class AsyncSlots:
 
     async def release(self, grant: AsyncSlotGrant) -> bool:
         """Give it back; True if it was still ours."""
+        if grant.name.rpartition(":")[0] != self._prefix:
+            raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")
         return await grant.release()
 
     async def in_use(self) -> int:
@@ -93,6 +98,8 @@ class AsyncSlots:
             for each in slots.lasting(found, again):
                 log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
                 self._engine.violations[self.pool, each.kind] += 1
+                telemetry.tell("slots.violation", kind=each.kind)
+        self._engine.slots_in_use[self.pool] = len(true)
         return len(true)
 
     async def _judge(
@@ -112,6 +119,8 @@ class AsyncSlots:
         return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
 
     def _terms(self, owner: str | None) -> LeaseTerms:
+        if owner is not None:
+            check_name(owner, "owner")
         terms = LeaseTerms.check(
             self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag",
             failover="ttl",

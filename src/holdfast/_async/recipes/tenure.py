@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast._async.primitives.grant import EXIT_STATUS, AsyncLeaseGrant
 from holdfast._async.recipes.term import AsyncTerm
+from holdfast._wire import telemetry
 from holdfast._wire.aio_running import AsyncBell, AsyncJob
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -136,6 +137,7 @@ class AsyncTenure:
         left = self._term.remaining()
         why = f"not renewed in time, {left:.1f} s are left for the work to stop" if left else "it is gone"
         log.info("elector %r: lost the lease: %s", self._terms.name, why, extra=self._fields)
+        telemetry.tell("elector.changed", to="lost")
 
     async def _release(self) -> None:
         self._course.turn(Event.WORK_ENDED)
@@ -149,6 +151,7 @@ class AsyncTenure:
             log.info("elector %r: released later: %s", self._terms.name, error, extra=self._fields)
         else:
             log.info("elector %r: released", self._terms.name, extra=self._fields)
+            telemetry.tell("elector.changed", to="released")
 
     def _judge(self, error: BaseException | None) -> None:
         """What the work raised is the caller's to know; unless it was told to stop, and stopped."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from holdfast._wire import Row
+from holdfast._wire import Row, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
@@ -73,6 +73,8 @@ class Engine(ABC):
         """Keys of guards whose block somebody is in: this client must not be closed."""
         self.violations: Counter[tuple[str, str]] = Counter()
         """Of pools, by kind."""
+        self.slots_in_use: dict[str, int] = {}
+        """Of pools, as they were last found."""
         self.working: set[Working] = set()
         """What runs under our leases, and is stopped before they are released."""
         self._identity = this_process()
@@ -80,6 +82,11 @@ class Engine(ABC):
         self._turn, self._gate = Turn(), Gate()
         self._used_at = 0.0
         self._reaping = False
+        telemetry.register(self)
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        if not self.closed:
+            yield "slots_in_use", float(sum(self.slots_in_use.values()))
 
     @property
     def process(self) -> dict[str, Any]:
@@ -107,9 +114,16 @@ class Engine(ABC):
         unanswered: Unanswered | None = None
         while True:
             try:
-                with self._turn.within(deadline - now()):
+                self._turn.check_free()
+                try:
+                    self._turn.enter(deadline - now())
                     session = self._open(deadline)
                     return self._use(session, name, parameters, deadline)
+                finally:
+                    try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+                        self._turn.lock.release()
+                    except RuntimeError:
+                        pass  # it was not our turn yet
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
                     raise
@@ -170,10 +184,14 @@ class Engine(ABC):
         self._notice_fork()
         self.closed = True
         try:
-            with self._turn.within(CALL_TIMEOUT):
+            self._turn.check_free()
+            self._turn.enter(CALL_TIMEOUT)
+            try:
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
+            finally:
+                self._turn.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
@@ -242,7 +260,7 @@ class Engine(ABC):
             self._session = None
             session.close()
         finally:
-            self._turn.leave()
+            self._turn.lock.release()
 
     def _reap_soon(self) -> None:
         """In the keeper's thread."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast._sync.primitives.grant import EXIT_STATUS
 from holdfast._wire import forks
+from holdfast._wire.locking.locks import NOTHING
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost
@@ -55,15 +56,22 @@ class LockGrant:
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         try:
-            if self._released or self._era != forks.era or self.ticket.state != "held":
+            ticket, state = self.ticket, self.ticket.state
+            if self._released or state != "held":
                 return False
-            self._released = True
-            released = self._space.sessions.release(self.ticket)
-            self.ticket.tell = None
-            return released
+            self.give_back()
+            ticket.tell = None
+            return ticket.state == "released"
         except BaseException:
             self.abandon()
             raise
+
+    def give_back(self) -> object:
+        """The same for whoever does not ask, and says ``abandon`` when it is cut short."""
+        if self._released or self._era != forks.era or self.ticket.state != "held":
+            return NOTHING
+        self._released = True
+        return self._space.sessions.release(self.ticket)
 
     def abandon(self) -> None:
         """Interrupted on the way to the caller: nobody would ever release it."""
@@ -107,8 +115,7 @@ class LockGrant:
     def listen(self) -> None:
         """Held now. Whoever only looks at ``lost`` sees it in the ticket; the others are told by the pump, which knows
         the grant then, also when nobody else does."""
-        if self._on_lost != "flag":
-            self.ticket.tell = self.lose
+        self.ticket.tell = self.lose
 
     def __enter__(self) -> Self:
         if self.scope is not None:
@@ -133,6 +140,7 @@ class LockGrant:
 
     def put_off(self, problem: EngineError) -> None:
         """The pump goes on until it is free, or its session is gone."""
+        self.abandon()
         log.warning("lock %r is released later, the database did not take it now: %s", self.name, problem)
 
     def _loss(self, error: Exception | None) -> LeaseLost:

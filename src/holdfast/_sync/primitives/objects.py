@@ -166,9 +166,10 @@ class Objects:
     def _write(self, statement: str, parameters: Row, tx: Any, under: LeaseGrant | None, again: Row | None) -> Row:
         if under is not None:
             under.check()
-        name, token = (None, None) if under is None else (under.name, under.token)
+        name, secret = (None, None) if under is None else (under.name, under.token)
         late = tx is not None  # its place among the changes is where that commits
-        parameters |= {"token": new_token(), "again": False, "lease": name, "lease_token": token, "late": late}
+        token = new_token() if self._hex else None  # on SQLite no answer is ever lost
+        parameters |= {"token": token, "again": False, "lease": name, "lease_token": secret, "late": late}
         if tx is None:
             return self._write_alone(statement, parameters, under, again)
         if under is not None:

@@ -22,8 +22,10 @@ from holdfast.core.wal import Entry, Problem
 
 PAGE = 200
 """Operations that are read at a time."""
-LATELY = 86400.0
-"""Seconds: whose chains a look at the log's health proves. All of them is what ``verify`` is for."""
+LATEST = 1000
+"""Operations: whose chains a look at the log's health proves. All of them is what ``verify`` is for."""
+ENOUGH = 100_000
+"""Rows that such a look counts one by one."""
 
 States = list[State]
 Entries = list[Entry]
@@ -117,12 +119,13 @@ class OperationLog:
 
     def health(self, *, stale: float = 3600.0) -> Examination:
         """Look the log over: indexes, what was left behind for longer than ``stale`` seconds, growth, lineage that
-        waits, and the chains of the last day."""
+        waits, and the chains of the thousand operations that were touched last. However long the log is, that takes no
+        longer."""
         limit = check_seconds(stale, "stale", 0, 10 * 365 * 86400.0)
-        [about] = self._engine.call("operation_health", {"stale": limit})
+        [about] = self._engine.call("operation_health", {"stale": limit, "enough": ENOUGH})
         indexes = self._engine.call("operation_indexes", {})
         tally = Tally()
-        for chain in self._chains(None, about["now"] - LATELY):
+        for chain in logged(self._engine.call("wal_latest", {"most": LATEST})):
             tally.add(chain)
         judged = tally.verification()
         told = {

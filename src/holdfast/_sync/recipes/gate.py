@@ -7,20 +7,27 @@ meanwhile, nobody closes it underneath, and a crash closes it by expiry.
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.audit import Audit
 from holdfast._sync.primitives.grant import LeaseGrant
-from holdfast._sync.primitives.lease import Lease
+from holdfast._sync.primitives.lease import PATIENT, Lease
 from holdfast._sync.primitives.leases import Leases, Records
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, PolicyDenied
-from holdfast.core.gate import gate_lease, gate_terms
+from holdfast.core.gate import GATE, gate_lease, gate_terms, runtime_terms
 from holdfast.core.grant import LeaseTerms, check_name, check_seconds
 from holdfast.core.records import LeaseRecord
 
 log = logger("holdfast.gate")
+
+
+class GateLease(Lease):
+    """One whose operator was killed is just being cleared away, and nobody's."""
+
+    _while_busy = PATIENT
 
 
 class GateWindow:
@@ -28,8 +35,8 @@ class GateWindow:
 
     def __init__(self, engine: Engine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
         self._name, self._terms, self._reason = name, terms, check_name(reason, "reason", most=1000)
-        self._lease, self._audit = Lease(engine, terms, timeout), Audit(engine)
-        self._open: list[tuple[int, LeaseGrant]] = []
+        self._lease, self._audit = GateLease(engine, terms, timeout), Audit(engine)
+        self._open: list[tuple[int, int, LeaseGrant]] = []
 
     def __enter__(self) -> LeaseGrant:
         assert self._terms.holder is not None
@@ -37,20 +44,22 @@ class GateWindow:
         try:
             grant = self._lease.acquire()
         except Exception as error:
-            self._tell(entry, f"refused: {error}")
+            _tell(self._audit, self._name, entry, _not_opened(error))
             raise
         try:
             self._audit.note(entry, fence=grant.fence)
         except BaseException:
             grant.abandon()
             raise
-        self._open.append((entry, grant))
+        self._open.append((os.getpid(), entry, grant))
         return grant
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entry, grant = self._open.pop()
+        pid, entry, grant = self._open.pop()
+        if pid != os.getpid():  # a fork of it: how the window ends is not for us to tell
+            return
         lost = grant.lost
         outcome = "closed" if error is None else f"closed after {type(error).__name__}: {error}"
         try:
@@ -60,15 +69,9 @@ class GateWindow:
             outcome = f"not closed yet, at the latest when its lease expires: {problem}"
             log.warning("gate %r is %s", self._name, outcome)
         finally:
-            self._tell(entry, "lost while it was open" if lost else outcome)
+            _tell(self._audit, self._name, entry, "lost while it was open" if lost else outcome)
         if lost and kind is None:
             grant.check()
-
-    def _tell(self, entry: int, outcome: str) -> None:
-        try:
-            self._audit.end(entry, outcome)
-        except EngineError as problem:
-            log.warning("gate %r: its audit entry %d has no outcome: %s", self._name, entry, problem)
 
 
 class Gates:
@@ -90,7 +93,11 @@ class Gates:
 
     def list(self) -> Records:
         """The leases of all gates that are open."""
-        return [each for each in self._leases.list() if each.name.startswith(gate_lease(""))]
+        return [each for each in self._leases.list() if each.name.startswith(GATE)]
+
+    def runtime(self, *, ttl: float = 30.0, timeout: float | None = 0.0) -> Lease:
+        """The lease that every governed command runs inside, so that there is one at a time."""
+        return Lease(self._engine, runtime_terms(ttl), timeout)
 
     def open(self, name: str, *, seconds: float, actor: str, reason: str, entry: int | None = None) -> LeaseGrant:
         """Open it for so long, whatever becomes of this process; ``close`` closes it earlier. NotAcquired when it is
@@ -98,10 +105,10 @@ class Gates:
         terms = gate_terms(name, actor=actor, ttl=check_seconds(seconds, "seconds", 1.0, 86400.0), auto_renew=False)
         told = entry if entry is not None else self._begin("gate.open", name, actor, reason)
         try:
-            grant = Lease(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
+            grant = GateLease(self._engine, terms, 0.0, {"for": seconds, "reason": reason[:500]}).acquire()
         except Exception as error:
             if entry is None:
-                self._audit.end(told, f"refused: {error}")
+                _tell(self._audit, name, told, _not_opened(error))
             raise
         try:
             self._audit.note(told, fence=grant.fence)
@@ -111,7 +118,7 @@ class Gates:
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
         self._engine.keeper.purge_after(seconds)
         if entry is None:
-            self._audit.end(told, f"open for {seconds:g} s")
+            _tell(self._audit, name, told, f"open for {seconds:g} s")
         return grant
 
     def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
@@ -127,10 +134,10 @@ class Gates:
             )
         except EngineError as error:
             if entry is None:
-                self._audit.end(told, f"{'refused' if error.certain else 'unknown'}: {error}")
+                _tell(self._audit, name, told, f"{'refused' if error.certain else 'unknown'}: {error}")
             raise
         if entry is None:
-            self._audit.end(told, "closed" if done else "refused: it is closed")
+            _tell(self._audit, name, told, "closed" if done else "refused: it is closed")
         return done
 
     def _clear(self, name: str) -> None:
@@ -143,3 +150,16 @@ class Gates:
 
     def _begin(self, action: str, name: str, actor: str, reason: str) -> int:
         return self._audit.begin(action, name, actor=actor, reason=reason)
+
+
+def _not_opened(error: Exception) -> str:
+    """What was asked for and not answered may have been granted; it is given back."""
+    return f"{'unknown' if isinstance(error, EngineError) and not error.certain else 'refused'}: {error}"
+
+
+def _tell(audit: Audit, name: str, entry: int, outcome: str) -> None:
+    """It has happened, whether that can be told or not."""
+    try:
+        audit.end(entry, outcome)
+    except EngineError as problem:
+        log.warning("gate %r: its audit entry %d has no outcome: %s; it was: %s", name, entry, problem, outcome)

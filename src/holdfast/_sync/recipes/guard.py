@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._sync.primitives.grant import LeaseGrant
-from holdfast._sync.primitives.lease import Handle
+from holdfast._sync.primitives.lease import PATIENT, Handle
 from holdfast._sync.primitives.leases import Leases
 from holdfast._wire.clock import now
 from holdfast._wire.dead_man import DeadMan
@@ -53,6 +53,8 @@ class GuardGrant(LeaseGrant):
 
 
 class _GuardLease(Handle[GuardGrant]):
+    _while_busy = PATIENT
+
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> GuardGrant:
         return GuardGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
 
@@ -63,7 +65,7 @@ class Guard:
     def __init__(self, engine: Engine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:
         self._engine, self._wipe = engine, wipe_on_start
         self._terms = terms._replace(on_beat=self._heard)
-        self._lock = threading.Lock()
+        self._lock, self._use = threading.Lock(), threading.Lock()
         self._grant: GuardGrant | None = None
         self._problem: HoldfastError | None = None
         self._dead_man: DeadMan | None = None
@@ -80,8 +82,8 @@ class Guard:
         return None if self._grant is None else self._grant.token
 
     def __enter__(self) -> GuardGrant:
-        if self._grant is not None:
-            raise RuntimeError(f"guard {self.name!r} is held already, by this very object")
+        if not self._use.acquire(blocking=False):  # whoever is refused stands down, and not the other's timer
+            raise RuntimeError(f"guard {self.name!r} is entered already, by this very object")
         self._pid, self._problem = os.getpid(), None
         self._ending.prepare()
         try:
@@ -90,7 +92,8 @@ class Guard:
         except BaseException as error:
             self._stand_down()
             if isinstance(error, Exception):  # whatever it is: we do not know that it is ours
-                raise self._exit(REFUSED if isinstance(error, NotAcquired) else UNPROVEN, error) from error
+                refused = isinstance(error, NotAcquired) and error.holder is not None
+                raise self._exit(REFUSED if refused else UNPROVEN, error) from error
             raise
         try:
             self._begin(grant)
@@ -141,13 +144,13 @@ class Guard:
         return grant.trusted_until + 0.9 * margin(self._terms.ttl)
 
     def _give_back(self, grant: GuardGrant) -> None:
+        """The timer first: the block is over, and the database may take longer to answer than the TTL is."""
         self._leave(grant)
+        self._stand_down()
         try:
             grant.release(timeout=_GOODBYE)
         except EngineError as problem:
             log.warning("guard %r is released later, or expires: %s", self.name, problem)
-        finally:
-            self._stand_down()
 
     def _leave(self, grant: GuardGrant) -> None:
         """From here on nothing of the block runs, so the lease may go."""
@@ -163,6 +166,7 @@ class Guard:
                 self._dead_man.close()
                 self._dead_man = None
         self._ending.forget()
+        self._use.release()
 
     def _let_expire(self) -> None:
         """The interpreter goes while a thread is in the block still: what cannot be stopped is not released."""

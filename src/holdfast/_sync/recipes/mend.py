@@ -10,6 +10,7 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.objects import Objects
 from holdfast._sync.recipes.driver import Driver, Mandate
 from holdfast._sync.recipes.writing import Writer
+from holdfast._wire import telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.crew import Keyed, Tally, pause
 from holdfast._wire.log import logger
@@ -76,6 +77,8 @@ class Mender:
                 self.tally.add(left_alone=1)
                 return
             backend = self.ask(self._driver.get, id)
+            if backend is not None and backend.id != id:
+                raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
             decision = self._decide(record, backend, self._session(id, backend))
             grant = mandate.grant_for(id)
             if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
@@ -180,3 +183,4 @@ class Mender:
     def complain(self, what: str, error: BaseException) -> None:
         self.tally.set(last_error=f"{what}: {type(error).__name__}: {error}"[:500])
         log.warning("%r: %s: %s", self, what, error)
+        telemetry.tell("reconciler.failed")

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.recipes.driver import Driver, Mandate
 from holdfast._sync.recipes.mend import Mender, SessionPresent
+from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import Aside, Crew, pause
 from holdfast._wire.log import logger
@@ -82,6 +83,7 @@ class Reconciler:
             self._tally.add(sweeps=1)
             self._tally.set(sweep_seconds=self._swept_at - started)
         log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
+        telemetry.tell("reconciler.swept", seconds=self._swept_at - started)
 
     def _compare(self, mandate: Mandate, backends: dict[str, Backend], horizon: int) -> None:
         mender = self._mender

@@ -14,7 +14,6 @@ from typing import Self
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
-from holdfast._sync.primitives.leases import Leases
 from holdfast._wire import forks
 from holdfast._wire.clock import jitter
 from holdfast._wire.identity import new_token
@@ -133,8 +132,8 @@ class Shards:
         """Look, release, take; how long until the next look."""
         self._be_there()
         self._forget_lost()
-        leases = Leases(self._engine).list()
-        members, owners = self._terms.listed([(each.name, each.holder) for each in leases])
+        leases = self._engine.call("shard_list", {"shards": self._terms.name})
+        members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
         todo = plan(self.holder, self._terms.count, members, owners)
         for number in todo.release:
@@ -146,7 +145,9 @@ class Shards:
         if todo.release or todo.take:
             log.info("%r: %d replicas, released %d, took %d", self, len(members), len(todo.release), len(todo.take))
         # Whoever does not renew is gone at the end of its TTL, and what it had is to be taken then.
-        return self._until_next(todo, min((each.remaining for each in leases if each.holder in members), default=1.0))
+        return self._until_next(
+            todo, min((each["remaining"] for each in leases if each["holder"] in members), default=1.0)
+        )
 
     def _until_next(self, todo: Plan, expiry: float) -> float:
         every = self._terms.ttl / 6 * jitter(0.75, 1.0)

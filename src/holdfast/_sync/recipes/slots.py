@@ -9,11 +9,12 @@ from typing import Any
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Handle
+from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled
 from holdfast.core import slots
 from holdfast.core.errors import NotAcquired
-from holdfast.core.grant import Held, LeaseTerms
+from holdfast.core.grant import Held, LeaseTerms, check_name
 from holdfast.core.renewal import Trust
 
 log = logger("holdfast.slots")
@@ -23,6 +24,8 @@ Sessions = Iterable[Any]
 
 class SlotGrant(LeaseGrant):
     """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+
+    kind = "slot"
 
     @property
     def slot(self) -> int:
@@ -70,6 +73,8 @@ class Slots:
 
     def release(self, grant: SlotGrant) -> bool:
         """Give it back; True if it was still ours."""
+        if grant.name.rpartition(":")[0] != self._prefix:
+            raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")
         return grant.release()
 
     def in_use(self) -> int:
@@ -94,6 +99,8 @@ class Slots:
             for each in slots.lasting(found, again):
                 log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
                 self._engine.violations[self.pool, each.kind] += 1
+                telemetry.tell("slots.violation", kind=each.kind)
+        self._engine.slots_in_use[self.pool] = len(true)
         return len(true)
 
     def _judge(self, read: Callable[[], Sessions]) -> tuple[set[int], list[slots.Violation]]:
@@ -111,6 +118,8 @@ class Slots:
         return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
 
     def _terms(self, owner: str | None) -> LeaseTerms:
+        if owner is not None:
+            check_name(owner, "owner")
         terms = LeaseTerms.check(
             self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag",
             failover="ttl",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from holdfast._sync.primitives.grant import EXIT_STATUS, LeaseGrant
 from holdfast._sync.recipes.term import Term
+from holdfast._wire import telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast._wire.running import Bell, Job
@@ -136,6 +137,7 @@ class Tenure:
         left = self._term.remaining()
         why = f"not renewed in time, {left:.1f} s are left for the work to stop" if left else "it is gone"
         log.info("elector %r: lost the lease: %s", self._terms.name, why, extra=self._fields)
+        telemetry.tell("elector.changed", to="lost")
 
     def _release(self) -> None:
         self._course.turn(Event.WORK_ENDED)
@@ -149,6 +151,7 @@ class Tenure:
             log.info("elector %r: released later: %s", self._terms.name, error, extra=self._fields)
         else:
             log.info("elector %r: released", self._terms.name, extra=self._fields)
+            telemetry.tell("elector.changed", to="released")
 
     def _judge(self, error: BaseException | None) -> None:
         """What the work raised is the caller's to know; unless it was told to stop, and stopped."""

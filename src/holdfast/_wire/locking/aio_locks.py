@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Generator
 from contextlib import suppress
 from weakref import ReferenceType, ref
 
+from holdfast._wire.aio_waiting import AsyncOwner
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking import background
@@ -28,21 +30,36 @@ def owner() -> object:
     return object() if task is None else ref(task)
 
 
+class _Nothing:
+    """To be awaited where there is nothing to wait for."""
+
+    def __await__(self) -> Generator[None]:
+        yield from ()
+
+
+NOTHING = _Nothing()
+
+
 class AsyncLocks:
-    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
-        self.database = database
+    def __init__(self, database: Database, client: AsyncOwner, *, kept: int, extra: int) -> None:
+        self.database, self._client = database, client
         self.namespaces: dict[str, int] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._closed: EngineError | None = None
         self._pump: AsyncPump | None = None
 
-    async def acquire(self, ticket: Ticket, timeout: float) -> State:
-        """What became of it. When it raises, nothing of it stays."""
+    def acquire(self, ticket: Ticket, timeout: float) -> Awaitable[State | None]:
+        """What became of it is in the ticket, once the answer has been awaited. Not in a coroutine of its own: each of
+        them is run through twice more. Whoever is cut short while it awaits says ``abandon``."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._client.loop:
+            self._client.check()
+        ticket.owner = object() if (task := asyncio.current_task(loop)) is None else ref(task)
         pump = self._pump or self._start()
         if ticket.key not in pump.noted:
             pump.know(ticket)
-        ticket.bell = bell = Bell(loop=pump.loop)
+        ticket.bell = bell = Bell(loop=loop)
         try:
             if not pump.begin(ticket):
                 pump.do(pump.mux.ask(ticket))
@@ -50,53 +67,52 @@ class AsyncLocks:
                 pump.waiting[ticket] = ticket.deadline = deadline = now() + timeout
                 if deadline < pump.alarm_at:
                     pump.set_alarm(deadline)
-                await bell
-            return ticket.state
+            return bell
         except (KeyboardInterrupt, SystemExit):
             pump.waiting.pop(ticket, None)
             pump.interrupted(ticket)
             raise
         except BaseException:
-            pump.give_up(ticket)
+            self.abandon(ticket)
             raise
-        finally:
-            pump.waiting.pop(ticket, None)
 
-    async def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours. Cancelled or not, it is given back; on the loop that it belongs to."""
+    def release(self, ticket: Ticket) -> Awaitable[object]:
+        """The ticket is "released" once this has been awaited, if it was still ours. Cancelled or not, it is given
+        back; on the loop that it belongs to."""
         pump, state = self._pump, ticket.state
         if pump is None or state != "held":
-            return False
+            return NOTHING
         if pump.loop is not asyncio.get_running_loop():
-            return await self._release_there(ticket, pump.loop)
+            return self._release_there(ticket, pump.loop)
         ticket.bell = None
         try:
             if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
                 ticket.bell = bell = Bell(loop=pump.loop)
                 if pump.end(ticket):
-                    await bell
-                    return ticket.state == "released"
+                    return bell
             pump.leaving.add(ticket)
             pump.do(pump.mux.release(ticket))
             if ticket.state == "held" and pump.mux.is_leaving(ticket):  # else it was handed on here, or is gone
-                ticket.bell = ticket.bell or Bell(loop=pump.loop)
-                await ticket.bell
-            return ticket.state == "released"
+                ticket.bell = bell = ticket.bell or Bell(loop=pump.loop)
+                return bell
+            return pump.nothing
         except (KeyboardInterrupt, SystemExit):
             pump.interrupted(ticket)
             raise
-        finally:
-            pump.leaving.discard(ticket)
 
-    async def _release_there(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> bool:
+    async def _release_there(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
         """Its session belongs to another loop: nothing can be said in it where that does not run."""
         if loop.is_closed():
-            return False
+            return
         if not loop.is_running():
             raise RuntimeError(
                 f"lock {ticket.name!r} belongs to {loop!r}, which does not run: it is released when it does"
             )
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.release(ticket), loop))
+
+        async def release() -> None:
+            await self.release(ticket)
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(release(), loop))
 
     def abandon(self, ticket: Ticket) -> None:
         """Unlock it, whatever has become of it; nobody waits for that."""
@@ -105,8 +121,9 @@ class AsyncLocks:
             return
         if asyncio._get_running_loop() not in (None, pump.loop):  # in another thread
             with suppress(RuntimeError):  # it is closed, and its sessions will be
-                pump.loop.call_soon_threadsafe(pump.give_up, ticket)
+                pump.loop.call_soon_threadsafe(self.abandon, ticket)
             return
+        pump.waiting.pop(ticket, None)
         with pump.whole():
             pump.give_up(ticket)
 
@@ -160,4 +177,4 @@ def _look_after(known: ReferenceType[AsyncPump]) -> None:
             session.wire.hang_up()
 
 
-__all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]
+__all__ = ["CALL_TIMEOUT", "NOTHING", "AsyncLocks", "owner"]

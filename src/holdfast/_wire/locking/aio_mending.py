@@ -37,6 +37,9 @@ class MendingPump(LockPump):
         """Until when."""
         self.leaving: set[Ticket] = set()
         """Whose release goes through the multiplexer."""
+        self.nothing = Bell(loop=loop)
+        """Rung already, for whoever need not wait: quicker than ``NOTHING``, as no frame is run for it."""
+        self.nothing.ring()
         self._interrupted: list[Ticket] = []
         self._sessions: dict[Session, None] = {}
         """All that are being opened, or open."""
@@ -60,7 +63,7 @@ class MendingPump(LockPump):
                 if ticket.state == "queued":
                     self.give_up(ticket)
                     self._settle(ticket)
-                del self.waiting[ticket]
+                self.waiting.pop(ticket, None)
             self.set_alarm(min(self.waiting.values(), default=math.inf))
 
     def is_overdue(self) -> bool:
@@ -148,18 +151,20 @@ class MendingPump(LockPump):
         self._no_task = True
         super()._readable(session)
         self._no_task = False
-        bell, self._first = self._first, None
+        bell = self._first
         if bell is not None:
             try:
                 bell.ring_at_once()
             except (KeyboardInterrupt, SystemExit):
                 self.loop.call_soon(bell.wake)
                 raise
+            self._first = None
 
     def _settle(self, ticket: Ticket) -> None:
-        if ticket.bell is None:
-            return
-        if self._no_task:
-            self._first, self._no_task = ticket.bell, False
-        else:
-            ticket.bell.ring()
+        if ticket.bell is not None:
+            if self._no_task:
+                self._first, self._no_task = ticket.bell, False
+            else:
+                ticket.bell.ring()
+        self.waiting.pop(ticket, None)
+        self.leaving.discard(ticket)

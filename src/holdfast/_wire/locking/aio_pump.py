@@ -6,7 +6,7 @@ from __future__ import annotations
 from holdfast._wire.locking.aio_mending import MendingPump
 from holdfast._wire.locking.bell import Bell
 from holdfast.core.errors import EngineError, Unanswered
-from holdfast.core.tickets import Op, Session, State, Ticket, Unheard
+from holdfast.core.tickets import Op, Session, Ticket, Unheard
 
 _PAST = Op("note")
 """Stands for what is under way in a session without the multiplexer."""
@@ -16,7 +16,8 @@ class AsyncPump(MendingPump):
     ended = False
 
     def begin(self, ticket: Ticket) -> bool:
-        """Try it so; False when that cannot be."""
+        """Try it so; False when that cannot be. Interrupted anywhere, in here, in ``end`` or in ``_readable``, it is
+        gone on with as soon as the loop goes on."""
         mux, session, key = self.mux, self.fast, ticket.key
         if session is None or session.flying or key in mux.claims or len(session.held) >= mux.per_session:
             return False
@@ -25,7 +26,20 @@ class AsyncPump(MendingPump):
         ticket.session = session
         mux.claims[key] = session.held[key] = ticket
         session.used = True
-        self._solo(ticket, session, "try", "queued")
+        wire = session.wire
+        try:
+            session.flying = [_PAST]
+            session.solo = ticket
+            ticket.state = "queued"
+            if wire.descriptor is not None:
+                wire.begin("try", key)
+            else:
+                self._told(session, ticket, wire.run("try", key, 0.0))
+        except EngineError as error:
+            self._not_said(session, ticket, error)
+        except (KeyboardInterrupt, SystemExit):
+            self.loop.call_soon(self._go_on, session, ticket, ticket.bell)
+            raise
         return True
 
     def end(self, ticket: Ticket) -> bool:
@@ -33,8 +47,27 @@ class AsyncPump(MendingPump):
         session = ticket.session
         if session is None or session.flying:
             return False
-        self._solo(ticket, session, "unlock", "released")
+        wire = session.wire
+        try:
+            session.flying = [_PAST]
+            session.solo = ticket
+            ticket.state = "released"
+            if wire.descriptor is not None:
+                wire.begin("unlock", ticket.key)
+            else:
+                self._told(session, ticket, wire.run("unlock", ticket.key, 0.0))
+        except EngineError as error:
+            self._not_said(session, ticket, error)
+        except (KeyboardInterrupt, SystemExit):
+            self.loop.call_soon(self._go_on, session, ticket, ticket.bell)
+            raise
         return True
+
+    def _not_said(self, session: Session, ticket: Ticket, error: EngineError) -> None:
+        if isinstance(error, Unanswered):
+            self.loop.call_soon(self.lost, session, error)
+        else:
+            self._told(session, ticket, error)
 
     def give_up(self, ticket: Ticket) -> None:
         if ticket.session is not None and ticket.session.solo is ticket:
@@ -63,25 +96,6 @@ class AsyncPump(MendingPump):
         self._forget(ticket, session)
         session.solo = None
 
-    def _solo(self, ticket: Ticket, session: Session, verb: str, state: State) -> None:
-        """Interrupted anywhere, in here or in ``_readable``, it is gone on with as soon as the loop goes on."""
-        wire = session.wire
-        try:
-            session.flying = [_PAST]
-            session.solo = ticket
-            ticket.state = state
-            if wire.descriptor is None:
-                self._told(session, ticket, wire.run(verb, ticket.key, 0.0))
-            else:
-                wire.begin(verb, ticket.key)
-        except Unanswered as error:
-            self.loop.call_soon(self.lost, session, error)
-        except EngineError as error:
-            self._told(session, ticket, error)
-        except (KeyboardInterrupt, SystemExit):
-            self.loop.call_soon(self._go_on, session, ticket, ticket.bell)
-            raise
-
     def _readable(self, session: Session) -> None:
         ticket = bell = None
         try:
@@ -96,6 +110,7 @@ class AsyncPump(MendingPump):
                     ticket.state = "held"
                     session.solo = None
                     session.flying = []
+                    self.waiting.pop(ticket, None)
                     bell.ring_at_once()
                     return
                 if ticket.state == "released":

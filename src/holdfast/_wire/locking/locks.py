@@ -14,11 +14,14 @@ from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking.pump import CALL_TIMEOUT
 from holdfast._wire.locking.shared_pump import SharedPump
+from holdfast._wire.waiting import Owner
 from holdfast.core.errors import EngineError, Unanswered, Unreachable
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Session, State, Ticket
 
 _CLOSE_TIMEOUT = 2.0
+NOTHING = None
+"""Where there is nothing to wait for."""
 
 
 class _Me(threading.local):
@@ -37,7 +40,7 @@ def owner() -> object:
 
 
 class Locks:
-    def __init__(self, database: Database, *, kept: int, extra: int) -> None:
+    def __init__(self, database: Database, _: Owner, *, kept: int, extra: int) -> None:
         self.database = database
         self.namespaces: dict[str, int] = {}
         self._limits = (kept, extra)
@@ -48,35 +51,59 @@ class Locks:
         """A signal's handler may come in between, in the same thread."""
 
     def acquire(self, ticket: Ticket, timeout: float) -> State:
-        """What became of it. When it raises, nothing of it stays."""
+        """What became of it. When it raises, nothing of it stays.
+
+        If there is a session that is free, the key is tried in this thread, with nothing called that need not be."""
+        ticket.owner = _me.owner
         pump = self._pump or self._start()
-        if ticket.key not in pump.noted:
+        mux, session, key = pump.mux, pump.fast, ticket.key
+        if key not in pump.noted:
             pump.know(ticket)
         ticket.deadline = now() + timeout
         try:
-            session = pump.fast
-            if session is not None and self._take(pump, ticket, session, min(CALL_TIMEOUT, timeout)):
-                return ticket.state
-            event = pump.contended if ticket.contended else pump.ask
-            return ticket.state if self._wait(pump, event, ticket, ticket.deadline) else self._late(pump, ticket)
+            if session is None or key in mux.claims or len(session.held) >= mux.per_session:
+                return self._ask(pump, ticket)
+            if mux.due is not None and len(mux.claims) >= mux.due:
+                return self._ask(pump, ticket)
+            ticket.session = session
+            ticket.thread = get_ident()
+            if pump.drivers.setdefault(session, ticket) is not ticket:
+                self._check_driver(pump, ticket, session)
+                return self._ask(pump, ticket)
+            if session.over or mux.claims.setdefault(key, ticket) is not ticket:
+                self._let_go(pump, session)
+                return self._ask(pump, ticket)
+            session.held[key] = ticket
+            session.used = True
+            try:
+                got = session.wire.run("try", key, min(CALL_TIMEOUT, timeout))
+            except Unanswered as error:
+                pump.post(pump.fell, session, error)
+                ticket.thread = 0
+                return self._ask(pump, ticket)
+            if got:
+                ticket.state = "held"
+                pump.drivers.pop(session, None)
+                if session in pump.held_up:
+                    pump.post(pump.resume, session)
+                return "held"
+            return self._not_had(pump, ticket, session, got)
         except BaseException:
             pump.post(pump.recover, ticket)
             ticket.thread = 0
             raise
 
-    def release(self, ticket: Ticket) -> bool:
-        """Whether it was still ours."""
+    def release(self, ticket: Ticket) -> object:
+        """The ticket is "released" then, if it was still ours; there is nothing to await."""
         pump, session = self._pump, ticket.session
         if pump is None or session is None:
-            return False
+            return NOTHING
         try:
-            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
-                given = self._give(pump, ticket, session)
-                if given is not None:
-                    return given
+            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None and self._give(pump, ticket, session):
+                return NOTHING
             if not self._wait(pump, pump.release, ticket, now() + CALL_TIMEOUT + 1.0):
                 raise Unanswered(f"{self.database} did not answer in time")
-            return ticket.state == "released"
+            return NOTHING
         except BaseException:
             pump.post(pump.recover, ticket)
             ticket.thread = 0
@@ -133,60 +160,41 @@ class Locks:
         pump.post(event, ticket)  # type: ignore[arg-type]
         return bell.acquire(timeout=min(max(0.0, deadline - now()), threading.TIMEOUT_MAX))
 
+    def _ask(self, pump: SharedPump, ticket: Ticket) -> State:
+        event = pump.contended if ticket.contended else pump.ask
+        return ticket.state if self._wait(pump, event, ticket, ticket.deadline) else self._late(pump, ticket)
+
+    def _not_had(self, pump: SharedPump, ticket: Ticket, session: Session, got: bool | None) -> State:
+        """Somebody else has it, or there was no answer."""
+        if got is None:
+            ticket.state = self._late(pump, ticket)
+            return ticket.state
+        ticket.contended = True
+        if ticket.waits:
+            self._let_go(pump, session)
+            return self._ask(pump, ticket)
+        ticket.state = "busy"
+        session.held.pop(ticket.key, None)
+        pump.mux.claims.pop(ticket.key, None)
+        self._let_go(pump, session)
+        if ticket.heirs is not None:
+            pump.post(pump.freed, ticket)
+        return "busy"
+
     def _late(self, pump: SharedPump, ticket: Ticket) -> State:
         pump.post(pump.recover, ticket)  # it may have been granted this very moment
         ticket.thread = 0
         return "gone"
 
-    def _take(self, pump: SharedPump, ticket: Ticket, session: Session, timeout: float) -> bool:
-        """Try it in this thread; False when that cannot be, or somebody has it and we wait."""
-        mux, key = pump.mux, ticket.key
-        if key in mux.claims or len(session.held) >= mux.per_session:
-            return False
-        if mux.due is not None and len(mux.claims) >= mux.due:
-            return False
-        ticket.session = session
+    def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool:
+        """Unlock it in this thread; False when that cannot be."""
         ticket.thread = get_ident()
         if pump.drivers.setdefault(session, ticket) is not ticket:
             self._check_driver(pump, ticket, session)
             return False
-        if session.over or mux.claims.setdefault(key, ticket) is not ticket:
-            self._let_go(pump, session)
-            return False
-        session.held[key] = ticket
-        session.used = True
-        try:
-            got = session.wire.run("try", key, timeout)
-        except Unanswered as error:
-            pump.post(pump.fell, session, error)
-            ticket.thread = 0
-            return False
-        if got:
-            ticket.state = "held"
-            pump.drivers.pop(session, None)
-            if session in pump.held_up:
-                pump.post(pump.resume, session)
-            return True
-        if got is None:
-            ticket.state = self._late(pump, ticket)
-            return True
-        ticket.contended = True
-        if ticket.waits:
-            self._let_go(pump, session)
-            return False
-        ticket.state = "busy"
-        self._forget(pump, ticket, session)
-        return True
-
-    def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool | None:
-        """Unlock it in this thread; None when that cannot be."""
-        ticket.thread = get_ident()
-        if pump.drivers.setdefault(session, ticket) is not ticket:
-            self._check_driver(pump, ticket, session)
-            return None
         if session.over or pump.mux.claims.get(ticket.key) is not ticket:
             self._let_go(pump, session)
-            return None
+            return False
         ticket.state = "released"
         try:
             if session.wire.run("unlock", ticket.key, CALL_TIMEOUT) is None:
@@ -199,8 +207,14 @@ class Locks:
             ticket.thread = 0
             if ticket.heirs is not None:
                 pump.post(pump.freed, ticket)
-            return False
-        self._forget(pump, ticket, session)
+            return True
+        session.held.pop(ticket.key, None)
+        pump.mux.claims.pop(ticket.key, None)
+        pump.drivers.pop(session, None)
+        if session in pump.held_up:
+            pump.post(pump.resume, session)
+        if ticket.heirs is not None:
+            pump.post(pump.freed, ticket)
         return True
 
     def _check_driver(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
@@ -217,12 +231,5 @@ class Locks:
         if session in pump.held_up:
             pump.post(pump.resume, session)
 
-    def _forget(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
-        session.held.pop(ticket.key, None)
-        pump.mux.claims.pop(ticket.key, None)
-        self._let_go(pump, session)
-        if ticket.heirs is not None:
-            pump.post(pump.freed, ticket)
 
-
-__all__ = ["CALL_TIMEOUT", "Locks", "owner"]
+__all__ = ["CALL_TIMEOUT", "NOTHING", "Locks", "owner"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from psycopg import OperationalError, pq
@@ -47,7 +47,10 @@ class PostgresLockWire:
         self.pid = pid
         self.descriptor = session.pgconn.socket
         self._session, self._pgconn = session, session.pgconn
-        self._send_prepared = session.pgconn.send_query_prepared if session._prepared is not None else None
+        unprepared = session._prepared is None
+        self._put: Callable[[bytes, Sequence[bytes]], None] = (
+            partial(_put_in_full, session) if unprepared else session.pgconn.send_query_prepared
+        )
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
         self._result: pq.abc.PGresult | None = None
@@ -70,34 +73,31 @@ class PostgresLockWire:
         return cls(session, pid)
 
     def run(self, verb: str, key: Key, timeout: float) -> bool | None:
-        """One thing, now; None when there is no answer in time. Then, and when interrupted, ``drain`` comes next."""
-        pgconn = self._pgconn
+        """One thing, now; None when there is no answer in time. Then, and when interrupted, ``drain`` comes next.
+
+        Nothing is flushed: all that was said before has been answered, so there is room for a few bytes; and if they
+        ever stayed behind, that would be no answer in time."""
+        pgconn, result = self._pgconn, None
         try:
-            self._say(_SINGLE[verb][len(key) - 1], _encode(key))
-            while True:
-                if not self._poll.poll(timeout * 1000):
-                    return None
+            self._put(_SINGLE[verb][len(key) - 1], _encode(key))
+            while self._poll.poll(timeout * 1000):
                 pgconn.consume_input()
-                if self._is_whole():
-                    break
+                while not pgconn.is_busy():  # as in _is_whole
+                    if (more := pgconn.get_result()) is not None:
+                        result = more
+                    elif result is not None and result.status == _TUPLES:
+                        return result.get_value(0, 0) == b"t"
+                    else:
+                        return bool(self._answers(result))  # it raises
         except OperationalError as error:
             raise self._gone(error) from error
-        result, self._result = self._result, None
-        if result is not None and result.status == _TUPLES:
-            return result.get_value(0, 0) == b"t"
-        self._answers(result)
-        return False
+        return None
 
     def begin(self, verb: str, key: Key) -> None:
         """One thing, for ``answer`` to tell."""
         self._verb = verb
         try:
-            if self._send_prepared is None:
-                self._say(_SINGLE[verb][len(key) - 1], _encode(key))
-                return
-            self._send_prepared(_SINGLE[verb][len(key) - 1], _encode(key))
-            if self._pgconn.flush():
-                self._session._flush(now() + PROBE)
+            self._put(_SINGLE[verb][len(key) - 1], _encode(key))
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -152,8 +152,12 @@ class PostgresLockWire:
         pgconn = self._pgconn
         try:
             pgconn.consume_input()
-            if pgconn.is_busy() or not self._is_whole():
-                return None
+            while True:  # as in _is_whole
+                if pgconn.is_busy():
+                    return None
+                if (result := pgconn.get_result()) is None:
+                    break
+                self._result = result
         except OperationalError as error:
             raise self._gone(error) from error
         result, self._result, self._verb = self._result, None, ""
@@ -193,12 +197,8 @@ class PostgresLockWire:
         self._session.close()
 
     def _say(self, statement: bytes, parameters: Sequence[bytes]) -> None:
-        pgconn = self._pgconn
-        if self._send_prepared is not None:
-            self._send_prepared(statement, parameters)
-        else:
-            pgconn.send_query_params(self._session._statements[statement.decode()].steps[0].sql.encode(), parameters)
-        if pgconn.flush():
+        self._put(statement, parameters)
+        if self._pgconn.flush():
             self._session._flush(now() + PROBE)
 
     def _is_whole(self) -> bool:
@@ -225,6 +225,10 @@ class PostgresLockWire:
         return Unanswered(
             f"the connection to {self._session.database} was lost{f': {error}'.rstrip() if error else ''}"
         )
+
+
+def _put_in_full(session: PostgresSession, statement: bytes, parameters: Sequence[bytes]) -> None:
+    session.pgconn.send_query_params(session._statements[statement.decode()].steps[0].sql.encode(), parameters)
 
 
 def _batch(ops: Sequence[Op]) -> tuple[bytes, bytes, bytes]:

@@ -69,6 +69,9 @@ select holdfast.slot_abandon(:name, :token::uuid, true) as done
 -- name: slot_release
 select holdfast.slot_abandon(:name, :token::uuid, false) as done
 
+-- name: shard_list
+select name, holder, remaining from holdfast.shard_list(:shards)
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast.lease_list(:name)
 
@@ -227,21 +230,22 @@ select snapshot, place, version, type, id, kind, expired from holdfast.object_ch
 select status, fingerprint, result, result_hash, error, attempt, fence, pointer, rollback, effect_started, failures, alive, expired, now from holdfast.operation_get(:key)
 
 -- name: operation_begin
--- These two also run in the user's own transaction, hence the casts.
+-- This and operation_end also run in the user's own transaction, hence the casts.
 select holdfast.operation_begin(cast(:key as text), cast(:lock as bigint), cast(:lease as text)) as answer
 
 -- name: operation_write
 select holdfast.operation_write(
-    cast(:key as text), cast(:expected as text), cast(:pointer as text), cast(:number as int), cast(:entries as text), cast(:status as text),
-    cast(:attempt as int), cast(:fence as bigint), cast(:fingerprint as text), cast(:result as text), cast(:result_hash as text), cast(:error as text),
-    cast(:keep as double precision), cast(:effect_started as boolean), cast(:failures as int), cast(:rollback as text), cast(:owner as text), cast(cast(:token as text) as uuid),
-    cast(:lock as bigint), cast(:began as text), cast(:outbox as text), cast(:label as text), cast(:pipeline as text), cast(:task as text),
-    cast(:dataset as text), cast(:operation as text), cast(:checksum as text), cast(:params_hash as text)) as state
+    :key, :expected, :pointer, :number::int, :entries, :status, :attempt::int, :fence::bigint, :fingerprint, :result, :result_hash, :error,
+    :keep::double precision, :effect_started::boolean, :failures::int, :rollback, :owner, :token::uuid, :lock::bigint, :outbox, :label, :pipeline,
+    :task, :dataset, :operation, :checksum, :params_hash) as state
+
+-- name: operation_end
+select holdfast.operation_end(cast(:told as text)) as state
 
 -- name: operation_claim_many
-select key, mine, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
-       expired, extract(epoch from clock_timestamp())::double precision as now, null as state
-  from holdfast.operation_claim_many(:claims, :fence::bigint, :rollback, :owner, :token::uuid)
+select state, key, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
+       expired, extract(epoch from clock_timestamp())::double precision as now
+  from holdfast.operation_claim_many(:claims, :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
 
 -- name: operation_finish_many
 select key, null as state from holdfast.operation_finish_many(:ends, :keep::double precision, :owner, :token::uuid)
@@ -332,6 +336,9 @@ select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_l
 select key, number, entries, label, status, attempt, pointer, alive, result, result_hash
   from holdfast.wal_chains(:key, :since::double precision, :after, :most::int)
 
+-- name: wal_latest
+select key, number, entries, label, status, attempt, pointer, alive, result, result_hash from holdfast.wal_latest(:most::int)
+
 -- name: wal_read
 select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :most::int)
 
@@ -345,7 +352,7 @@ select closed from holdfast.operation_review_close(:key, :actor, :outcome)
 select gone from holdfast.operation_expire(:most::int)
 
 -- name: operation_health
-select * from holdfast.operation_health(:stale::double precision)
+select * from holdfast.operation_health(:stale::double precision, :enough::int)
 
 -- name: operation_indexes
 select name from holdfast.operation_indexes()

@@ -1,7 +1,8 @@
 -- The same names as in ../postgres/statements.sql. Here each is a short script, run in one BEGIN IMMEDIATE unless it only
 -- reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
 -- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
--- lock, so that a refusal writes nothing and waits for nobody. In the place of "-- as: name" stands all of that statement.
+-- lock, so that a refusal writes nothing and waits for nobody; one that writes and is the first is tried by itself before
+-- there is a transaction. In the place of "-- as: name" stands all of that statement.
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
@@ -11,7 +12,7 @@ select version, name, applied_at from holdfast_schema_version order by version;
 -- name: hello
 -- stop
 select version from holdfast_schema_version where (select boot from holdfast_fence) = :boot order by version desc limit 1;
-update holdfast_object_version set last = ((last >> 28) + 1) << 28;
+update holdfast_object_version set first = (((select last from holdfast_object_place) >> 28) + 1) << 28;
 update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
 select max(version) as version from holdfast_schema_version;
 
@@ -163,6 +164,11 @@ select 0 as done where not exists (select 1 from holdfast_slot where pool = :nam
 select name from holdfast_slot where pool = :name and token = :token;
 -- as: lease_release
 
+-- name: shard_list
+-- What begins so: "0" comes after "/".
+select name, holder, remaining from holdfast_live
+ where name > :shards || '/shard/' and name < :shards || '/shard0' or name > :shards || '/member/' and name < :shards || '/member0';
+
 -- name: lease_list
 select name, holder, fence, acquired_at, expires_at, remaining, host, pid, info from holdfast_live
  where :name is null or name = :name order by name;
@@ -253,13 +259,13 @@ update holdfast_lease set fence = fence where name = :name and token = :token
 -- Most writes are the first one. What is not asked for costs next to nothing: its condition is false before a row is read.
 -- stop
 update holdfast_object set body = :body, raw = :raw, labels = coalesce(:labels, labels), updated_at = {now},
-       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_version)
+       version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
  where :condition = 'match' and not :rename and type = :type and id = :id and version = :expected
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
 returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
 -- stop
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
-select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_version
+select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_place
  where (:condition <> 'match' or :rename and exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
@@ -297,14 +303,14 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
  order by id limit :most;
 
 -- name: object_cursor
-select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_version;
+select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_place;
 
 -- name: object_changes
 -- One statement, so one look at the file: nothing is trimmed between the question whether it is all there and the reading.
 select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.kind,
        :since >> 28 <> v.last >> 28 or :since > v.last
        or :since + 1 < (select min(version) >> 20 from holdfast_object_change where version > v.last >> 28 << 48) as expired
-  from holdfast_object_version v left join (
+  from holdfast_object_place v left join (
        select * from holdfast_object_change where version >= (coalesce(:after, :since) + 1) << 20 and (:type is null or type = :type)
         order by version limit :most) c
  order by c.version;
@@ -339,6 +345,9 @@ insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
 select :key, :attempt, json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(coalesce(:outbox, '[]'));
 select 'done' as state;
 
+-- name: operation_end
+-- as: operation_write
+
 -- name: operation_claim_many
 -- stop
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
@@ -348,21 +357,25 @@ select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial
 insert into holdfast_wal (idem_key, number, at, entries)
 select g.idem_key, 1, {now}, value ->> 2 from json_each(:claims) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
  where true on conflict do nothing;
-select g.idem_key as key, g.wal_pointer = value ->> 1 as mine, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
-       g.rollback, g.effect_started, g.failures, g.alive and g.wal_pointer <> value ->> 1 as alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now,
-       null as state
-  from json_each(:claims) join holdfast_operation g on g.idem_key = value ->> 0;
+select null as state, g.idem_key as key, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
+       g.rollback, g.effect_started, g.failures, g.alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now
+  from json_each(:claims) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
 
 -- name: operation_finish_many
 -- stop
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
+insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
+select g.idem_key, g.attempt, json_extract(o.value, '$[0]'), json_extract(o.value, '$[1]'), {now}
+  from json_each(:ends) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
+  join json_each(coalesce(e.value ->> 11, '[]')) o;
 update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, result_hash = value ->> 7, error = value ->> 8, updated_at = {now},
-       wal_pointer = value ->> 2, failures = failures + (value ->> 5 = 'failure'), expires_at = {now} + :keep
+       wal_pointer = value ->> 2, failures = value ->> 9, effect_started = value ->> 10, expires_at = {now} + :keep
   from json_each(:ends) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
 insert into holdfast_wal (idem_key, number, at, entries)
 select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:ends) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
  where true on conflict do nothing;
-select g.idem_key as key, null as state from json_each(:ends) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2;
+select value ->> 0 as key, null as state from json_each(:ends)
+ where not exists (select 1 from holdfast_idempotency_log g where g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2);
 
 -- name: operation_list
 select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pipeline, task_id as task, dataset_id as dataset, operation_type as operation,
@@ -412,6 +425,14 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
+-- name: wal_latest
+with known (key) as (
+    select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :most)
+    union select idem_key from (select idem_key from holdfast_wal order by id desc limit :most))
+select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
+  from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
+ order by k.key, w.number;
+
 -- name: wal_read
 -- There is one writer at a time, so the order of the rows is that of the commits.
 select 0 as epoch, 0 as horizon, w.id as place, w.idem_key as key, w.entries
@@ -443,16 +464,18 @@ update holdfast_idempotency_log set result = null where idem_key in (
 select changes() as gone;
 
 -- name: operation_health
-select count(*) as operations, coalesce(sum(status = 'partial'), 0) as partial, coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
+-- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered.
+select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operations, coalesce(sum(status = 'partial'), 0) as partial,
+       coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
        coalesce(sum(status = 'partial' and not alive and updated_at < {now} - :stale), 0) as stale_partials,
-       {now} - min(case when status = 'partial' and not alive then updated_at end) as oldest,
-       coalesce(sum(status = 'failure'), 0) as failed, coalesce(sum(created_at > {now} - 86400), 0) as today,
-       (select count(*) from holdfast_wal) as entries, (select sum(length(entries)) from holdfast_wal) as bytes,
-       coalesce(sum(expires_at <= {now} and result is not null), 0) as expired,
+       {now} - min(case when status = 'partial' and not alive then updated_at end) as oldest, coalesce(sum(status = 'failure'), 0) as failed,
+       (select count(*) from (select 1 from holdfast_idempotency_log where updated_at > {now} - 86400 limit 10 * :enough)) as today,
+       (select page_count * page_size from pragma_page_count(), pragma_page_size()) as bytes,
+       (select count(*) from (select 1 from holdfast_idempotency_log where result is not null and expires_at <= {now} limit :enough)) as expired,
        (select count(*) from holdfast_outbox where published_at is null) as unpublished,
        {now} - (select min(created_at) from holdfast_outbox where published_at is null) as lag,
        (select count(*) from holdfast_review where closed_at is null) as reviews, {now} as now
-  from holdfast_operation;
+  from (select status, updated_at, alive from holdfast_operation where status <> 'success' order by updated_at limit :enough);
 
 -- name: operation_indexes
 select substr(name, length('holdfast_') + 1) as name from sqlite_master

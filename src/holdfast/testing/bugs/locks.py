@@ -103,7 +103,6 @@ class Careless(Locker):
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), LIMIT)
         late()
-        await asyncio.sleep(LIMIT)
 
     def try_lock(self, pooled: str, direct: str, key: Key) -> bool:
         connection = psycopg.connect(pooled, autocommit=True, prepare_threshold=None)

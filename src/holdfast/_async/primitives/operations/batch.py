@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.lease import AsyncLease
-from holdfast._async.primitives.operations.attempt import AsyncPlan, call, kept
+from holdfast._async.primitives.operations.attempt import AsyncPlan, call, kept, line
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import run
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.within import claim_noted
+from holdfast._async.primitives.operations.within import claimed
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.identity import new_token
-from holdfast.core.errors import HoldfastError, Refused
-from holdfast.core.grant import LeaseTerms
+from holdfast._wire.log import logger
+from holdfast.core.chain import Opening
+from holdfast.core.errors import HoldfastError, OperationFailed, Refused
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, NOTHING, Act, Prior, in_progress, told
+from holdfast.core.operation import LEASE, Act, Prior, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
+log = logger("holdfast.operation")
+
 Progress = Callable[[int, int], object]
+
+
+class _Busy(Exception):
+    """A transaction has the lock of the batch."""
 
 
 class AsyncBatch:
@@ -33,7 +41,8 @@ class AsyncBatch:
 
     def __init__(self, plans: Sequence[AsyncPlan], items: Sequence[Any], size: int) -> None:
         self._plans, self._items, self._size = plans, items, size
-        self._engine, self._terms = plans[0].engine, plans[0].terms
+        first = plans[0]
+        self._engine, self._terms = first.engine, first.terms
         locks = {plan.key.lock_key for plan in plans if isinstance(plan.key, OperationKey)}
         plain = sum(not isinstance(plan.key, OperationKey) for plan in plans)
         if len(locks) > 1 or (locks and plain):
@@ -42,116 +51,153 @@ class AsyncBatch:
             )
         if len({plan.key.digest for plan in plans}) != len(plans):
             raise ValueError("a batch has every key once: two of these items have the same")
-        self._owner = plans[0].lease if locks else f"{LEASE}batch-{new_token()}"
+        self._lock = first.key.lock_key if locks else None
+        self._all = AsyncExternal(first if locks else first._replace(owner=f"{LEASE}batch-{new_token()}"))
+        """As which all of them are claimed."""
 
     async def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
-        terms = LeaseTerms.check(
-            self._owner, ttl=self._terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
-        patient = self._terms.when_locked == "wait"
-        grant = await AsyncLease(self._engine, terms, self._terms.timeout if patient else 0.0).try_acquire()
-        if grant is None and patient:
-            grant = await AsyncLease(self._engine, terms, self._terms.timeout).acquire()
-        if grant is None:
-            raise in_progress(self._plans[0].key)
+        started, asked = now(), 0
+        while True:
+            if await self._all.acquire(started):
+                try:
+                    return await self._under_lease(function, progress)
+                except _Busy:
+                    pass  # before anything was done: it is the first question
+                finally:
+                    await self._all.let_go()
+            if await self._all.locked(asked, started) is not None:  # skipped, all but those that are done
+                return [await self._alone(place, function) for place in range(len(self._plans))]
+            asked += 1
+
+    async def _under_lease(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        grant, others = self._all.held, list[int]()
         found: list[Outcome] = []
-        others: list[int] = []
-        async with grant:
-            for start in range(0, len(self._plans), self._size):
-                places = range(start, min(start + self._size, len(self._plans)))
-                found += await self._chunk(grant, list(places), function, others)
-                if progress is not None:
-                    progress(len(found), len(self._plans))
+        for start in range(0, len(self._plans), self._size):
+            places = range(start, min(start + self._size, len(self._plans)))
+            found += await self._chunk(grant, places, function, others)
+            if progress is not None:
+                progress(len(found), len(self._plans))
+        await self._all.let_go()
         for place in others:
             found[place] = await self._alone(place, function)
         return found
 
     async def _chunk(
-        self, grant: AsyncLeaseGrant, places: list[int], function: Function, others: list[int]
+        self, grant: AsyncLeaseGrant, places: Sequence[int], function: Function, others: list[int]
     ) -> list[Outcome]:
         ours, known = await self._claim(grant, places)
-        found, ended = {}, []
+        found: dict[int, Outcome] = {}
+        try:
+            self._all.enter()
+            for place in places:
+                if place in ours:
+                    found[place] = await self._execute(place, ours[place], function)
+            self._all.leave()
+        except BaseException:  # what ended has ended, and what was not called may be tried again
+            self._all.leave()
+            await self._finish_interrupted(grant, ours, found)
+            raise
+        await self._finish(grant, list(ours.values()))
         for place in places:
-            plan = self._plans[place]
-            if place in ours:
-                found[place] = await self._execute(plan, ours[place], self._items[place], function)
-                ended.append(ours[place])
-            else:
-                outcome = self._settled(plan, known[plan.key.digest])
+            if place not in ours:
+                outcome = await self._settled(self._plans[place], known[self._plans[place].key.digest])
                 if outcome is None:
                     others.append(place)
                 found[place] = outcome or Outcome("skipped", False, 0)
-        await self._finish(grant, ended)
         return [found[place] for place in places]
 
     async def _claim(
-        self, grant: AsyncLeaseGrant, places: list[int]
+        self, grant: AsyncLeaseGrant, places: Sequence[int]
     ) -> tuple[dict[int, AsyncRunning], dict[str, Prior]]:
         """Which of them are ours now; of the others, what is known."""
         asked_at = now()
         [clock] = await self._engine.call("operation_get", {"key": ""})
-        prior = NOTHING._replace(now=clock["now"])
-        made: dict[str, tuple[int, AsyncRunning]] = {}
-        claims = []
+        prior, fence = Prior.nothing(clock["now"]), grant.fence
+        opening: dict[str | None, Opening] = {}
+        made, claims = {}, []
         for place in places:
             plan = self._plans[place]
-            op = AsyncRunning(plan.key, prior, asked_at, attempt=1, fence=grant.fence)
-            claim_noted(op, plan)
+            key = plan.key
+            if plan.fingerprint not in opening:
+                notes = [("lock_acquired", None), *claimed(plan), ("effect_started", None)]
+                opening[plan.fingerprint] = Opening(notes, fence, prior.now)
+            chain, entries = opening[plan.fingerprint].chain(key.digest)
+            made[place] = op = AsyncRunning(key, prior, asked_at, attempt=1, fence=fence, chain=chain)
+            op._save = partial(self._save, grant, plan, op)
             op.began = True
-            op.note("effect_started")
-            made[plan.key.digest] = place, op
-            written, key = op.chain.waiting(), plan.key
             claims.append([
-                key.digest, written.pointer, written.entries, key.label, plan.fingerprint, key.pipeline, key.task,
-                key.dataset, key.operation, key.checksum, key.params_hash,
+                key.digest, chain.pointer, entries, key.label, plan.fingerprint, key.pipeline, key.task, key.dataset,
+                key.operation, key.checksum, key.params_hash,
             ])  # fmt: skip
-        claims.sort()
-        rows = await self._call(grant, "operation_claim_many", {
-            "claims": json.dumps(claims), "fence": grant.fence, "rollback": self._plans[places[0]].handler,
-        })  # fmt: skip
-        ours = dict(made[row["key"]] for row in rows if row["mine"])
-        for op in ours.values():
-            op.chain.written()
-        return ours, {row["key"]: Prior.of(row) for row in rows if not row["mine"]}
+        asked = {"claims": self._packed(claims), "rollback": self._plans[0].handler, "lock": self._lock}
+        rows = await self._call(grant, "operation_claim_many", {**asked, "fence": fence})
+        if rows and rows[0]["state"] == "busy":
+            raise _Busy
+        others = {row["key"]: Prior.of(row) for row in rows}
+        return {place: op for place, op in made.items() if op.key.digest not in others}, others
 
-    def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:
+    async def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:
         """How it ended before; None when it takes more than a batch does."""
-        act = plan.decide(prior)
+        act, attempt = plan.decide(prior), AsyncExternal(plan)
         if act is Act.RUNNING:
             return Outcome("skipped", False, 0)
         try:
-            return AsyncExternal(plan).settled(act, prior)
+            return attempt.settled(act, prior)
         except HoldfastError as error:
+            if isinstance(error, OperationFailed):
+                await attempt.refused(error)
             return Outcome("failed", False, prior.attempt, error=error)
 
-    async def _execute(self, plan: AsyncPlan, op: AsyncRunning, item: Any, function: Function) -> Outcome:
+    async def _execute(self, place: int, op: AsyncRunning, function: Function) -> Outcome:
         try:
-            value = await call(function, op, item)
-            op.end = {"status": "success", **kept(value)}
-            return Outcome("success", False, op.attempt, value=value)
+            value = await call(function, op, self._items[place])
         except Exception as error:
-            remembered = isinstance(error, self._terms.remember_errors)
-            op.end = {"status": "failure", "error": json.dumps(told(error, remembered=remembered))}
+            said = told(error, remembered=self._all.remembers(error))
+            op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+            op.end = ["failure", None, None, json.dumps(said), 1, True, None]
             return Outcome("failed", False, op.attempt, error=error)
+        try:
+            result = kept(value)
+        except ValueError as error:  # the effect is there: it must not be had again because of that
+            op.end = ["partial", None, None, json.dumps({**told(error), "where": "result"}), 0, True, None]
+            return Outcome("failed", False, op.attempt, error=error)
+        op.note("success", payload_hash=result["result_hash"])
+        op.end = ["success", result["result"], result["result_hash"], None, 0, True, op.told()]
+        return Outcome("success", False, op.attempt, value=value)
 
-    async def _finish(self, grant: AsyncLeaseGrant, ended: list[AsyncRunning]) -> None:
+    async def _finish_interrupted(
+        self, grant: AsyncLeaseGrant, ours: dict[int, AsyncRunning], found: dict[int, Outcome]
+    ) -> None:
+        ended = [ours[place] for place in found]
+        said = json.dumps({"type": "Interrupted", "message": "it was never called"})
+        for op in list(ours.values())[len(ended) + 1 :]:  # the one in between is what was interrupted
+            op.note("rollback", {"attempt": op.attempt, "why": "it was never called"})
+            op.end = ["failure", None, None, said, 0, False, None]
+            ended.append(op)
+        try:
+            await self._finish(grant, ended)
+        except HoldfastError as problem:
+            log.warning("how %d operations of a batch ended could not be recorded: %s", len(ended), problem)
+
+    async def _finish(self, grant: AsyncLeaseGrant, ended: Sequence[AsyncRunning]) -> None:
         ends = []
         for op in ended:
-            end = op.end
-            if end["status"] == "success":
-                op.note("success", payload_hash=end["result_hash"])
-            else:
-                said = json.loads(end["error"])
-                op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-            written = op.chain.waiting()
-            ends.append([op.key.digest, *written, end["status"], *map(end.get, ("result", "result_hash", "error"))])
+            op.released()
+            ends.append([op.key.digest, *op.chain.waiting(), *op.end])
         if not ends:
             return
-        ends.sort(key=lambda end: end[0])
-        said = await self._call(grant, "operation_finish_many", {"ends": json.dumps(ends), "keep": self._terms.keep})
-        if len(said) < len(ends):
+        asked = {"ends": self._packed(ends), "keep": self._terms.keep}
+        if await self._call(grant, "operation_finish_many", asked):
             raise fenced_out(grant.name)
+
+    async def _save(self, grant: AsyncLeaseGrant, plan: AsyncPlan, op: AsyncRunning) -> None:
+        """What one of them notes while it runs is written at once."""
+        await AsyncExternal.part(plan, grant).save(op)
+
+    def _packed(self, rows: list[list[Any]]) -> str:
+        """In the order of the keys. SQLite takes JSON apart, PostgreSQL lines: of those nothing has to be quoted."""
+        rows.sort(key=itemgetter(0))
+        return json.dumps(rows) if self._engine.database.dialect == "sqlite" else "\n".join(map(line, rows))
 
     async def _call(self, grant: AsyncLeaseGrant, statement: str, parameters: Row) -> list[Row]:
         try:

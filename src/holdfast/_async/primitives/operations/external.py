@@ -7,7 +7,7 @@ lives is for the lease to say. The end is written only while the lease is held, 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Self
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
@@ -20,7 +20,7 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import Act, Prior, in_progress, told
+from holdfast.core.operation import NOTHING, Act, Prior, in_progress, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -40,6 +40,13 @@ class AsyncExternal(AsyncAttempt):
         self._grant: AsyncLeaseGrant | None = None
         self._asked_at = 0.0
 
+    @classmethod
+    def part(cls, plan: AsyncPlan, grant: AsyncLeaseGrant) -> Self:
+        """Of something that has the lease already, and ends it."""
+        made = cls(plan._replace(owner=grant.name))
+        made._grant, made.prior = grant, NOTHING
+        return made
+
     async def begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0
         try:
@@ -48,7 +55,7 @@ class AsyncExternal(AsyncAttempt):
                 act = self.plan.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
                     return outcome
-                if act is not Act.RUNNING and await self._acquire(started):
+                if act is not Act.RUNNING and await self.acquire(started):
                     found = await self._claim(prior, act)
                     if found is not None:
                         return found
@@ -74,10 +81,9 @@ class AsyncExternal(AsyncAttempt):
         if self._grant is None:
             return False  # it is written down already, or refused
         if not isinstance(error, Exception):
-            await self._let_go()
+            await self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
-        op.outbox = []
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
         try:
             await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -90,9 +96,10 @@ class AsyncExternal(AsyncAttempt):
         [row] = await self.plan.engine.call("operation_get", {"key": self.plan.key.digest})
         return Prior.of(row)
 
-    async def _acquire(self, started: float) -> bool:
+    async def acquire(self, started: float) -> bool:
+        """The lease, waited for if that is what was asked for."""
         terms = self.plan.terms
-        if terms.when_locked != "wait":
+        if terms.when_locked != "wait" or self.in_its_own_way():
             self._grant = await self._lease.try_acquire()
             return self._grant is not None
         try:
@@ -106,7 +113,7 @@ class AsyncExternal(AsyncAttempt):
         try:
             while True:
                 if (outcome := self.settled(act, prior)) is not None:
-                    await self._let_go()
+                    await self.let_go()
                     return outcome
                 state: str | None = None
                 if act is not Act.RUNNING:
@@ -114,18 +121,18 @@ class AsyncExternal(AsyncAttempt):
                     if found is not None:
                         return found
                 if act is Act.RUNNING or state == "busy":
-                    await self._let_go()
+                    await self.let_go()
                     return None
                 prior = await self._look()
                 act = self.plan.decide(prior)
         except BaseException:
-            await self._let_go()
+            await self.let_go()
             raise
 
     async def _take(self, prior: Prior, act: Act) -> tuple[AsyncRunning | Outcome | None, str]:
         """Make it ours; then mend what a dead attempt left, and begin the next one."""
         plan, self.prior = self.plan, prior
-        op = AsyncRunning(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self._held.fence)
+        op = AsyncRunning(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
         crashed = prior.failures + (prior.status == "partial")
         self.prior = prior._replace(failures=crashed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
@@ -144,7 +151,7 @@ class AsyncExternal(AsyncAttempt):
             op.began = True
             op.note("effect_started")
         state = await self._write(op, "partial", lock=plan.key.lock_key)
-        op._save = lambda: self._save(op)
+        op._save = lambda: self.save(op)
         return (op, state) if state == "done" else (None, state)
 
     async def _mend(self, op: AsyncRunning, prior: Prior, act: Act) -> Outcome | None:
@@ -157,7 +164,7 @@ class AsyncExternal(AsyncAttempt):
                 done = await self.probe(plan.verify, prior, self._asked_at)
                 if done is not None:
                     return await self.succeed(op, done.result)
-            op.note("lock_released", {"held": round(op.held(), 6)})
+            op.released()
             op.attempt += 1
             op.note("lock_acquired")
             op.attempt -= 1
@@ -166,7 +173,8 @@ class AsyncExternal(AsyncAttempt):
             await self._leave(op, {**told(error), "where": act.name.lower()})
             raise
 
-    async def _save(self, op: AsyncRunning) -> None:
+    async def save(self, op: AsyncRunning) -> None:
+        """What it has noted."""
         if (state := await self._write(op, "partial")) != "done":
             raise fenced_out(f"{op.key.label}: {state}")
 
@@ -175,17 +183,17 @@ class AsyncExternal(AsyncAttempt):
         await self._close(op, "partial", error=json.dumps(said))
 
     async def _close(self, op: AsyncRunning, status: str, **more: Any) -> None:
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         try:
             state = await self._write(op, status, **more)
             if state != "done":
-                raise fenced_out(self._held.name)
+                raise fenced_out(self.held.name)
         finally:
-            await self._let_go()
+            await self.let_go()
 
     async def _write(self, op: AsyncRunning, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
-        held = self._held
+        held = self.held
         more = {"failures": self.prior.failures, "owner": held.name, "token": held.token, **more}
         parameters = self.plan.parameters(op, status, **more)
         try:
@@ -201,19 +209,18 @@ class AsyncExternal(AsyncAttempt):
             state = "done"
         if state == "done":
             op.chain.written()
-            op.outbox = []
         return state
 
     @property
     def fence(self) -> int:  # type: ignore[override]
-        return self._held.fence
+        return self.held.fence
 
     @property
-    def _held(self) -> AsyncLeaseGrant:
+    def held(self) -> AsyncLeaseGrant:
         assert self._grant is not None
         return self._grant
 
-    async def _let_go(self) -> None:
+    async def let_go(self) -> None:
         grant, self._grant = self._grant, None
         if grant is None:
             return

@@ -35,7 +35,7 @@ class AsyncMending(AsyncExternal):
             await self._end(op, prior, {"type": "Recovered", "message": "its owner died"})
             return "rolled back"
         finally:
-            await self._let_go()
+            await self.let_go()
 
     async def roll_back(self, actor: str, reason: str) -> None:
         """Undo it, whatever became of it."""
@@ -48,7 +48,7 @@ class AsyncMending(AsyncExternal):
             op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
             await self._end(op, prior, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
         finally:
-            await self._let_go()
+            await self.let_go()
 
     async def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
@@ -59,7 +59,7 @@ class AsyncMending(AsyncExternal):
             self.prior = prior._replace(failures=-1)
             await self._end(op, self.prior, {"reset": True, "actor": actor, "reason": reason})
         finally:
-            await self._let_go()
+            await self.let_go()
 
     async def _taken_over(self) -> Prior:
         prior = await self._take_over()
@@ -74,7 +74,7 @@ class AsyncMending(AsyncExternal):
             return None
         prior = await self._look()
         if prior.status is None or prior.alive:
-            await self._let_go()
+            await self.let_go()
             return None
         self.prior = prior
         self.plan = self.plan._replace(fingerprint=prior.fingerprint)
@@ -82,7 +82,7 @@ class AsyncMending(AsyncExternal):
 
     async def _outside(self, prior: Prior) -> AsyncRunning:
         """The operation as it stands; nothing that follows is a new attempt."""
-        op = AsyncRunning(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self._held.fence)
+        op = AsyncRunning(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self.held.fence)
         op.note("lock_acquired")
         return op
 

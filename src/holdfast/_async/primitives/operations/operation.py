@@ -68,6 +68,7 @@ class AsyncOperation:
         except BaseException as error:
             await attempt.fail(op, error)
             raise
+        attempt.enter()
         self._entered.append((here(), attempt, op))
         return op
 
@@ -79,6 +80,7 @@ class AsyncOperation:
         _, attempt, op = entry
         if attempt is None:
             return
+        attempt.leave()
         if error is not None:
             await attempt.fail(op, error)
             return
@@ -123,11 +125,14 @@ async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: An
             return op
         attempt.began = True
         try:
+            attempt.enter()
             await attempt.check(op)
             value = await call(function, op, *args, **kwargs)
             await attempt.check_after(op)
+            attempt.leave()
             return await attempt.succeed(op, value)
         except BaseException as error:
+            attempt.leave()
             if not await attempt.fail(op, error):
                 raise
         await sleep(jitter(0.0, 0.01))

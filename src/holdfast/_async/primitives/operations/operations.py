@@ -92,15 +92,21 @@ class AsyncOperations(AsyncOperationLog):
         max_attempts: int = 3,
         remember_errors: Sequence[type[BaseException]] = (),
         keep: float | None = None,
+        sovereign: bool = False,
+        actor: str | None = None,
+        justification: str | None = None,
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
         """Run ``function(item)`` for each, as ``client.operation(key(item)).run(function, item)`` would, the effect
-        being outside; without ``key``, the items are the keys. What came of each, in their order: no error is raised.
+        being outside; without ``key``, the items are the keys. What came of each, in their order: what one of them
+        raises is in its outcome. Only ``when_locked`` is about all: the lock of their dataset and operation, if they
+        have one, is held until the last is done, and when that cannot be had, OperationInProgress is raised.
 
         A statement claims ``batch`` of them, and tells those apart that are done, under way, or another's; a statement
-        writes down what came of them when all are done. So a process that dies leaves a whole batch half done. Those
-        that somebody else is at are skipped. ``progress(done, total)`` is called after each batch.
+        writes down what came of them when all are done. So a process that dies leaves a whole batch half done; one that
+        is interrupted, only the one it was at. Those that somebody else is at are skipped. ``progress(done, total)`` is
+        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``.
         """
         found = list(items)
         check_called(function, "function")
@@ -109,7 +115,7 @@ class AsyncOperations(AsyncOperationLog):
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
-            "sovereign": False, "actor": None, "justification": None,
+            "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
         plans = [

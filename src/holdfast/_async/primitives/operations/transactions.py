@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from holdfast._async.primitives.connections import AsyncConnection, AsyncPsycopg, commit_known
 from holdfast._wire import Row
@@ -33,7 +33,7 @@ class AsyncOwned(Protocol):
 def owned(database: Database, known: AsyncConnection, connection: Any) -> AsyncOwned:
     if isinstance(known, AsyncPsycopg) and not connection.pgconn.pipeline_status:
         return AsyncOwnedPsycopg(database, connection)
-    return AsyncOwnedBlock(known)
+    return AsyncOwnedBlock(known, marks=database.dialect == "sqlite")
 
 
 class _Undone(Exception):
@@ -41,21 +41,34 @@ class _Undone(Exception):
 
 
 class AsyncOwnedBlock:
-    """Whatever the driver, one statement after the other."""
+    """Whatever the driver, one statement after the other. ``marks``: with a savepoint, by which the end can tell that
+    it is in the same transaction still; elsewhere the database knows when it began."""
 
-    def __init__(self, known: AsyncConnection) -> None:
-        self._known = known
+    def __init__(self, known: AsyncConnection, *, marks: bool) -> None:
+        self._known, self._marks = known, marks
         self._block: AbstractAsyncContextManager[Any] | None = None
+        self._mark: AbstractAsyncContextManager[Any] | None = None
 
     async def begin(self, statement: str, parameters: Row) -> Row:
         block = self._known.begin()
         await block.__aenter__()
         self._block = block
-        return await self._known.write(statement, parameters)
+        row = await self._known.write(statement, parameters)
+        if self._marks:
+            mark = self._known.nested()
+            await mark.__aenter__()
+            self._mark = mark
+        return row
 
     async def commit(self, statement: str, parameters: Row) -> None:
         if not self._known.in_transaction() and not self._known.begins_by_itself():
             raise over(parameters["label"])
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            try:
+                await mark.__aexit__(None, None, None)
+            except Exception as error:
+                raise over(parameters["label"]) from error
         row = await self._known.write(statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
@@ -65,10 +78,13 @@ class AsyncOwnedBlock:
 
     async def rollback(self) -> None:
         block, self._block = self._block, None
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            with suppress(Exception):  # it went with the transaction, or does so now
+                await mark.__aexit__(_Undone, _Undone(), None)
         if block is not None:
-            error = _Undone()
             with suppress(_Undone):
-                await block.__aexit__(_Undone, error, None)
+                await block.__aexit__(_Undone, _Undone(), None)
 
 
 def over(label: str) -> RuntimeError:
@@ -83,7 +99,6 @@ class AsyncOwnedPsycopg:
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection
-        self._encoding = connection.info.encoding
         self._open = False
 
     async def begin(self, statement: str, parameters: Row) -> Row:
@@ -129,9 +144,6 @@ class AsyncOwnedPsycopg:
         return " ".join(words).encode()
 
     def _filled(self, statement: str, parameters: Row) -> bytes:
-        from psycopg.pq import Escaping
-
-        escape = Escaping(self._connection.pgconn).escape_literal
         texts, names = _pieces(self._database.schema, statement)
         found = [texts[0]]
         for text, name in zip(texts[1:], names, strict=True):
@@ -140,24 +152,41 @@ class AsyncOwnedPsycopg:
                 found.append(b"null")
             elif isinstance(value, str):
                 plain = value.isascii() and value.isalnum()  # as most are, and then there is nothing to escape
-                found.append(b"'%s'" % value.encode() if plain else bytes(escape(value.encode(self._encoding))))
+                found.append(b"'%s'" % value.encode() if plain else self._escaped(value))
             else:
                 found.append(str(value).encode())  # true, false, and numbers
             found.append(text)
         return b"".join(found)
 
-    async def _send(self, text: bytes) -> list[Any]:
-        from psycopg import errors, generators
-        from psycopg.pq import ExecStatus
+    def _escaped(self, value: str) -> bytes:
+        encoded = value.encode() if value.isascii() else value.encode(self._connection.info.encoding)
+        return bytes(_driver().escaping(self._connection.pgconn).escape_literal(encoded))
 
-        connection = self._connection
+    async def _send(self, text: bytes) -> list[Any]:
+        driver, connection = _driver(), self._connection
         async with connection.lock:
             connection.pgconn.send_query(text)
-            results: list[Any] = await connection.wait(generators.execute(connection.pgconn))
-        for result in results:
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise errors.error_from_result(result, encoding=connection.info.encoding)
+            results: list[Any] = await connection.wait(driver.execute(connection.pgconn))
+        if results[-1].status == driver.failed:  # it ends with what goes wrong
+            raise driver.error_from_result(results[-1], encoding=connection.info.encoding)
         return results
+
+
+class _Driver(NamedTuple):
+    """What is used of psycopg, looked up once."""
+
+    execute: Any
+    error_from_result: Any
+    escaping: Any
+    failed: Any
+
+
+@lru_cache
+def _driver() -> _Driver:
+    from psycopg import errors, generators
+    from psycopg.pq import Escaping, ExecStatus
+
+    return _Driver(generators.execute, errors.error_from_result, Escaping, ExecStatus.FATAL_ERROR)
 
 
 @lru_cache

@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, as_told, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.transactions import owned
+from holdfast._async.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -65,7 +65,7 @@ class AsyncWithin(AsyncAttempt):
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
-        await self._transaction.commit("operation_write", parameters)
+        await self._transaction.commit("operation_end", parameters)
         return Outcome("success", False, op.attempt, value=value)
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
@@ -84,9 +84,9 @@ class AsyncWithin(AsyncAttempt):
     async def _record(self, op: AsyncRunning, error: Exception) -> None:
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
         said = told(error, remembered=self.remembers(error))
-        op.outbox, op.began = [], False
+        op.began = False
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         try:
             await self.plan.engine.call("operation_write", parameters)
@@ -110,9 +110,15 @@ class AsyncJoined(AsyncAttempt):
             found = Begun.of(await self._known.write("operation_begin", claim(self.plan)))
             prior = found.prior
             act = self.plan.decide(prior)
-            if (outcome := self.settled(act, prior)) is not None:
-                return outcome
+            try:
+                if (outcome := self.settled(act, prior)) is not None:
+                    return outcome
+            except OperationFailed as error:
+                await self.refused(error)
+                raise
             if found.free and act is not Act.RUNNING:
+                if self.in_its_own_way(same_key=True):
+                    raise in_progress(self.plan.key, why="it is inside of itself")
                 self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
                 await self._block.__aenter__()
@@ -127,13 +133,30 @@ class AsyncJoined(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
-        row = await self._known.write("operation_write", success(self, op, value, self._began))
+        row = await self._known.write("operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
             raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
         block, self._block = self._block, None
         if block is not None:
-            await block.__aexit__(None, None, None)
+            try:
+                await block.__aexit__(None, None, None)
+            except Exception as error:
+                if self._is_file:  # its savepoint is gone
+                    raise over(op.key.label) from error
+                raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    async def review(self, reason: str, detail: str) -> int:
+        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
+        if not self._is_file:
+            return await super().review(reason, detail)
+        row = await self._known.write("operation_review", self.question(reason, detail))
+        number: int = row["id"]
+        return number
+
+    @property
+    def _is_file(self) -> bool:
+        return self.plan.engine.database.dialect == "sqlite"
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
         block, self._block = self._block, None
@@ -174,16 +197,26 @@ async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) 
 
 
 def claim_noted(op: AsyncRunning, plan: AsyncPlan) -> None:
+    for kind, detail in claimed(plan):
+        op.note(kind, detail)
+
+
+def claimed(plan: AsyncPlan) -> list[tuple[str, dict[str, Any] | None]]:
     """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
-    said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    op.note("claimed", {name: value for name, value in said.items() if value is not None} | plan.lineage.detail())
-    if plan.terms.sovereign:
-        op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
+    terms = plan.terms
+    said = {"actor": terms.actor, "justification": terms.justification, "fingerprint": plan.fingerprint}
+    told = {name: value for name, value in said.items() if value is not None} if any(said.values()) else None
+    if any(plan.lineage):
+        told = (told or {}) | plan.lineage.detail()
+    if not terms.sovereign:
+        return [("claimed", told)]
+    return [("claimed", told), ("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})]
 
 
 def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | None) -> Row:
     """What is written with the effect. ``began``: the transaction that it has to be in."""
     result = kept(value)
     op.note("success", payload_hash=result["result_hash"])
-    op.note("lock_released", {"held": round(op.held(), 6)})
-    return attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    op.released()
+    known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    return {**known, "told": as_told(known)}

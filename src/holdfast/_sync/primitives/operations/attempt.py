@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -23,6 +23,14 @@ from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 PAGE = 1000
+_TOLD = (
+    "began", "label", "key", "expected", "pointer", "number", "entries", "status", "attempt", "fence", "fingerprint",
+    "result", "result_hash", "error", "keep", "effect_started", "failures", "rollback", "outbox", "pipeline", "task",
+    "dataset", "operation", "checksum", "params_hash",
+)  # fmt: skip
+"""In the order in which the end of a transaction is told of them."""
+_around: ContextVar[tuple[Attempt, ...]] = ContextVar("holdfast_operations", default=())
+"""The operations that whoever asks is inside of."""
 
 
 class Plan(NamedTuple):
@@ -60,32 +68,45 @@ class Plan(NamedTuple):
             "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,
             "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash,
             "fingerprint": self.fingerprint, "rollback": self.handler, "status": status, "attempt": op.attempt,
-            "fence": op.fence, "effect_started": op.began, "outbox": json.dumps(op.outbox) if op.outbox else None,
+            "fence": op.fence, "effect_started": op.began, "outbox": op.told() if status == "success" else None,
             "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
-            "lock": None, "began": None, "failures": 0,
+            "lock": None, "failures": 0,
         }  # fmt: skip
         return {**known, **written._asdict(), **more}
 
 
 def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
     """With ``op`` if it takes one."""
-    code = getattr(function, "__code__", None)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else _names(function)
-    if "op" not in names:
+    place = _place(function)
+    if place is None:
         return settled(function(*args, **kwargs))
-    place = names.index("op") - (code is not None and hasattr(function, "__self__"))  # self is not given here
-    if place <= len(args):
+    if 0 <= place <= len(args):
         return settled(function(*args[:place], op, *args[place:], **kwargs))
     return settled(function(*args, op=op, **kwargs))
 
 
-def _names(function: Function) -> tuple[str, ...]:
+def _place(function: Function) -> int | None:
+    """Where among its arguments it takes ``op``; -1: by its name alone; None: it does not."""
+    code = getattr(function, "__code__", None)
+    if code is None or hasattr(function, "__wrapped__"):
+        return _signed(function)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if "op" not in names:
+        return None
+    place: int = names.index("op")
+    return -1 if place >= code.co_argcount else place - hasattr(function, "__self__")  # self is not given here
+
+
+def _signed(function: Function) -> int | None:
     import inspect
 
     try:
-        return tuple(inspect.signature(function).parameters)
+        taken = inspect.signature(function).parameters
     except ValueError:  # one that is not written in Python
-        return ()
+        return None
+    if "op" not in taken:
+        return None
+    return -1 if taken["op"].kind is inspect.Parameter.KEYWORD_ONLY else list(taken).index("op")
 
 
 def read_entries(engine: Engine, key: str) -> list[Entry]:
@@ -110,6 +131,7 @@ class Attempt(ABC):
         self.prior: Prior
         self.began = False
         """Whether the function was called: what goes wrong before is not tried again by itself."""
+        self._running = False
 
     @abstractmethod
     def begin(self) -> Running | Outcome:
@@ -121,6 +143,26 @@ class Attempt(ABC):
     @abstractmethod
     def fail(self, op: Running, error: BaseException) -> bool:
         """Write it down; True when nothing came of it, and it can begin again at once."""
+
+    def enter(self) -> None:
+        """The function is about to run, or the block."""
+        self._running = True
+        _around.set((*_around.get(), self))
+
+    def leave(self) -> None:
+        if self._running:
+            self._running = False  # for a task that was begun in there, and goes on
+            _around.set(tuple([each for each in _around.get() if each is not self]))
+
+    def in_its_own_way(self, *, same_key: bool = False) -> bool:
+        """Whether it is inside an operation that has its lock, and would wait for itself; or inside itself."""
+        ours = self.plan
+        if not _around.get():
+            return False
+        around = [
+            each.plan for each in _around.get() if each._running and each.plan.engine.database == ours.engine.database
+        ]
+        return any(each.key.digest == ours.key.digest if same_key else each.lease == ours.lease for each in around)
 
     def check(self, op: Running) -> None:
         """What must hold before: what does not is recorded, and nothing is begun."""
@@ -164,11 +206,13 @@ class Attempt(ABC):
             self.review("attempts", str(error))
 
     def review(self, reason: str, detail: str) -> int:
-        key = self.plan.key
-        asked = {"key": key.digest, "label": key.label, "reason": reason, "detail": detail[:1000]}
-        [row] = self.plan.engine.call("operation_review", asked)
+        [row] = self.plan.engine.call("operation_review", self.question(reason, detail))
         number: int = row["id"]
         return number
+
+    def question(self, reason: str, detail: str) -> Row:
+        key = self.plan.key
+        return {"key": key.digest, "label": key.label, "reason": reason, "detail": detail[:1000]}
 
     def locked(self, asked: int, started: float) -> Outcome | None:
         """Somebody else is at it. None: ask again now."""
@@ -180,6 +224,10 @@ class Attempt(ABC):
         if terms.when_locked == "escalate":
             number = self.review("locked", f"{key.label} is locked by somebody else")
             raise operation.in_progress(key, why=f"somebody else is at it, and it is up for review as number {number}")
+        if self.in_its_own_way():
+            raise operation.in_progress(
+                key, why="it is inside of an operation with the same lock: it would wait for itself"
+            )
         if waited >= terms.timeout:
             raise operation.in_progress(key, waited)
         chance = jitter(0.0, 1.0)
@@ -216,6 +264,16 @@ class Attempt(ABC):
         states = replay.fold(read_entries(self.plan.engine, digest))
         noted = states[digest].checkpoints if digest in states else {}
         return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
+
+
+def as_told(parameters: Row) -> str:
+    """What the end of a transaction is told, as one text."""
+    return line(map(parameters.get, _TOLD))
+
+
+def line(parts: Iterable[Any]) -> str:
+    """None of them has a control character in it, or is empty: names may not, and the rest is JSON or hexadecimal."""
+    return "\x1f".join(["" if part is None else str(part) for part in parts])
 
 
 def kept(value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ lives is for the lease to say. The end is written only while the lease is held, 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Self
 
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
@@ -21,7 +21,7 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import Act, Prior, in_progress, told
+from holdfast.core.operation import NOTHING, Act, Prior, in_progress, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -41,6 +41,13 @@ class External(Attempt):
         self._grant: LeaseGrant | None = None
         self._asked_at = 0.0
 
+    @classmethod
+    def part(cls, plan: Plan, grant: LeaseGrant) -> Self:
+        """Of something that has the lease already, and ends it."""
+        made = cls(plan._replace(owner=grant.name))
+        made._grant, made.prior = grant, NOTHING
+        return made
+
     def begin(self) -> Running | Outcome:
         started, asked = now(), 0
         try:
@@ -49,7 +56,7 @@ class External(Attempt):
                 act = self.plan.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
                     return outcome
-                if act is not Act.RUNNING and self._acquire(started):
+                if act is not Act.RUNNING and self.acquire(started):
                     found = self._claim(prior, act)
                     if found is not None:
                         return found
@@ -75,10 +82,9 @@ class External(Attempt):
         if self._grant is None:
             return False  # it is written down already, or refused
         if not isinstance(error, Exception):
-            self._let_go()
+            self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
-        op.outbox = []
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
         try:
             self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -91,9 +97,10 @@ class External(Attempt):
         [row] = self.plan.engine.call("operation_get", {"key": self.plan.key.digest})
         return Prior.of(row)
 
-    def _acquire(self, started: float) -> bool:
+    def acquire(self, started: float) -> bool:
+        """The lease, waited for if that is what was asked for."""
         terms = self.plan.terms
-        if terms.when_locked != "wait":
+        if terms.when_locked != "wait" or self.in_its_own_way():
             self._grant = self._lease.try_acquire()
             return self._grant is not None
         try:
@@ -107,7 +114,7 @@ class External(Attempt):
         try:
             while True:
                 if (outcome := self.settled(act, prior)) is not None:
-                    self._let_go()
+                    self.let_go()
                     return outcome
                 state: str | None = None
                 if act is not Act.RUNNING:
@@ -115,18 +122,18 @@ class External(Attempt):
                     if found is not None:
                         return found
                 if act is Act.RUNNING or state == "busy":
-                    self._let_go()
+                    self.let_go()
                     return None
                 prior = self._look()
                 act = self.plan.decide(prior)
         except BaseException:
-            self._let_go()
+            self.let_go()
             raise
 
     def _take(self, prior: Prior, act: Act) -> tuple[Running | Outcome | None, str]:
         """Make it ours; then mend what a dead attempt left, and begin the next one."""
         plan, self.prior = self.plan, prior
-        op = Running(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self._held.fence)
+        op = Running(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
         crashed = prior.failures + (prior.status == "partial")
         self.prior = prior._replace(failures=crashed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
@@ -145,7 +152,7 @@ class External(Attempt):
             op.began = True
             op.note("effect_started")
         state = self._write(op, "partial", lock=plan.key.lock_key)
-        op._save = lambda: self._save(op)
+        op._save = lambda: self.save(op)
         return (op, state) if state == "done" else (None, state)
 
     def _mend(self, op: Running, prior: Prior, act: Act) -> Outcome | None:
@@ -158,7 +165,7 @@ class External(Attempt):
                 done = self.probe(plan.verify, prior, self._asked_at)
                 if done is not None:
                     return self.succeed(op, done.result)
-            op.note("lock_released", {"held": round(op.held(), 6)})
+            op.released()
             op.attempt += 1
             op.note("lock_acquired")
             op.attempt -= 1
@@ -167,7 +174,8 @@ class External(Attempt):
             self._leave(op, {**told(error), "where": act.name.lower()})
             raise
 
-    def _save(self, op: Running) -> None:
+    def save(self, op: Running) -> None:
+        """What it has noted."""
         if (state := self._write(op, "partial")) != "done":
             raise fenced_out(f"{op.key.label}: {state}")
 
@@ -176,17 +184,17 @@ class External(Attempt):
         self._close(op, "partial", error=json.dumps(said))
 
     def _close(self, op: Running, status: str, **more: Any) -> None:
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         try:
             state = self._write(op, status, **more)
             if state != "done":
-                raise fenced_out(self._held.name)
+                raise fenced_out(self.held.name)
         finally:
-            self._let_go()
+            self.let_go()
 
     def _write(self, op: Running, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
-        held = self._held
+        held = self.held
         more = {"failures": self.prior.failures, "owner": held.name, "token": held.token, **more}
         parameters = self.plan.parameters(op, status, **more)
         try:
@@ -202,19 +210,18 @@ class External(Attempt):
             state = "done"
         if state == "done":
             op.chain.written()
-            op.outbox = []
         return state
 
     @property
     def fence(self) -> int:  # type: ignore[override]
-        return self._held.fence
+        return self.held.fence
 
     @property
-    def _held(self) -> LeaseGrant:
+    def held(self) -> LeaseGrant:
         assert self._grant is not None
         return self._grant
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         grant, self._grant = self._grant, None
         if grant is None:
             return

@@ -36,7 +36,7 @@ class Mending(External):
             self._end(op, prior, {"type": "Recovered", "message": "its owner died"})
             return "rolled back"
         finally:
-            self._let_go()
+            self.let_go()
 
     def roll_back(self, actor: str, reason: str) -> None:
         """Undo it, whatever became of it."""
@@ -49,7 +49,7 @@ class Mending(External):
             op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
             self._end(op, prior, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
         finally:
-            self._let_go()
+            self.let_go()
 
     def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
@@ -60,7 +60,7 @@ class Mending(External):
             self.prior = prior._replace(failures=-1)
             self._end(op, self.prior, {"reset": True, "actor": actor, "reason": reason})
         finally:
-            self._let_go()
+            self.let_go()
 
     def _taken_over(self) -> Prior:
         prior = self._take_over()
@@ -75,7 +75,7 @@ class Mending(External):
             return None
         prior = self._look()
         if prior.status is None or prior.alive:
-            self._let_go()
+            self.let_go()
             return None
         self.prior = prior
         self.plan = self.plan._replace(fingerprint=prior.fingerprint)
@@ -83,7 +83,7 @@ class Mending(External):
 
     def _outside(self, prior: Prior) -> Running:
         """The operation as it stands; nothing that follows is a new attempt."""
-        op = Running(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self._held.fence)
+        op = Running(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self.held.fence)
         op.note("lock_acquired")
         return op
 

@@ -67,6 +67,7 @@ class Operation:
         except BaseException as error:
             attempt.fail(op, error)
             raise
+        attempt.enter()
         self._entered.append((here(), attempt, op))
         return op
 
@@ -78,6 +79,7 @@ class Operation:
         _, attempt, op = entry
         if attempt is None:
             return
+        attempt.leave()
         if error is not None:
             attempt.fail(op, error)
             return
@@ -122,11 +124,14 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
             return op
         attempt.began = True
         try:
+            attempt.enter()
             attempt.check(op)
             value = call(function, op, *args, **kwargs)
             attempt.check_after(op)
+            attempt.leave()
             return attempt.succeed(op, value)
         except BaseException as error:
+            attempt.leave()
             if not attempt.fail(op, error):
                 raise
         sleep(jitter(0.0, 0.01))

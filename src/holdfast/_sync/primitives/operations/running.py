@@ -26,6 +26,7 @@ class Running:
     def __init__(
         self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
         checkpoints: Mapping[str, Any] | None = None, save: Callable[[], None] | None = None,
+        chain: Chain | None = None,
     ) -> None:  # fmt: skip
         self.key, self.attempt, self.fence = key, attempt, fence
         self.checkpoints = dict(checkpoints or {})
@@ -34,9 +35,9 @@ class Running:
         self.result: Any = None
         """In a ``with``: what the body says that it is, or what it was the first time."""
         self.began = False
-        self.chain = Chain(key.digest, prior.pointer)
+        self.chain = chain or Chain(key.digest, prior.pointer)
         self.outbox: list[tuple[str, str]] = []
-        self.end: dict[str, Any] = {}
+        self.end: list[Any] = []
         """In a batch, where ends are written together: how it ended."""
         self._save, self._asked_at, self._server_time = save, asked_at, prior.now
 
@@ -71,6 +72,10 @@ class Running:
         check_name(topic, "topic")
         self.outbox.append((topic, json.dumps(payload, allow_nan=False)))
 
+    def told(self) -> str | None:
+        """What was emitted, as it is written: with the success alone, or what came to nothing would be told."""
+        return json.dumps(self.outbox) if self.outbox else None
+
     def done(self, result: Any = None) -> Done:
         """For a probe, when the effect is there: ``return op.done(result)``."""
         results.encode(result)
@@ -78,6 +83,11 @@ class Running:
 
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         self.chain.add(kind, self.attempt, self.fence, self.time(), detail, payload_hash)
+
+    def released(self) -> None:
+        """The last entry of an attempt: for how long it had the lock."""
+        held = self.held()
+        self.chain.add("lock_released", self.attempt, self.fence, self._server_time + held, f'{{"held":{held:.6f}}}')
 
     def time(self) -> float:
         """Seconds since 1970, by the database's clock."""

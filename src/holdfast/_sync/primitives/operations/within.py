@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
+from holdfast._sync.primitives.operations.attempt import Attempt, Plan, as_told, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.transactions import owned
+from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -66,7 +66,7 @@ class Within(Attempt):
 
     def succeed(self, op: Running, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
-        self._transaction.commit("operation_write", parameters)
+        self._transaction.commit("operation_end", parameters)
         return Outcome("success", False, op.attempt, value=value)
 
     def fail(self, op: Running, error: BaseException) -> bool:
@@ -85,9 +85,9 @@ class Within(Attempt):
     def _record(self, op: Running, error: Exception) -> None:
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
         said = told(error, remembered=self.remembers(error))
-        op.outbox, op.began = [], False
+        op.began = False
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-        op.note("lock_released", {"held": round(op.held(), 6)})
+        op.released()
         parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         try:
             self.plan.engine.call("operation_write", parameters)
@@ -111,9 +111,15 @@ class Joined(Attempt):
             found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
             prior = found.prior
             act = self.plan.decide(prior)
-            if (outcome := self.settled(act, prior)) is not None:
-                return outcome
+            try:
+                if (outcome := self.settled(act, prior)) is not None:
+                    return outcome
+            except OperationFailed as error:
+                self.refused(error)
+                raise
             if found.free and act is not Act.RUNNING:
+                if self.in_its_own_way(same_key=True):
+                    raise in_progress(self.plan.key, why="it is inside of itself")
                 self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
                 self._block.__enter__()
@@ -128,13 +134,30 @@ class Joined(Attempt):
             asked += 1
 
     def succeed(self, op: Running, value: Any) -> Outcome:
-        row = self._known.write("operation_write", success(self, op, value, self._began))
+        row = self._known.write("operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
             raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
         block, self._block = self._block, None
         if block is not None:
-            block.__exit__(None, None, None)
+            try:
+                block.__exit__(None, None, None)
+            except Exception as error:
+                if self._is_file:  # its savepoint is gone
+                    raise over(op.key.label) from error
+                raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    def review(self, reason: str, detail: str) -> int:
+        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
+        if not self._is_file:
+            return super().review(reason, detail)
+        row = self._known.write("operation_review", self.question(reason, detail))
+        number: int = row["id"]
+        return number
+
+    @property
+    def _is_file(self) -> bool:
+        return self.plan.engine.database.dialect == "sqlite"
 
     def fail(self, op: Running, error: BaseException) -> bool:
         block, self._block = self._block, None
@@ -175,16 +198,26 @@ def ready(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Running 
 
 
 def claim_noted(op: Running, plan: Plan) -> None:
+    for kind, detail in claimed(plan):
+        op.note(kind, detail)
+
+
+def claimed(plan: Plan) -> list[tuple[str, dict[str, Any] | None]]:
     """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
-    said = {"actor": plan.terms.actor, "justification": plan.terms.justification, "fingerprint": plan.fingerprint}
-    op.note("claimed", {name: value for name, value in said.items() if value is not None} | plan.lineage.detail())
-    if plan.terms.sovereign:
-        op.note("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})
+    terms = plan.terms
+    said = {"actor": terms.actor, "justification": terms.justification, "fingerprint": plan.fingerprint}
+    told = {name: value for name, value in said.items() if value is not None} if any(said.values()) else None
+    if any(plan.lineage):
+        told = (told or {}) | plan.lineage.detail()
+    if not terms.sovereign:
+        return [("claimed", told)]
+    return [("claimed", told), ("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})]
 
 
 def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row:
     """What is written with the effect. ``began``: the transaction that it has to be in."""
     result = kept(value)
     op.note("success", payload_hash=result["result_hash"])
-    op.note("lock_released", {"held": round(op.held(), 6)})
-    return attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    op.released()
+    known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    return {**known, "told": as_told(known)}

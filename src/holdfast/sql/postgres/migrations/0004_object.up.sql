@@ -21,9 +21,9 @@ create table holdfast.object (
     version    bigint not null,
     created_at timestamptz not null,
     updated_at timestamptz not null,
-    primary key (type, id),
-    check (num_nonnulls(body, raw) = 1)
+    primary key (type, id)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+-- No CHECK here, nor on the log: the server would read its text anew for every write. object_put refuses what is neither.
 comment on column holdfast.object.body is 'the payload as the JSON text it came as, or NULL when it is bytes';
 
 create unique index object_name on holdfast.object (type, name) where name is not null;
@@ -34,7 +34,7 @@ create table holdfast.object_change (
     place   bigint not null,
     type    text collate "C" not null,
     id      text collate "C" not null,
-    kind    text not null check (kind in ('created', 'updated', 'deleted')),
+    kind    text not null,
     token   uuid,
     primary key (xid, version)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.5);
@@ -168,23 +168,34 @@ declare
     o holdfast.object;
     kind text;
     bytes bytea := decode(object_put.raw, 'hex');
-    epoch bigint := holdfast.object_epoch() << 40;
+    quick boolean := condition = 'match' and not rename and not again;
+    epoch bigint;
     number bigint;
     born timestamptz;
+    watched boolean;
 begin
+    if (object_put.body is null) = (object_put.raw is null) then
+        raise exception 'the payload of an object is either text or bytes' using errcode = 'invalid_parameter_value';
+    end if;
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
-    if condition = 'match' and not rename and not again then  -- one statement, because most writes are this
+    if quick then  -- one statement, because most writes are this; it finds nothing, too, where the epoch has moved
         update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
-               version = epoch | nextval('holdfast.object_version'), updated_at = clock_timestamp()
-         where x.type = object_put.type and x.id = object_put.id and x.version = expected returning * into o;
+               version = (m.epoch_base + m.timeline) << 40 | nextval('holdfast.object_version'), updated_at = clock_timestamp()
+          from holdfast.meta m
+         where x.type = object_put.type and x.id = object_put.id and x.version = expected and m.home = 'holdfast.meta'::regclass
+           and m.timeline = ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
+        returning x.* into o;
         if found then
             kind := 'updated';
         else
             select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
+            quick := o.version is distinct from expected;
         end if;
-    else
+    end if;
+    if not quick then
+        epoch := holdfast.object_epoch() << 40;
         for attempt in 1..100 loop
             select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id for no key update;
             if again then
@@ -196,8 +207,8 @@ begin
                         name := o.name;
                         labels := o.labels;
                     end if;
-                    created_at := extract(epoch from coalesce(o.created_at, clock_timestamp()));
-                    updated_at := extract(epoch from case when o.version = version then o.updated_at else clock_timestamp() end);
+                    created_at := date_part('epoch', coalesce(o.created_at, clock_timestamp()));
+                    updated_at := date_part('epoch', case when o.version = version then o.updated_at else clock_timestamp() end);
                     return;
                 end if;
             end if;
@@ -241,15 +252,22 @@ begin
     end if;
     if late then
         perform holdfast.object_log_at_commit(o.version, o.type, o.id, kind, token);
-    else
-        perform holdfast.object_log(o.version, o.version, o.type, o.id, kind, token);
+    else  -- as in object_log, without a call
+        insert into holdfast.object_change values (pg_current_xact_id(), o.version, o.version, object_put.type, object_put.id, kind, object_put.token)
+            returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
+        if o.version & 1023 = 0 then
+            perform holdfast.object_trim(o.version);
+        end if;
+        if watched then
+            perform pg_notify('holdfast.free', E'\x01objects');
+        end if;
     end if;
     status := 'done';
     version := o.version;
     name := o.name;
     labels := o.labels;
-    created_at := extract(epoch from o.created_at);
-    updated_at := extract(epoch from o.updated_at);
+    created_at := date_part('epoch', o.created_at);
+    updated_at := date_part('epoch', o.updated_at);
 end $$;
 
 -- Several at once, each if it is at the version expected: [{"id", "body", "expected"}, ...] of one type. What somebody else has
@@ -326,7 +344,7 @@ language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     return query select x.name, x.body, x.raw, x.labels, x.version,
-           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+           date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x where x.type = object_get.type and x.id = object_get.id;
 end $$;
 
@@ -336,7 +354,7 @@ language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     return query select x.id, x.body, x.raw, x.labels, x.version,
-           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+           date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x where x.type = object_get_by_name.type and x.name = object_get_by_name.name;
 end $$;
 
@@ -347,7 +365,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query select x.id, x.name, x.body, x.raw, x.labels, x.version,
-           extract(epoch from x.created_at)::double precision, extract(epoch from x.updated_at)::double precision
+           date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
       from holdfast.object x
      where x.type = object_list.type and x.id > coalesce(after, '') and x.labels @> coalesce(selector, '{}')
      order by x.type, x.id limit most;
@@ -365,7 +383,7 @@ end $$;
 
 -- What was committed between the snapshots "since" and "until" (now, if it is not given), after place "after" of that;
 -- fewer rows than "most", and one without a version at the end, when that was all. expired: it may not be, because
--- some has been trimmed, or the cursor is of another epoch.
+-- some has been trimmed, or the cursor is of another epoch, or of a time that this database has not seen: it was set back.
 create function holdfast.object_changes(epoch bigint, since pg_snapshot, until pg_snapshot, after bigint, only_type text, most int, listening boolean)
 returns table (snapshot pg_snapshot, place bigint, version bigint, type text, id text, kind text, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -388,7 +406,7 @@ begin
      order by c.place limit most;
     get diagnostics number = row_count;
     -- Asked last: whatever is trimmed from now on has been read.
-    if epoch <> holdfast.object_epoch()
+    if epoch <> holdfast.object_epoch() or pg_snapshot_xmax(since) > pg_snapshot_xmax(pg_current_snapshot())
        or exists (select from holdfast.object_trimmed t where t.epoch = object_changes.epoch and t.xid >= pg_snapshot_xmin(since)) then
         return query select upto, null::bigint, null::bigint, null::text, null::text, null::text, true;
     elsif number < most then

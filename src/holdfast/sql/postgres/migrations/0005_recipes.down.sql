@@ -3,6 +3,7 @@ drop function holdfast.audit_list(integer);
 drop function holdfast.audit_note(bigint, bigint, jsonb);
 drop function holdfast.lease_force_release_if(text, bigint, text, text);
 drop function holdfast.lease_wipe(text, uuid, jsonb);
+drop function holdfast.shard_list(text);
 drop function holdfast.slot_abandon(text, uuid, boolean);
 drop function holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb);
 drop function holdfast.slot_list(text);

@@ -184,7 +184,18 @@ begin
       from holdfast.audit a order by a.id desc limit most;
 end $$;
 
-revoke all on function holdfast.slot_rows(text), holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb), holdfast.slot_list(text),
+-- Who is there, and who has which shard, of one set of shards, however many leases there are.
+create function holdfast.shard_list(shards text)
+returns table (name text, holder text, remaining double precision)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query select l.name, l.holder, extract(epoch from b.expires_at - clock_timestamp())::double precision
+      from holdfast.lease l join holdfast.beat b on b.id = l.beat
+     where (starts_with(l.name, shards || '/shard/') or starts_with(l.name, shards || '/member/'))
+       and not b.dead and b.expires_at > clock_timestamp();
+end $$;
+
+revoke all on function holdfast.shard_list(text), holdfast.slot_rows(text), holdfast.slot_claim(text, integer, text, double precision, uuid, uuid, boolean, jsonb), holdfast.slot_list(text),
                        holdfast.slot_abandon(text, uuid, boolean), holdfast.lease_wipe(text, uuid, jsonb),
                        holdfast.lease_force_release_if(text, bigint, text, text), holdfast.audit_note(bigint, bigint, jsonb),
                        holdfast.lease_recall(text, bigint), holdfast.beat_wanted(uuid), holdfast.lease_clear(text),

@@ -4,9 +4,10 @@ drop function holdfast.operation_review(text, text, text, text);
 drop function holdfast.operation_entries(text, double precision, xid8, text, int, int);
 drop function holdfast.operation_list(text, text, text, int);
 drop function holdfast.operation_finish_many(text, double precision, text, uuid);
-drop function holdfast.operation_claim_many(text, bigint, text, text, uuid);
+drop function holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint);
 drop function holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
-    bigint, text, text, text, text, text, text, text, text, text);
+    bigint, text, text, text, text, text, text, text, text);
+drop function holdfast.operation_end(text);
 drop function holdfast.operation_begin(text, bigint, text);
 drop function holdfast.operation_get(text);
 drop function holdfast.operation_alive(text, bigint);

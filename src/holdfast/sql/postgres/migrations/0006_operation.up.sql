@@ -116,38 +116,33 @@ end $$;
 create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    g holdfast.idempotency_log;
     state text;
-    known text := '';
+    known text;
 begin
-    -- The lock before the lease: whoever works under that asks for the lock, too, when it begins. Whether the lease is alive
-    -- is asked only when there is one: calls cost more than what they do.
+    -- The lock before the lease: whoever works under that asks for the lock, too, when it begins. Both before the log, which
+    -- is read by a statement of its own, or it would be as it was before the lock was ours.
     if not pg_try_advisory_xact_lock(lock) then
         state := 'busy';
-    else
-        select 'busy' into state from holdfast.lease l where l.name = lease and holdfast.operation_alive(lease, null);
     end if;
-    select * into g from holdfast.idempotency_log x where x.idem_key = key;
-    if found then
-        known := ',"known":' || json_build_object(
-            'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
-            'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
-            'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
-            'expired', coalesce(g.expires_at <= clock_timestamp(), false));
-    end if;
-    return '{"state":"' || coalesce(state, 'free') || '","began":"' || extract(epoch from transaction_timestamp())
+    select coalesce(state, (select 'busy' from holdfast.lease l where l.name = lease and holdfast.operation_alive(lease, null)), 'free'),
+           (select ',"known":' || json_build_object(
+                'status', g.status, 'fingerprint', g.fingerprint, 'result', encode(g.result, 'hex'), 'result_hash', g.result_hash, 'error', g.error,
+                'attempt', g.attempt, 'fence', g.fence, 'pointer', g.wal_pointer, 'rollback', g.rollback, 'effect_started', g.effect_started,
+                'failures', g.failures, 'alive', g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
+                'expired', coalesce(g.expires_at <= clock_timestamp(), false))
+              from holdfast.idempotency_log g where g.idem_key = key)
+      into state, known;
+    return '{"state":"' || state || '","began":"' || extract(epoch from transaction_timestamp())
            || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
-           || ',"now":' || extract(epoch from clock_timestamp()) || known || '}';
+           || ',"now":' || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
 end $$;
 
 -- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
--- none) | busy (a transaction has the lock). HF001 when the lease "owner" is not held with that token. With "began" it is
--- the end of the transaction that has the effect, which a COMMIT may follow unseen: then it is 40001 instead of changed,
--- and HF003 when it is another transaction.
+-- none) | busy (a transaction has the lock). HF001 when the lease "owner" is not held with that token.
 create function holdfast.operation_write(
     key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
     result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
-    lock bigint, began text, outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
+    lock bigint, outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
     out state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -156,10 +151,6 @@ declare
     bytes bytea := decode(result, 'hex');
     until timestamptz := at + make_interval(secs => keep);
 begin
-    if began <> extract(epoch from transaction_timestamp())::text then
-        raise exception 'the transaction in which operation % began is over: nothing that it did may be committed or rolled back in between', quote_literal(label)
-            using errcode = 'HF003';
-    end if;
     if lock is not null and not pg_try_advisory_xact_lock(lock) then
         state := 'busy';
         return;
@@ -178,9 +169,6 @@ begin
          where g.idem_key = key and g.wal_pointer = expected;
     end if;
     if not found then
-        if began is not null then
-            raise exception 'operation % was changed by somebody else since this transaction began', quote_literal(label) using errcode = '40001';
-        end if;
         state := 'changed';
         return;
     end if;
@@ -194,51 +182,103 @@ begin
     state := 'done';
 end $$;
 
--- Many at once, under one lease. What is nobody's yet is ours now: then "mine", and known by its pointer, so it may be asked
--- for twice. Of the others it is told what is known. claims: [[key, pointer, entries, label, fingerprint, pipeline, task,
--- dataset, operation, checksum, params_hash], …], in the order of the keys, or two batches would wait for each other.
-create function holdfast.operation_claim_many(claims text, fence bigint, rollback text, owner text, token uuid)
-returns table (key text, mine boolean, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
+-- The same as the end of the transaction that has the effect, which a COMMIT may follow unseen: so it is 40001 instead of
+-- "changed", and HF003 when it is another transaction than the one that it began in. told: what operation_write is told, in one
+-- text, because arguments cost more than what is done with them; parts end with U+001F, and an empty one is null.
+create function holdfast.operation_end(told text) returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    f text[] := string_to_array(told, chr(31), '');
+    at timestamptz := clock_timestamp();
+begin
+    if f[1] is distinct from extract(epoch from transaction_timestamp())::text then
+        raise exception 'the transaction in which operation % began is over: nothing that it did may be committed or rolled back in between', quote_literal(f[2])
+            using errcode = 'HF003';
+    end if;
+    if f[4] is null and f[19] is null then  -- new, and nothing to tell, as nearly all are: then one statement will do
+        with known as (
+            insert into holdfast.idempotency_log values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
+                   f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18], f[16]::boolean, f[17]::int)
+                on conflict do nothing returning idem_key)
+        insert into holdfast.wal select idem_key, f[6]::int, pg_current_xact_id(), at, f[7] from known;
+        if found then
+            return 'done';
+        end if;
+    elsif holdfast.operation_write(f[3], f[4], f[5], f[6]::int, f[7], f[8], f[9]::int, f[10]::bigint, f[11], f[12], f[13], f[14], f[15]::double precision,
+            f[16]::boolean, f[17]::int, f[18], null, null, null, f[19], f[2], f[20], f[21], f[22], f[23], f[24], f[25]) = 'done' then
+        return 'done';
+    end if;
+    raise exception 'operation % was changed by somebody else since this transaction began', quote_literal(f[2]) using errcode = '40001';
+end $$;
+
+-- Many at once, under one lease. What is nobody's yet is ours now, and known by its pointer, so it may be asked for twice. Of
+-- the others it is told what is known. claims: a line for each, in the order of the keys, or two batches would wait for each
+-- other, and in it as above key, pointer, entries, label, fingerprint, pipeline, task, dataset, operation, checksum and
+-- params_hash. A first row that is "busy" says that a transaction has the lock, and nothing was done.
+create function holdfast.operation_claim_many(claims text, fence bigint, rollback text, owner text, token uuid, lock bigint)
+returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
                pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    asked json[] := array(select json_array_elements(claims::json));
+    lines text[] := string_to_array(claims, chr(10));
+    taken bigint;
 begin
+    if lock is not null and not pg_try_advisory_xact_lock(lock) then
+        state := 'busy';
+        return next;
+        return;
+    end if;
     perform holdfast.object_fence(operation_claim_many.owner, operation_claim_many.token);
-    insert into holdfast.idempotency_log
-    select e ->> 0, e ->> 5, e ->> 6, e ->> 7, e ->> 8, 'partial', null, at, at, e ->> 9, e ->> 10, e ->> 1, e ->> 4, null, 1, operation_claim_many.fence, null, null,
-           e ->> 3, operation_claim_many.owner, operation_claim_many.rollback, true, 0
-      from unnest(asked) e on conflict do nothing;
+    with asked as materialized (select string_to_array(l, chr(31), '') as f from unnest(lines) l),
+    mine as (
+        insert into holdfast.idempotency_log
+        select f[1], f[6], f[7], f[8], f[9], 'partial', null, at, at, f[10], f[11], f[2], f[5], null, 1, operation_claim_many.fence, null, null,
+               f[4], operation_claim_many.owner, operation_claim_many.rollback, true, 0
+          from asked on conflict do nothing returning idem_key)
     insert into holdfast.wal
-    select e ->> 0, 1, pg_current_xact_id(), at, e ->> 2
-      from unnest(asked) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer = e ->> 1 on conflict do nothing;
-    return query select g.idem_key, g.wal_pointer = e ->> 1, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
-           g.wal_pointer, g.rollback, g.effect_started, g.failures,
-           g.status = 'partial' and g.owner is not null and g.wal_pointer <> e ->> 1 and holdfast.operation_alive(g.owner, g.fence),
-           coalesce(g.expires_at <= clock_timestamp(), false)
-      from unnest(asked) e join holdfast.idempotency_log g on g.idem_key = e ->> 0;
+    select m.idem_key, 1, pg_current_xact_id(), at, a.f[3] from asked a join mine m on m.idem_key = a.f[1];
+    get diagnostics taken = row_count;
+    if taken < cardinality(lines) then
+        return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
+               g.wal_pointer, g.rollback, g.effect_started, g.failures,
+               g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
+               coalesce(g.expires_at <= clock_timestamp(), false)
+          from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) a
+          join holdfast.idempotency_log g on g.idem_key = a.f[1] and g.wal_pointer <> a.f[2];
+    end if;
 end $$;
 
--- The end of many, each as operation_write would write it; those are told of which the end of the chain was as expected.
--- ends: [[key, expected, pointer, number, entries, status, result, result_hash, error], …]
+-- The end of many, each as operation_write would write it; those are told of which the end of the chain is another. ends: a
+-- line for each, and in it key, expected, pointer, number, entries, status, result, result_hash, error, failures, effect_started
+-- and outbox.
 create function holdfast.operation_finish_many(ends text, keep double precision, owner text, token uuid) returns table (key text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    said json[] := array(select json_array_elements(ends::json));
+    lines text[] := string_to_array(ends, chr(10));
+    written bigint;
 begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
-    update holdfast.idempotency_log g
-       set status = e ->> 5, result = decode(e ->> 6, 'hex'), result_hash = e ->> 7, error = e ->> 8, updated_at = at, wal_pointer = e ->> 2,
-           failures = g.failures + (e ->> 5 = 'failure')::int, expires_at = at + make_interval(secs => keep)
-      from unnest(said) e where g.idem_key = e ->> 0 and g.wal_pointer = e ->> 1;
-    insert into holdfast.wal
-    select e ->> 0, (e ->> 3)::int, pg_current_xact_id(), at, e ->> 4
-      from unnest(said) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer = e ->> 2 on conflict do nothing;
-    return query select g.idem_key from unnest(said) e join holdfast.idempotency_log g on g.idem_key = e ->> 0 and g.wal_pointer = e ->> 2;
+    with said as materialized (select string_to_array(l, chr(31), '') as f from unnest(lines) l),
+    mine as (
+        update holdfast.idempotency_log g
+           set status = s.f[6], result = decode(s.f[7], 'hex'), result_hash = s.f[8], error = s.f[9], updated_at = at, wal_pointer = s.f[3],
+               failures = s.f[10]::int, effect_started = s.f[11]::boolean, expires_at = at + make_interval(secs => keep)
+          from said s where g.idem_key = s.f[1] and g.wal_pointer = s.f[2]
+        returning s.f),
+    told as (
+        insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
+        select pg_current_xact_id(), m.f[1], 1, o ->> 0, o ->> 1, at from mine m cross join lateral json_array_elements(m.f[12]::json) o
+         where m.f[12] is not null)
+    insert into holdfast.wal select m.f[1], m.f[4]::int, pg_current_xact_id(), at, m.f[5] from mine m;
+    get diagnostics written = row_count;
+    if written < cardinality(lines) then
+        return query select s.f[1] from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) s
+          where not exists (select from holdfast.idempotency_log g where g.idem_key = s.f[1] and g.wal_pointer = s.f[3]);
+    end if;
 end $$;
 
 create function holdfast.operation_list(only_status text, only_dataset text, only_key text, most int)
@@ -293,8 +333,8 @@ end $$;
 
 revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
-        bigint, text, text, text, text, text, text, text, text, text),
-    holdfast.operation_claim_many(text, bigint, text, text, uuid), holdfast.operation_finish_many(text, double precision, text, uuid),
+        bigint, text, text, text, text, text, text, text, text), holdfast.operation_end(text),
+    holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint), holdfast.operation_finish_many(text, double precision, text, uuid),
     holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, double precision, xid8, text, int, int),
     holdfast.operation_review(text, text, text, text), holdfast.operation_reviews(int) from public;
 

@@ -1,6 +1,7 @@
 -- The log of operations as people keep it: chains to be proven, put away and kept an eye on.
 
 create index idempotency_log_expiring on holdfast.idempotency_log (expires_at) where result is not null and expires_at is not null;
+create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 
 -- The chains of some operations, by key, with what the log says of each; "after" is the key where the last page ended. A
 -- key that only one of the two tables knows is told as well: somebody took it out of the other.
@@ -23,6 +24,24 @@ begin
           where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
           group by 1 order by 1 limit most)
         order by 1 limit most)
+    select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
+           coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
+           encode(g.result, 'hex'), g.result_hash
+      from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
+     order by 1, 2;
+end $$;
+
+-- The same of those that were touched last, in either table.
+create function holdfast.wal_latest(most int)
+returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query
+    with known as (
+        (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit most)
+        union
+        select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
            encode(g.result, 'hex'), g.result_hash
@@ -84,23 +103,29 @@ begin
     get diagnostics closed = row_count;
 end $$;
 
-create function holdfast.operation_health(stale double precision,
+-- Never reads the whole log: what is unfinished, expired or unpublished has an index, and beyond "enough" the rest is counted as
+-- the server estimates it.
+create function holdfast.operation_health(stale double precision, enough int,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
-    out today bigint, out entries bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint,
-    out now double precision)
+    out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint, out now double precision)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    select count(*), count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
+    select count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
            count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < clock_timestamp() - make_interval(secs => stale)),
            extract(epoch from clock_timestamp() - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
-           count(*) filter (where g.status = 'failure'), count(*) filter (where g.created_at > clock_timestamp() - interval '1 day'),
-           count(*) filter (where g.expires_at <= clock_timestamp() and g.kept)
-      into operations, partial, orphaned, stale_partials, oldest, failed, today, expired
-      from (select l.status, l.updated_at, l.created_at, l.expires_at, l.result is not null as kept,
-                   l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
-              from holdfast.idempotency_log l) g;
-    select count(*) into entries from holdfast.wal;
+           count(*) filter (where g.status = 'failure')
+      into partial, orphaned, stale_partials, oldest, failed
+      from (select l.status, l.updated_at, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
+              from holdfast.idempotency_log l where l.status <> 'success' order by l.updated_at limit enough) g;
+    select count(*) into operations from (select from holdfast.idempotency_log l limit enough) l;
+    if operations = enough then
+        select greatest(operations, c.reltuples::bigint) into operations from pg_class c where c.oid = 'holdfast.idempotency_log'::regclass;
+    end if;
+    select count(*) into today from (
+        select from holdfast.idempotency_log l where l.updated_at > clock_timestamp() - interval '1 day' order by l.updated_at limit 10 * enough) l;
+    select count(*) into expired from (
+        select from holdfast.idempotency_log l where l.result is not null and l.expires_at <= clock_timestamp() limit enough) l;
     bytes := pg_total_relation_size('holdfast.wal') + pg_total_relation_size('holdfast.idempotency_log');
     select count(*), extract(epoch from clock_timestamp() - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
     select count(*) into reviews from holdfast.review r where r.closed_at is null;
@@ -116,8 +141,8 @@ begin
            'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
 end $$;
 
-revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_read(bigint, xid8, bigint, int),
+revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_read(bigint, xid8, bigint, int),
     holdfast.wal_settle(),
-    holdfast.operation_expire(int), holdfast.operation_review_close(text, text, text), holdfast.operation_health(double precision), holdfast.operation_indexes() from public;
+    holdfast.operation_expire(int), holdfast.operation_review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

@@ -1,3 +1,4 @@
+drop view holdfast_object_place;
 drop table holdfast_object_change;
 drop table holdfast_object;
 drop table holdfast_object_version;

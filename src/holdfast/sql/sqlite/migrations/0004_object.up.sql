@@ -1,10 +1,10 @@
 -- Compare-and-swap records, and the log of their changes. There is one writer at a time, so the places in the log, which
--- whoever writes draws, are in the order of the commits. Triggers draw and log: a write is one statement.
+-- whoever writes draws, are in the order of the commits. Triggers log: a write is one statement, and two pages of the file.
 --
 -- A version is its place and 20 random bits: a place that was rolled back is drawn again, and whoever was told a version in
 -- that transaction must not match what somebody else has written since.
 
-create table holdfast_object_version (one integer primary key check (one = 1), last integer not null);
+create table holdfast_object_version (one integer primary key check (one = 1), first integer not null);
 insert into holdfast_object_version values (1, 0);
 
 create table holdfast_object (
@@ -29,21 +29,22 @@ create table holdfast_object_change (
     kind    text not null check (kind in ('created', 'updated', 'deleted'))
 );
 
+-- The place drawn last: that of the newest change, or from where it is counted since the machine was started anew.
+create view holdfast_object_place as
+select max(first, coalesce((select max(version) from holdfast_object_change) >> 20, 0)) as last from holdfast_object_version;
+
 -- A line that begins with a semicolon: one that ends with it would end the whole statement for whoever reads this file.
 -- The newest 100,000 changes stay.
 create trigger holdfast_object_created after insert on holdfast_object begin
-    update holdfast_object_version set last = new.version >> 20
-    ; insert into holdfast_object_change values (new.version, new.type, new.id, 'created')
+    insert into holdfast_object_change values (new.version, new.type, new.id, 'created')
     ; delete from holdfast_object_change where (new.version >> 20) & 1023 = 0 and version < ((new.version >> 20) - 99999) << 20
     ; end;
 create trigger holdfast_object_updated after update on holdfast_object begin
-    update holdfast_object_version set last = new.version >> 20
-    ; insert into holdfast_object_change values (new.version, new.type, new.id, 'updated')
+    insert into holdfast_object_change values (new.version, new.type, new.id, 'updated')
     ; delete from holdfast_object_change where (new.version >> 20) & 1023 = 0 and version < ((new.version >> 20) - 99999) << 20
     ; end;
 create trigger holdfast_object_deleted after delete on holdfast_object begin
-    update holdfast_object_version set last = last + 1
-    ; insert into holdfast_object_change select last << 20, old.type, old.id, 'deleted' from holdfast_object_version
+    insert into holdfast_object_change select (last + 1) << 20, old.type, old.id, 'deleted' from holdfast_object_place
     ; end;
 
 insert into holdfast_schema_version (version, name) values (4, 'object');

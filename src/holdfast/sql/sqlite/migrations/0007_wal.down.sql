@@ -1,2 +1,3 @@
 delete from holdfast_schema_version where version = 7;
 drop index holdfast_idempotency_log_expiring;
+drop index holdfast_idempotency_log_updated;

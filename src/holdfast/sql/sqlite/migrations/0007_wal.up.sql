@@ -1,4 +1,5 @@
--- The log of operations as people keep it: what expires is found without reading all.
+-- The log of operations as people keep it: what expires, and what was touched last, is found without reading all.
 create index holdfast_idempotency_log_expiring on holdfast_idempotency_log (expires_at) where result is not null and expires_at is not null;
+create index holdfast_idempotency_log_updated on holdfast_idempotency_log (updated_at);
 
 insert into holdfast_schema_version (version, name) values (7, 'wal');

@@ -1,0 +1,74 @@
+"""What happens, told to whoever listens. Unless somebody does, an event costs one look at a variable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from holdfast._wire import forks
+from holdfast._wire.log import logger
+
+log = logger("holdfast.telemetry")
+
+Listener = Callable[[str, dict[str, Any]], None]
+
+listeners: tuple[Listener, ...] = ()
+"""Looked at before anything is put together to be told."""
+_sources: WeakSet[Any] = WeakSet()
+_lock = threading.Lock()
+
+
+class Source(Protocol):
+    """Something that has gauges: read when somebody asks, never counted along, so that they cannot go wrong."""
+
+    def gauges(self) -> Iterable[tuple[str, float]]: ...
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """``listener(event, fields)`` is called where things happen, in any thread, and is to be quick. Call what comes
+    back to end it."""
+    global listeners
+    with _lock:
+        listeners = (*listeners, listener)
+
+    def stop() -> None:
+        global listeners
+        with _lock:
+            listeners = tuple(each for each in listeners if each is not listener)
+
+    return stop
+
+
+def tell(event: str, **fields: Any) -> None:
+    """What a listener does wrong is its own trouble, and not that of whoever holds a lease."""
+    for listener in listeners:
+        try:
+            listener(event, fields)
+        except Exception:
+            log.exception("a listener failed on %s", event)
+
+
+def register(source: Source) -> None:
+    with _lock:
+        _sources.add(source)
+
+
+def readings() -> dict[str, float]:
+    """Every gauge of this process, summed over what has it; an age is the greatest."""
+    found: dict[str, float] = {}
+    with _lock:
+        sources = list(_sources)
+    for source in sources:
+        for name, value in source.gauges():
+            known = found.get(name, 0.0)
+            found[name] = max(known, value) if name.endswith("_seconds") else known + value
+    return found
+
+
+@forks.in_child
+def _forget() -> None:
+    """What the parent holds is not held here."""
+    global _lock, _sources
+    _lock, _sources = threading.Lock(), WeakSet()

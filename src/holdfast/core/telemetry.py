@@ -1,0 +1,86 @@
+"""What can be measured, as one table: which event counts where, under which labels. Exporters follow it, and so do the
+dashboard and the alerts, which are checked against it.
+
+Names and keys are never labels: there may be millions. What an operation's labels hold is what its key says of it, and
+those who declare datasets and tasks declare a bounded number of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["counter", "histogram", "gauge"]
+
+
+class Reading(NamedTuple):
+    """A gauge as it is now."""
+
+    name: str
+    value: float
+
+
+class Metric(NamedTuple):
+    name: str
+    kind: Kind
+    about: str
+    event: str = ""
+    """What it follows; a gauge is read instead."""
+    value: str = ""
+    """The field that is added or recorded; without one, events are counted."""
+    labels: tuple[str, ...] = ()
+    unit: str = "1"
+
+    def amount(self, fields: dict[str, Any]) -> float:
+        return float(fields[self.value]) if self.value else 1.0
+
+    def labelled(self, fields: dict[str, Any]) -> dict[str, str]:
+        """Every label, always: series that come and go cannot be added up."""
+        return {label: _text(fields.get(label)) for label in self.labels}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+"""Seconds: from a hand-over inside a process to a lease that is held all day."""
+
+
+def _counter(name: str, about: str, event: str, *labels: str, value: str = "") -> Metric:
+    return Metric(name, "counter", about, event, value, labels)
+
+
+def _seconds(name: str, about: str, event: str, value: str, *labels: str) -> Metric:
+    return Metric(name, "histogram", about, event, value, labels, "s")
+
+
+def _gauge(name: str, about: str, unit: str = "1") -> Metric:
+    return Metric(name, "gauge", about, unit=unit)
+
+
+METRICS: tuple[Metric, ...] = (
+    _counter("lease_acquisitions", "Leases and slots that were granted.", "lease.acquired", "kind"),
+    _counter("lease_refusals", "Asked for and not had, because somebody else has it.", "lease.refused", "kind"),
+    _counter("lease_takeovers", "Granted because the holder had expired or was gone.", "lease.taken_over", "kind"),
+    _counter("lease_losses", "Lost while they were held.", "lease.lost", "kind", "reason"),
+    _seconds("lease_wait_seconds", "From asking to having.", "lease.acquired", "waited", "kind"),
+    _seconds("lease_hold_seconds", "From having to giving back, or losing.", "lease.ended", "held", "kind"),
+    _gauge("leases_held", "Held and renewed by this process."),
+    _gauge("lease_waiters", "Waiting for a lease in this process."),
+    _counter("heartbeats", "One for all leases of a TTL.", "keeper.beat", "outcome"),
+    _seconds("heartbeat_seconds", "How long the database took to answer one.", "keeper.beat", "seconds"),
+    _gauge("heartbeat_age_seconds", "Since the oldest heartbeat of this process was confirmed.", "s"),
+    _counter("elector_transitions", "What became of this replica.", "elector.changed", "to"),
+    _gauge("electors_leading", "Electors that lead in this process."),
+    _counter("invariant_violation", "What reconciling slots found wrong.", "slots.violation", "kind"),
+    _gauge("slots_in_use", "As the last reconciliation found them."),
+    _seconds("reconciler_sweep_seconds", "A whole sweep.", "reconciler.swept", "seconds"),
+    _counter("reconciler_errors", "Sweeps, watches and records that failed; each is tried again.", "reconciler.failed"),
+)
+
+BY_EVENT: dict[str, tuple[Metric, ...]] = {
+    event: tuple(each for each in METRICS if each.event == event) for event in {each.event for each in METRICS} - {""}
+}
+GAUGES = tuple(each for each in METRICS if each.kind == "gauge")

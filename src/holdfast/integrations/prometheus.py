@@ -1,0 +1,67 @@
+"""Metrics for Prometheus, through prometheus_client:
+
+    from holdfast.integrations.prometheus import export
+    stop = export()                            # into the registry that prometheus_client.start_http_server serves
+
+A metric is called ``holdfast_`` and its name, a counter ends with ``_total``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast import telemetry
+
+
+def export(
+    registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None
+) -> Callable[[], None]:
+    """Export what this process does from now on; call what comes back to end it, and to take it out of the registry.
+
+    ``env``: what the label of that name says wherever a metric has it."""
+    series: dict[str, Counter | Histogram] = {}
+    for each in telemetry.METRICS:
+        if each.kind == "counter":
+            series[each.name] = Counter(prefix + each.name, each.about, each.labels, registry=registry)
+        elif each.kind == "histogram":
+            series[each.name] = Histogram(
+                prefix + each.name, each.about, each.labels, buckets=telemetry.BUCKETS, registry=registry
+            )
+    gauges = _Gauges(prefix)
+    registry.register(gauges)
+
+    def hear(event: str, fields: dict[str, Any]) -> None:
+        known = fields if env is None else {"env": env, **fields}
+        for each in telemetry.BY_EVENT.get(event, ()):
+            found = series[each.name]
+            labelled = found.labels(**each.labelled(known)) if each.labels else found
+            if isinstance(labelled, Counter):
+                labelled.inc(each.amount(known))
+            else:
+                labelled.observe(each.amount(known))
+
+    stop_listening = telemetry.listen(hear)
+
+    def stop() -> None:
+        stop_listening()
+        for each in [*series.values(), gauges]:
+            registry.unregister(each)
+
+    return stop
+
+
+class _Gauges(Collector):
+    """Read when somebody scrapes."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        found = telemetry.readings()
+        for each in telemetry.GAUGES:
+            yield GaugeMetricFamily(self._prefix + each.name, each.about, value=found.get(each.name, 0.0))

@@ -1,0 +1,14 @@
+"""What is measured: the table of all metrics, the events they follow, and gauges to be read.
+
+``holdfast.integrations.opentelemetry`` and ``holdfast.integrations.prometheus`` export them. For anything else:
+
+    stop = holdfast.telemetry.listen(lambda event, fields: print(event, fields))
+    holdfast.telemetry.readings()
+"""
+
+from __future__ import annotations
+
+from holdfast._wire.telemetry import Listener, listen, readings
+from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, Metric
+
+__all__ = ["BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "Listener", "Metric", "listen", "readings"]

@@ -1,0 +1,198 @@
+"""Many operations at once: each as safe as one alone, whatever is raised, killed, interrupted or late."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing.operation_contract import LONG, name, running
+from tests.children import query
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
+
+
+def keys_of(dataset: str, count: int, **options: Any) -> list[holdfast.OperationKey]:
+    return [
+        holdfast.OperationKey(pipeline="etl", task=str(n), dataset=dataset, operation="load", **options)
+        for n in range(count)
+    ]
+
+
+def test_what_cannot_be_kept_or_passes_by_itself_is_no_different_in_a_batch(connect: Connect, either: str) -> None:
+    """A result that cannot be kept is an effect all the same, and must not be had twice; an error that passes is never
+    the answer for good."""
+    client, called = connect(either), []
+    prefix = name()
+
+    def work(number: int) -> object:
+        called.append(number)
+        if number == 1:
+            raise ConnectionResetError("gone")
+        if number == 2:
+            raise KeyError("for good")
+        return object() if number == 0 else number
+
+    def many() -> Any:
+        options: Any = {"key": lambda number: f"{prefix}-{number}", "remember_errors": [Exception]}
+        return client.operations.run_many(range(4), work, **options)
+
+    found = many()
+    assert [type(each.error) for each in found] == [ValueError, ConnectionResetError, KeyError, type(None)]
+    assert [client.operations.get(f"{prefix}-{n}").status for n in range(4)] == [
+        "partial", "failure", "failure", "success",
+    ]  # fmt: skip
+    again = many()
+    assert called == [0, 1, 2, 3, 1], "only what passes by itself is tried again"
+    assert [type(each.error) for each in again[:3]] == [
+        holdfast.OperationFailed, ConnectionResetError, holdfast.OperationFailed,
+    ]  # fmt: skip
+    reviews = [each.label for each in client.operations.reviews()]
+    assert f"{prefix}-0" in reviews, "what is refused waits for somebody to look at it"
+    assert client.operations.verify().broken == ()
+
+
+def test_what_is_noted_and_told_in_a_batch_is_kept(client: holdfast.Client, either: str) -> None:
+    prefix = name()
+
+    def work(item: str, *, op: Any) -> str:
+        op.emit("lineage", {"item": item})
+        op.checkpoint("draft", item)
+        with holdfast.Client(either) as other:
+            [half] = other.operations.replay(item)
+            assert half.checkpoints == {"draft": item}, "at once, not when the batch is over"
+        if item.endswith("b"):
+            raise ValueError("broken")
+        return item
+
+    found = client.operations.run_many([f"{prefix}-a", f"{prefix}-b"], work)
+    assert [each.status for each in found] == ["success", "failed"]
+    outbox = "holdfast_outbox" if either.startswith("sqlite") else "holdfast.outbox"
+    assert query(either, f"select topic, payload from {outbox}") == [("lineage", json.dumps({"item": f"{prefix}-a"}))]
+    kinds = [each.kind for each in client.operations.history(f"{prefix}-a")]
+    assert kinds == ["lock_acquired", "claimed", "effect_started", "checkpoint", "success", "lock_released"]
+    assert client.operations.verify().problems == ()
+
+
+def test_a_batch_that_is_interrupted_leaves_only_what_it_was_at(client: holdfast.Client) -> None:
+    called: list[str] = []
+    prefix = name()
+    keys = [f"{prefix}-{n}" for n in range(4)]
+
+    def work(key: str) -> str:
+        called.append(key)
+        if called == keys[:2]:
+            raise KeyboardInterrupt
+        return key
+
+    with pytest.raises(KeyboardInterrupt):
+        client.operations.run_many(keys, work)
+    records = [client.operations.get(each) for each in keys]
+    assert [each and each.status for each in records] == ["success", "partial", "failure", "failure"]
+    undone: list[int] = []
+    found = client.operations.run_many(keys, work, rollback=lambda: undone.append(1), max_attempts=2)
+    assert [each.result for each in found] == keys
+    assert called == [keys[0], keys[1], keys[1], *keys[2:]]
+    assert undone == [1], "nothing is undone that was never called"
+    assert client.operations.verify().broken == ()
+
+
+def test_a_late_batch_is_refused_by_its_fence(either: str) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    keys = keys_of(name(), 2)
+
+    def late(_: Any) -> str:
+        begun.set()
+        assert go_on.wait(LONG)
+        return "late"
+
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
+        zombie = pool.submit(client.operations.run_many, keys, late)
+        assert begun.wait(LONG)
+        [lease] = other.leases.list()
+        other.leases.force_release(lease.name, actor="test", reason="it stands still")
+        assert other.operation(keys[0], rollback=int).run(lambda: "in time").attempt == 2
+        go_on.set()
+        with pytest.raises(holdfast.FencedOut):
+            zombie.result(LONG)
+        assert other.operation(keys[0]).run(int).result == "in time"
+        assert other.operations.get(keys[1]).status == "partial"  # type: ignore[union-attr]
+        assert other.operations.verify().broken == ()
+
+
+def test_a_batch_that_finds_its_lock_taken_does_what_it_was_told_to(connect: Connect, either: str) -> None:
+    client, keys = connect(either), keys_of(name(), 3)
+    client.operation(keys[0]).run(lambda: "done before")
+    many = client.operations.run_many
+    with running(either, keys[2]) as finish:
+        skipped = many(keys, lambda _: 1, when_locked="skip")
+        assert [each.status for each in skipped] == ["success", "skipped", "skipped"]
+        assert skipped[0].result == "done before"
+        for patient in ("wait", "backoff"):
+            with pytest.raises(holdfast.OperationInProgress, match=r"waited 0\.[1-9]"):
+                many(keys, lambda _: 1, when_locked=patient, timeout=0.1)
+        with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+            many(keys, lambda _: 1, when_locked="escalate")
+        finish().result(LONG)
+    assert [each.result for each in many(keys, lambda _: 1)] == ["done before", 1, "theirs"]
+
+
+def test_a_batch_and_a_transaction_exclude_each_other(postgres_url: str) -> None:
+    keys, begun, go_on = keys_of("parcels", 3), threading.Event(), threading.Event()
+
+    def effect() -> str:
+        begun.set()
+        assert go_on.wait(LONG)
+        return "in a transaction"
+
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url) as mine,
+        psycopg.connect(postgres_url) as theirs,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(lambda: client.operation(keys[0], tx=mine).run(effect))
+        assert begun.wait(LONG)
+        with pytest.raises(holdfast.OperationInProgress):
+            client.operations.run_many(keys[1:], lambda _: 1, when_locked="fail")
+        go_on.set()
+        first.result(LONG)
+
+        def within(_: Any) -> str:
+            return client.operation(keys[0], tx=theirs, when_locked="skip").run(int).status
+
+        found = client.operations.run_many(keys, within)
+        assert [each.result for each in found] == ["in a transaction", "success", "success"]
+
+        def another(_: Any) -> str:
+            with ThreadPoolExecutor(1) as other:  # who knows nothing of the batch
+                key = keys_of("parcels", 5)[4]
+                return other.submit(
+                    lambda: client.operation(key, tx=theirs, when_locked="skip").run(int).status
+                ).result()
+
+        assert client.operations.run_many(keys_of("parcels", 4)[3:], another)[0].result == "skipped"
+
+
+def test_a_batch_of_a_sovereign_dataset_is_marked_and_locked_whole(connect: Connect, either: str) -> None:
+    client, dataset = connect(either), name()
+    with pytest.raises(ValueError, match="is sovereign and is locked whole"):
+        client.operations.run_many(keys_of(dataset, 1, shards=4), int, sovereign=True)
+    keys = keys_of(dataset, 2)
+    client.operations.run_many(keys, lambda _: 1, sovereign=True, actor="jane", justification="the council agreed")
+    for key in keys:
+        said = {each.kind: json.loads(each.detail) for each in client.operations.history(key)}
+        assert said["sovereignty"] == {"dataset": dataset, "sovereignty_event": True}
+        assert said["claimed"] == {"actor": "jane", "justification": "the council agreed"}

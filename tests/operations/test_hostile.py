@@ -1,0 +1,235 @@
+"""What callers do that nobody has in mind: operations inside of operations, transactions that are old, functions that
+commit by themselves, and what they take as ``op``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+import holdfast
+from holdfast.testing.operation_contract import LONG, name, running
+from tests.children import query
+from tests.subjects import ask
+
+
+def key_of(task: str, dataset: str = "parcels") -> holdfast.OperationKey:
+    return holdfast.OperationKey(pipeline="etl", task=task, dataset=dataset, operation="load")
+
+
+@pytest.mark.parametrize("patient", ["wait", "backoff"])
+def test_one_inside_of_another_with_the_same_lock_is_told_at_once(either: str, patient: Any) -> None:
+    """It would wait for itself until its time is over."""
+    with holdfast.Client(either) as client:
+
+        def inner() -> Any:
+            return client.operation(key_of("inner"), when_locked=patient, timeout=LONG).run(int)
+
+        with pytest.raises(holdfast.OperationInProgress, match="it would wait for itself"):
+            client.operation(key_of("outer")).run(inner)
+        with (
+            pytest.raises(holdfast.OperationInProgress, match="it would wait for itself"),
+            client.operation(key_of("block")),
+        ):
+            inner()
+        skipped = client.operation(key_of("again")).run(
+            lambda: client.operation(key_of("inner"), when_locked="skip").run(int).status
+        )
+        assert skipped.result == "skipped"
+        assert inner().replayed is False, "outside of it, nothing is in its way"
+
+
+async def test_a_task_that_outlives_the_operation_it_was_begun_in_waits_as_any_other(either: str) -> None:
+    begun: list[asyncio.Task[Any]] = []
+    go_on = asyncio.Event()
+    async with holdfast.AsyncClient(either) as client:
+
+        async def later() -> Any:
+            await go_on.wait()
+            return await client.operation(key_of("later"), timeout=LONG).run(int)
+
+        async def work() -> None:
+            begun.append(asyncio.create_task(later()))
+
+        await client.operation(key_of("first")).run(work)
+        with running(either, key_of("theirs")) as finish:
+            go_on.set()
+            done, _ = await asyncio.wait(begun, timeout=0.1)
+            assert not done, "it waits"
+            finish()
+        assert (await begun[0]).status == "success"
+
+
+@pytest.mark.parametrize("engine", ["postgres", "sqlite"])
+def test_one_inside_of_itself_in_the_same_transaction_is_told_so(request: pytest.FixtureRequest, engine: str) -> None:
+    url = request.getfixturevalue(f"{engine}_url")
+    calls: list[int] = []
+    with holdfast.Client(url) as client:
+        client.operations.list()
+        with closing(sqlite3.connect(url[10:]) if engine == "sqlite" else psycopg.connect(url)) as mine:
+
+            def work() -> int:
+                calls.append(1)
+                return int(client.operation("a", tx=mine).run(work).result)
+
+            with pytest.raises(holdfast.OperationInProgress, match="inside of itself"):
+                client.operation("a", tx=mine).run(work)
+            assert calls == [1]
+            assert client.operation("a", tx=mine).run(lambda: 7).result == 7
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+def test_a_transaction_that_is_older_than_what_was_done_never_does_it_again(postgres_url: str, level: str) -> None:
+    """Joined: it may not see that it was done, and then it is refused when it says so."""
+    ask(postgres_url, "create table work (what text)")
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url) as old,
+        psycopg.connect(postgres_url) as quick,
+    ):
+        old.isolation_level = psycopg.IsolationLevel[level]
+        old.execute("select count(*) from work")  # what it sees is fixed now, at the higher levels
+
+        def effect(connection: Any, what: str) -> str:
+            connection.execute("insert into work values (%s)", [what])
+            return what
+
+        assert client.operation("a", tx=quick).run(effect, quick, "quick").result == "quick"
+        if level == "READ_COMMITTED":
+            outcome = client.operation("a", tx=old).run(effect, old, "old")
+            assert (outcome.result, outcome.replayed) == ("quick", True)
+        else:
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                client.operation("a", tx=old).run(effect, old, "old")
+            old.rollback()
+            assert client.operation("a", tx=old).run(effect, old, "old").replayed
+        old.commit()
+    assert ask(postgres_url, "select what from work") == [("quick",)]
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(sqlite_url: str, manual: bool) -> None:
+    """What it wrote before is there, and that it is would not be known: at least it is told."""
+    path = sqlite_url.removeprefix("sqlite:///")
+    ask(sqlite_url, "create table work (what int)")
+    with holdfast.Client(sqlite_url) as client:
+        client.operations.list()
+        with closing(sqlite3.connect(path, isolation_level=None if manual else "DEFERRED")) as mine:
+
+            def effect(again: bool) -> None:
+                mine.execute("insert into work values (1)")
+                mine.execute("commit")
+                if again:
+                    if manual:
+                        mine.execute("begin")
+                    mine.execute("insert into work values (2)")
+
+            for again in (True, False):
+                with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
+                    client.operation(f"{again}", tx=mine).run(effect, again)
+                assert not mine.in_transaction
+            client.operation("well", tx=mine).run(lambda: mine.execute("insert into work values (3)").close())
+            mine.execute("begin")
+            mine.execute("insert into work values (4)")
+            with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
+                client.operation("joined", tx=mine).run(effect, True)
+            mine.rollback()
+        assert [each.status for each in client.operations.list()] == ["success", "failure", "failure"]
+    assert ask(sqlite_url, "select what from work order by 1") == [(1,), (1,), (1,), (3,), (4,)]
+
+
+def test_the_same_with_sqlalchemy(sqlite_url: str) -> None:
+    ask(sqlite_url, "create table work (what int)")
+    engine = sqlalchemy.create_engine(sqlite_url)
+    with holdfast.Client(sqlite_url) as client, engine.connect() as mine:
+        client.operations.list()
+
+        def effect() -> None:
+            for sql in ("insert into work values (1)", "commit", "insert into work values (2)"):
+                mine.execute(sqlalchemy.text(sql))
+
+        with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
+            client.operation("a", tx=mine).run(effect)
+    engine.dispose()
+    assert ask(sqlite_url, "select what from work") == [(1,)]
+
+
+@pytest.mark.parametrize("engine", ["postgres", "sqlite"])
+def test_what_is_escalated_in_a_joined_transaction_waits_for_nobody(
+    request: pytest.FixtureRequest, engine: str
+) -> None:
+    """On SQLite the file has one writer, and that is the caller: the review is part of its transaction there."""
+    url = request.getfixturevalue(f"{engine}_url")
+    with holdfast.Client(url) as client, running(url, "a"):
+        with pytest.raises(ValueError, match="broken"):
+            client.operation("b").run(_broken)
+        with closing(sqlite3.connect(url[10:], timeout=LONG) if engine == "sqlite" else psycopg.connect(url)) as mine:
+            mine.execute("create table work (what int)")
+            if engine == "sqlite":
+                mine.execute("begin immediate")
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number 1"):
+                client.operation("a", tx=mine, when_locked="escalate").run(int)
+            with pytest.raises(holdfast.OperationFailed, match="up for review"):
+                client.operation("b", tx=mine, max_attempts=1).run(int)
+            mine.commit()
+        assert [(each.label, each.reason) for each in client.operations.reviews()] == [
+            ("a", "locked"), ("b", "attempts"),
+        ]  # fmt: skip
+
+
+def test_what_is_emitted_is_told_with_a_success_and_never_before(either: str) -> None:
+    with holdfast.Client(either) as client:
+
+        def work(op: Any, fails: bool) -> None:
+            op.emit("lineage", 1)
+            op.checkpoint("half way")
+            if fails:
+                raise ValueError("broken")
+
+        outbox = "holdfast_outbox" if either.startswith("sqlite") else "holdfast.outbox"
+        for fails, told in ((True, []), (False, [(2,)])):
+            try:
+                client.operation("a").run(work, fails)
+            except ValueError:
+                assert fails
+            assert query(either, f"select attempt from {outbox}") == told
+
+
+def test_op_is_given_wherever_it_is_asked_for(sqlite_url: str) -> None:
+    def first(op: Any, a: int) -> list[Any]:
+        return [op.attempt, a]
+
+    def last(a: int, op: Any) -> list[Any]:
+        return [op.attempt, a]
+
+    def named(a: int, *, op: Any) -> list[Any]:
+        return [op.attempt, a]
+
+    @functools.wraps(last)
+    def wrapped(*args: Any, **kwargs: Any) -> list[Any]:
+        return last(*args, **kwargs)
+
+    class Called:
+        def __call__(self, a: int, *, op: Any) -> list[Any]:
+            return [op.attempt, a]
+
+        def method(self, op: Any, a: int) -> list[Any]:
+            return [op.attempt, a]
+
+    functions: list[Callable[..., Any]] = [
+        first, last, named, wrapped, Called(), Called().method, functools.partial(last), lambda a: [1, a],
+    ]  # fmt: skip
+    with holdfast.Client(sqlite_url) as client:
+        for function in functions:
+            assert client.operation(name()).run(function, 7).result == [1, 7], function
+
+
+def _broken() -> None:
+    raise ValueError("broken")

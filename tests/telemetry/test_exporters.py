@@ -1,0 +1,96 @@
+"""What is exported is the table, and its numbers are those of what happened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import holdfast
+from holdfast import telemetry
+from holdfast.integrations.opentelemetry import instrument
+from holdfast.integrations.prometheus import export
+
+
+def happen(url: str) -> None:
+    """Two leases granted, one refused, one held while the numbers are read by the caller."""
+    with holdfast.Client(url) as client:
+        with client.lease("a"):
+            assert client.lease("a", holder="other").try_acquire() is None
+        client.lease("b").acquire().release()
+
+
+def collected(reader: InMemoryMetricReader) -> dict[str, Any]:
+    data: Any = reader.get_metrics_data()
+    return {
+        metric.name: {tuple(sorted(point.attributes.items())): point for point in metric.data.data_points}
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+@pytest.mark.parametrize("prefix", ["holdfast.", "kfm."])
+def test_opentelemetry_is_told_under_the_prefix_that_was_asked_for(sqlite_url: str, prefix: str) -> None:
+    reader = InMemoryMetricReader()
+    stop = instrument(prefix=prefix, meter_provider=MeterProvider([reader]))
+    happen(sqlite_url)
+    stop()
+    happen(sqlite_url)  # nobody listens any more
+    found = collected(reader)
+    kind = (("kind", "lease"),)
+    assert found[f"{prefix}lease_acquisitions"][kind].value == 2
+    assert found[f"{prefix}lease_refusals"][kind].value == 1
+    assert found[f"{prefix}lease_hold_seconds"][kind].count == 2
+    assert found[f"{prefix}leases_held"][()].value == telemetry.readings().get("leases_held", 0.0)
+
+
+def test_without_an_sdk_nobody_listens() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry.sdk'] = None\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'opentelemetry.sdk' else real(name, *a)\n"
+        "from holdfast.integrations.opentelemetry import instrument\n"
+        "from holdfast._wire import telemetry\n"
+        "stop = instrument(); print(len(telemetry.listeners)); stop()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"
+
+
+def test_prometheus_shows_every_metric_of_the_table_and_stops(sqlite_url: str) -> None:
+    registry = CollectorRegistry()
+    stop = export(registry)
+    happen(sqlite_url)
+    families = {each.name: each for each in text_string_to_metric_families(generate_latest(registry).decode())}
+    shown = {name.removeprefix("holdfast_") for name in families if not name.endswith("_created")}
+    assert shown == {each.name for each in telemetry.METRICS}
+    values = {(each.name, *each.labels.values()): each.value for family in families.values() for each in family.samples}
+    assert values["holdfast_lease_acquisitions_total", "lease"] == 2
+    assert values["holdfast_lease_refusals_total", "lease"] == 1
+    assert values["holdfast_lease_hold_seconds_count", "lease"] == 2
+    stop()
+    assert generate_latest(registry) == b""
+    export(registry)()  # once more, in the same registry
+
+
+def test_names_and_keys_are_never_labels() -> None:
+    assert {label for each in telemetry.METRICS for label in each.labels}.isdisjoint(
+        {"name", "key", "lease", "holder", "token", "pool", "url", "database"}
+    )
+    assert len({each.name for each in telemetry.METRICS}) == len(telemetry.METRICS)
+
+
+def test_the_page_lists_every_metric_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "telemetry.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.about} |" for each in telemetry.METRICS
+    ]
