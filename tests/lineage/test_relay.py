@@ -287,11 +287,10 @@ def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypat
         assert len(once(sink)) == 12
 
 
-def test_it_runs_under_a_lease_and_another_goes_on(either: str) -> None:
+def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) -> None:
     sink = Kept()
     with holdfast.Client(either) as client:
-        clients = [holdfast.Client(either) for _ in range(2)]
-        relays = [each.relay("r", sink, poll=0.01) for each in clients]
+        relays = [connect(either).relay("r", sink, poll=0.01) for _ in range(2)]
         threads = [threading.Thread(target=each.run) for each in relays]
         for thread in threads:
             thread.start()
@@ -309,8 +308,6 @@ def test_it_runs_under_a_lease_and_another_goes_on(either: str) -> None:
         for thread in threads:
             thread.join(30)
         assert not any(thread.is_alive() for thread in threads)
-        for each in clients:
-            each.close()
         assert [each.holder for each in client.relays.list()] == [None]
 
 

@@ -50,10 +50,11 @@ class AsyncRelay:
         check_called(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
-        self._elector = AsyncElector(engine, ElectorTerms.check(
-            terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), grace=None, holder=None,
+        leading = ElectorTerms.check(
+            "relay", ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), grace=None, holder=None,
             failover="ttl", overrun="wait",
-        ), None)  # fmt: skip
+        )  # fmt: skip
+        self._elector = AsyncElector(engine, leading._replace(name=terms.lease), None)
         self._refused = 0
         """Events in a row that the sink did not take, each after all its tries."""
 
