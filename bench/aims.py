@@ -34,6 +34,7 @@ class Verdict(NamedTuple):
         )
 
 
+WITHIN, ONCE = "operation(key, tx=conn).run(…)", "operation(key).run(…)"
 PAIR, ASYNC_PAIR = "with client.lock(name)", "async with client.lock(name)"
 
 AIMS = (
@@ -44,6 +45,8 @@ AIMS = (
     Aim("lock hand-over, in a line", "16 tasks of one client", 1 / 20),
     Aim("lock hand-over, alone", "another task of the same client", 1 / 20),
     Aim("lock pair, many held", "10,000 held", 2.0),
+    Aim("operation, fsync on", WITHIN, 1.25),
+    Aim("replayed", ONCE, 1 / 5, "DBOS workflow, run before"),
 )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import holdfast
+from bench import workflows
+from bench.aims import ONCE, WITHIN
 from bench.measure import Result, Run, compare
 from bench.place import Place
 
@@ -34,10 +35,15 @@ def operation(place: Place) -> list[Result]:
 
         variants: list[tuple[str, Run]] = [
             ("transaction", bare),
-            ("operation(key, tx=conn).run(…)", _runs(client, keys, insert, tx=connection)),
+            (WITHIN, _runs(client, keys, insert, tx=connection)),
             ("operation(key).run(…), outside", _runs(client, map("o{}".format, itertools.count()), insert)),
         ]
-        found += compare(f"operation, {label}", variants, rounds=place.effort.rounds(), times=place.effort.times(100))
+        rounds, times = place.effort.rounds(), place.effort.times(100)
+        if server is place.fast:
+            found += compare(f"operation, {label}", variants, rounds=rounds, times=times)
+            continue
+        with workflows.variants(url, workflows.transaction) as more:
+            found += compare(f"operation, {label}", variants + more, rounds=rounds, times=times)
     return found + _sqlite(place)
 
 
@@ -53,12 +59,12 @@ def replayed(place: Place) -> list[Result]:
 
     variants: list[tuple[str, Run]] = [
         ("select 1", select),
-        ("operation(key).run(…)", _runs(client, itertools.repeat("k"), int)),
-        ("operation(key, tx=conn).run(…)", _runs(client, itertools.repeat("k"), int, tx=connection)),
+        (ONCE, _runs(client, itertools.repeat("k"), int)),
+        (WITHIN, _runs(client, itertools.repeat("k"), int, tx=connection)),
     ]
-    with suppress(ImportError):
-        variants.append(("DBOS workflow, run before", _dbos(place)))
-    return compare("replayed", variants, rounds=place.effort.rounds(), times=place.effort.times(200))
+    with workflows.variants(place.fast.database(), workflows.replayed) as more:
+        rounds, times = place.effort.rounds(), place.effort.times(200)
+        return compare("replayed", variants + more, rounds=rounds, times=times)
 
 
 def operation_batch(place: Place) -> list[Result]:
@@ -74,7 +80,8 @@ def operation_batch(place: Place) -> list[Result]:
         ("one at a time", _runs(client, map("s{}".format, itertools.count()), int)),
         ("run_many", many),
     ]
-    return compare("operation_batch", variants, rounds=place.effort.rounds(5), times=place.effort.times(2000))
+    rounds, times = place.effort.rounds(5), place.effort.times(2000)
+    return compare("operation_batch", variants, rounds=rounds, times=times, aim="50 µs")
 
 
 def _runs(client: holdfast.Client, keys: Any, effect: Callable[[], object], tx: Any = None) -> Run:
@@ -107,30 +114,6 @@ def _sqlite(place: Place) -> list[Result]:
 
     variants: list[tuple[str, Run]] = [
         ("transaction", bare),
-        ("operation(key, tx=conn).run(…)", _runs(client, keys, insert, tx=connection)),
+        (WITHIN, _runs(client, keys, insert, tx=connection)),
     ]
     return compare("operation, SQLite", variants, rounds=place.effort.rounds(), times=place.effort.times(200))
-
-
-def _dbos(place: Place) -> Run:
-    """A workflow of one step, run again under the identity that it had: DBOS returns what it returned."""
-    from dbos import DBOS, SetWorkflowID
-
-    DBOS(config={"name": "bench", "system_database_url": place.fast.database()})
-
-    def step() -> int:
-        return 1
-
-    def workflow() -> int:
-        return int(done())
-
-    done, begun = DBOS.step()(step), DBOS.workflow()(workflow)
-    DBOS.launch()
-    place.at_end(DBOS.destroy)
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            with SetWorkflowID("k"):
-                begun()
-
-    return run

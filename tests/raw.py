@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from typing import Any
@@ -33,7 +32,7 @@ def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
         "at_least": 0.0,
         "solo": others.get("beat") is None,
         "session_key": None,
-        "process": json.dumps({"label": holder, "host": "here", "pid": 1}),
+        "process": {"label": holder, "host": "here", "pid": 1},
     } | others
 
 

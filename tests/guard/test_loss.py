@@ -189,13 +189,25 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
     eventually(lambda: rows(either) == NONE, "nobody has to wait for 300 s")
 
 
+@pytest.mark.skipif(not Path("/proc/self/timers").exists(), reason="the kernel does not show its timers")
 def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_path: Path) -> None:
-    """The block is over: what comes after it is not the timer's to end, however long the database takes."""
-    with Proxy(postgres_url) as way, Instance(way.url, "key", tmp_path, ttl=2.0) as instance:
-        instance.expect("works")
+    """The block is over: what comes after it is not the timer's to end, however long the database takes. A TERM
+    meanwhile still lets the hooks run."""
+    with (
+        Proxy(postgres_url) as way,
+        Instance(way.url, "patient", tmp_path, ttl=2.0) as patient,
+        Instance(way.url, "told", tmp_path, "tidy", ttl=2.0) as told,
+    ):
+        for each in (patient, told):
+            each.expect("works")
         way.stall()
-        instance.say("end")
-        instance.expect("done")
+        for each in (patient, told):
+            each.say("end")
+        eventually(lambda: "ClockID" not in Path(f"/proc/{told.pid}/timers").read_text(), "its block is over")
+        told.signal(signal.SIGTERM)
+        assert told.wait() == 128 + signal.SIGTERM
+        told.expect("tidy")
+        patient.expect("done")
 
 
 NESTED = GUARDED.replace("with client.guard", "outer = client.guard('outer')\nwith outer, client.guard")

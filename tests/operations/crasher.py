@@ -23,6 +23,7 @@ import holdfast
 from tests.children import query
 
 STATEMENTS = ("operation_get", "lease_acquire", "operation_write", "lease_release")
+OF_BATCHES = ("operation_claim_many", "operation_finish_many", "lease_release")
 WRITES = 3
 """The claim, a checkpoint, the end."""
 
@@ -33,6 +34,9 @@ def boundaries(mode: str, url: str) -> Iterator[str]:
             for nth in range(1, (WRITES if statement == "operation_write" else 1) + 1):
                 yield f"before:{statement}=kill@{nth}"
                 yield f"after:{statement}=kill@{nth}"
+        yield from ("effect:before", "effect:after")
+    elif mode == "batch":
+        yield from (f"{moment}:{statement}=kill@1" for statement in OF_BATCHES for moment in ("before", "after"))
         yield from ("effect:before", "effect:after")
     elif url.startswith("sqlite"):
         yield from (f"statement:{number}" for number in range(1, 20))
@@ -70,6 +74,31 @@ def external(url: str, key: str, policy: str, boundary: str) -> Any:
             return client.operation(key, timeout=30, **known[policy]).run(effect).status
         except holdfast.OperationFailed as error:
             return error.status
+
+
+def batch(url: str, key: str, policy: str, boundary: str) -> Any:
+    """Three at once, of which the second is the one that is looked at."""
+    if "=" in boundary:
+        os.environ["HOLDFAST_FAILPOINTS"] = boundary
+    with holdfast.Client(url) as client:
+
+        def effect(item: str) -> str:
+            if item == key and boundary == "effect:before":
+                die()
+            query(url, "insert into effect values (%s)", item)
+            if item == key and boundary == "effect:after":
+                die()
+            return "done"
+
+        keys = [f"{key} a", key, f"{key} c"]
+        found = client.operations.run_many(keys, effect, timeout=30)
+        assert all(effects(url, each) <= 1 for each in keys)
+        error = found[1].error
+        return error.status if isinstance(error, holdfast.OperationFailed) else found[1].status
+
+
+def effects(url: str, what: str) -> int:
+    return len(query(url, "select 1 from effect where what = %s", what))
 
 
 def transaction(url: str, key: str, policy: str, boundary: str) -> Any:
@@ -145,14 +174,13 @@ def release_leases(url: str) -> None:
 
 
 def main(url: str, mode: str, policy: str) -> None:
-    run = external if mode == "external" else transaction
+    run = {"external": external, "batch": batch, "transaction": transaction}[mode]
     for boundary in boundaries(mode, url):
         key = f"{mode}-{policy}-{boundary}"
         ended, _ = forked(partial(run, url, key, policy, boundary))
         release_leases(url)
         again, said = forked(partial(run, url, key, policy, ""))
-        effects = len(query(url, "select 1 from effect where what = %s", key))
-        print(json.dumps([boundary, ended, again, said, effects]), flush=True)  # noqa: T201
+        print(json.dumps([boundary, ended, again, said, effects(url, key)]), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

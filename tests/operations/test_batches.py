@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_contract import LONG, name, running
+from holdfast.testing.operation_stage import LONG, name, running
 from tests.children import query
 
 Connect = Callable[..., Any]

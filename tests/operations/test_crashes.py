@@ -55,3 +55,15 @@ def test_outside_there_is_never_a_second_effect(either: str, policy: str) -> Non
     had = {"effect:after", "before:operation_write=kill@3"}
     assert {boundary for boundary, (_, effects) in ends.items() if effects} == had
     assert all(effects <= 1 for _, effects in ends.values())
+
+
+def test_in_a_batch_there_is_never_a_second_effect(either: str) -> None:
+    found = crashes(either, "batch", "-")
+    assert [each for each in found if each[1:3] != (KILLED, 0)] == []
+    ends = {boundary: (said, effects) for boundary, _, _, said, effects in found}
+    left = {boundary: effects for boundary, (said, effects) in ends.items() if said == "partial"}
+    assert left == {
+        "after:operation_claim_many=kill@1": 0, "effect:before": 0, "effect:after": 1,
+        "before:operation_finish_many=kill@1": 1,
+    }  # fmt: skip
+    assert {ends[boundary] for boundary in ends.keys() - left.keys()} == {("success", 1)}

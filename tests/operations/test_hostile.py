@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 
 import holdfast
-from holdfast.testing.operation_contract import LONG, name, running
+from holdfast.testing.operation_stage import LONG, name, running
 from tests.children import query
 from tests.subjects import ask
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_contract import RESULTS, running
+from holdfast.testing.operation_stage import RESULTS, running
 from tests.children import eventually, query
 from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, ask, settled, shared_postgres, subject
 
@@ -230,7 +230,7 @@ def test_serialization_failures_are_tried_again_and_never_remembered(postgres_ur
 
 async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_url: str) -> None:
     """SQLite's own way to wait would hold up the loop, and with it the task that has the file."""
-    path, begun = sqlite_url.removeprefix("sqlite:///"), asyncio.Event()
+    path, begun, asked = sqlite_url.removeprefix("sqlite:///"), asyncio.Event(), asyncio.Event()
     calls: list[int] = []
     async with holdfast.AsyncClient(sqlite_url) as client:
         await client.operations.list()
@@ -239,9 +239,14 @@ async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_ur
             async def effect() -> int:
                 calls.append(1)
                 begun.set()
-                await asyncio.sleep(0.1)
+                await asked.wait()
                 return 1
 
+            def hear(sql: str) -> None:
+                if sql == "begin immediate":
+                    asked.set()
+
+            second.set_trace_callback(hear)
             holding = asyncio.create_task(client.operation("k", tx=first).run(effect))
             await begun.wait()
             waited = await asyncio.wait_for(client.operation("k", tx=second).run(effect), 20)

@@ -301,8 +301,8 @@ class AsyncClient:
         from holdfast.core.election import ElectorTerms
 
         terms = ElectorTerms.check(
-            name, ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace, holder=holder,
-            failover=failover, overrun=overrun,
+            check_free_name(name), ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace,
+            holder=holder, failover=failover, overrun=overrun,
         )  # fmt: skip
         return AsyncElector(self._engine, terms, on_new_leader)
 
@@ -355,7 +355,7 @@ class AsyncClient:
         from holdfast._async.recipes.shards import AsyncShards
         from holdfast.core.sharding import ShardTerms
 
-        return AsyncShards(self._engine, ShardTerms.check(name, count, ttl=ttl, holder=holder))
+        return AsyncShards(self._engine, ShardTerms.check(check_free_name(name), count, ttl=ttl, holder=holder))
 
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

@@ -300,8 +300,8 @@ class Client:
         from holdfast.core.election import ElectorTerms
 
         terms = ElectorTerms.check(
-            name, ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace, holder=holder,
-            failover=failover, overrun=overrun,
+            check_free_name(name), ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace,
+            holder=holder, failover=failover, overrun=overrun,
         )  # fmt: skip
         return Elector(self._engine, terms, on_new_leader)
 
@@ -354,7 +354,7 @@ class Client:
         from holdfast._sync.recipes.shards import Shards
         from holdfast.core.sharding import ShardTerms
 
-        return Shards(self._engine, ShardTerms.check(name, count, ttl=ttl, holder=holder))
+        return Shards(self._engine, ShardTerms.check(check_free_name(name), count, ttl=ttl, holder=holder))
 
     def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""

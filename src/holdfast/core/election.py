@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from holdfast.core.grant import MAX_TTL, Failover, Held, LeaseTerms, OnBeat, check_free_name, check_name, check_seconds
+from holdfast.core.grant import MAX_TTL, Failover, Held, LeaseTerms, OnBeat, check_name, check_seconds
 from holdfast.core.renewal import margin
 
 Overrun = Literal["wait", "exit"]
@@ -92,7 +92,7 @@ class ElectorTerms(NamedTuple):
         overrun: Overrun,
     ) -> ElectorTerms:
         lease = LeaseTerms.check(
-            check_free_name(name), ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=renew_every,
+            name, ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=renew_every,
             on_lost="flag", failover=failover,
         )  # fmt: skip
         if check_seconds(retry_every, "retry_every", 0.001, MAX_TTL) > lease.ttl:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from holdfast.core.grant import LeaseTerms, check_free_name, check_name
+from holdfast.core.grant import LeaseTerms, check_name
 
 MOST = 4096
 
@@ -27,7 +27,7 @@ class ShardTerms:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
             raise ValueError(f"count must be a whole number from 1 to {MOST}, not {count!r}")
         lease = LeaseTerms.check(
-            check_free_name(name, most=150), ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=None,
+            check_name(name, most=150), ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=None,
             on_lost="flag", failover="ttl",
         )  # fmt: skip
         if holder is not None:

@@ -6,81 +6,18 @@ something outside of the database; how they are one with a transaction depends o
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import holdfast
-
-Connect = Callable[..., Any]
-
-LONG = 60.0
-RESULTS: list[Any] = [
-    None, {}, [], 0, 0.0, False, True, "", "text", b"", b"\x00\xff", -1, 2**100, 0.1, "é \u0000 \ud800 \U0001f600",
-    [1, [None, "a"], 1.0], {"b": 1, "a": {"": [1.0, 1]}}, bytes(range(256)) * 1000, "x" * 1_000_000,
-]  # fmt: skip
-WRONG: list[Any] = [object(), (1, 2), {1: 2}, {"a": {1, 2}}, float("nan"), [float("inf")], bytearray(b"x")]
+from holdfast.testing.operation_mending import MendingContract
+from holdfast.testing.operation_stage import LONG, RESULTS, Connect, Effects, leave_half_done, name, running
 
 
-def name() -> str:
-    return f"op-{secrets.token_hex(6)}"
-
-
-class Effects(list[Any]):
-    """What was done, in order."""
-
-    def do(self, result: Any = None, error: Exception | None = None) -> Callable[[], Any]:
-        def function() -> Any:
-            self.append(result)
-            if error is not None:
-                raise error
-            return result
-
-        return function
-
-
-@contextmanager
-def running(url: str, key: Any, **options: Any) -> Iterator[Callable[[], Future[Any]]]:
-    """Somebody else is at it, until the block calls what it is given, or ends."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def work() -> str:
-        begun.set()
-        assert go_on.wait(LONG)
-        return "theirs"
-
-    with holdfast.Client(url) as other, ThreadPoolExecutor(1) as pool:
-        result = pool.submit(lambda: other.operation(key, **options).run(work))
-        try:
-            assert begun.wait(LONG), result.result()
-
-            def finish() -> Future[Any]:
-                go_on.set()
-                return result
-
-            yield finish
-        finally:
-            go_on.set()
-
-
-def leave_half_done(url: str, key: Any, note: Any = None, **options: Any) -> None:
-    """As a process that dies leaves it: nothing is said any more, and its lease is gone."""
-
-    def work(op: Any) -> None:
-        if note is not None:
-            op.checkpoint("noted", note)
-        raise KeyboardInterrupt
-
-    with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
-        dies.operation(key, **options).run(work)
-
-
-class OperationContract:
+class OperationContract(MendingContract):
     """Operations, seen from outside."""
 
     def test_a_result_is_replayed_exactly_and_the_function_is_not_called(self, connect: Connect, url: str) -> None:
@@ -193,105 +130,6 @@ class OperationContract:
             done = [client.operation(key(f"task {n}", 64), when_locked="skip").run(int).status for n in range(4)]
             assert "success" in done
 
-    def test_what_a_dead_owner_left_is_refused_without_a_word_of_what_to_do(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        leave_half_done(url, key)
-        assert client.operations.get(key).status == "partial"
-        assert key in [each.label for each in client.operations.list(status="partial")]
-        with pytest.raises(holdfast.OperationFailed, match="left half done in attempt 1") as refused:
-            client.operation(key).run(effects.do())
-        assert refused.value.status == "partial"
-        assert effects == []
-
-    def test_it_is_rolled_back_first(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        leave_half_done(url, key, {"file": 7})
-
-        def undo(op: Any) -> None:
-            effects.append(("undone", op.attempt, dict(op.checkpoints)))
-
-        outcome = client.operation(key, rollback=undo).run(effects.do("done"))
-        assert effects == [("undone", 1, {"noted": {"file": 7}}), "done"]
-        assert (outcome.result, outcome.attempt, outcome.replayed) == ("done", 2, False)
-
-    def test_a_rollback_that_fails_leaves_it_as_it_was(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        leave_half_done(url, key)
-        with pytest.raises(OSError, match="cannot undo"):
-            client.operation(key, rollback=effects.do("undo", OSError("cannot undo"))).run(effects.do("done"))
-        assert client.operations.get(key).status == "partial"
-        assert client.operation(key, rollback=effects.do("undo")).run(effects.do("done")).result == "done"
-        assert effects == ["undo", "undo", "done"]
-
-    def test_or_a_probe_says_whether_it_is_done(self, connect: Connect, url: str) -> None:
-        client, effects = connect(url), Effects()
-        for probe, called in ((lambda: True, []), (lambda op: op.done(7), []), (lambda: False, ["done"])):
-            key, before = name(), len(effects)
-            leave_half_done(url, key)
-            outcome = client.operation(key, verify=probe, on_partial="verify").run(effects.do("done"))
-            assert effects[before:] == called
-            assert outcome.status == "success"
-            again = client.operation(key).run(effects.do("no"))
-            assert (again.result, again.replayed) == (outcome.result, True)
-
-    def test_a_failure_with_a_rollback_is_undone_before_it_is_tried_again(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        with pytest.raises(ValueError, match="half way"):
-            client.operation(key, rollback=effects.do("undo")).run(effects.do(1, ValueError("half way")))
-        assert client.operation(key, rollback=effects.do("undo")).run(effects.do(2)).result == 2
-        assert effects == [1, "undo", 2]
-
-    def test_what_says_itself_when_the_effect_begins_may_die_before(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
-            dies.operation(key, marks_effect=True).run(_interrupted)
-        assert client.operation(key).run(effects.do("done")).attempt == 2
-        other = name()
-
-        def begun(op: Any) -> None:
-            op.effect_started()
-            raise KeyboardInterrupt
-
-        with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
-            dies.operation(other, marks_effect=True).run(begun)
-        with pytest.raises(holdfast.OperationFailed, match="half done"):
-            client.operation(other).run(effects.do("again"))
-        assert effects == ["done"]
-
-    def test_crashes_count_as_attempts(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        for _ in range(2):
-            leave_half_done(url, key, rollback=effects.do("undo"))
-        with pytest.raises(holdfast.OperationFailed, match="tried 2 times"):
-            client.operation(key, rollback=effects.do("undo"), max_attempts=2).run(effects.do("done"))
-        assert effects == ["undo"]
-
-    def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
-        client, effects, ours = connect(url), Effects(), name()
-        keys = {each: name() for each in ("undone", "done", "unknown", "fails", "not begun")}
-        with holdfast.Client(url) as dies:
-            for handler, each in keys.items():
-                dies.operations.register(f"{ours} {handler}", rollback=int)
-                with pytest.raises(KeyboardInterrupt):
-                    dies.operation(
-                        each, rollback=f"{ours} {handler}", marks_effect=handler == "not begun", payload=1
-                    ).run(_interrupted)
-        client.operations.register(f"{ours} undone", rollback=effects.do("undo"))
-        client.operations.register(f"{ours} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
-        client.operations.register(f"{ours} fails", rollback=effects.do("tried", OSError("cannot undo")))
-        found = client.operations.recover()
-        mine = {client.operations.get(each).key: handler for handler, each in keys.items()}
-        assert {mine[each]: outcome for each, outcome in found.items() if each in mine} == {
-            "undone": "rolled back", "done": "finished", "not begun": "rolled back",
-        }  # fmt: skip
-        assert sorted(effects) == ["tried", "undo"]
-        statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
-        assert statuses == {
-            "undone": "failure", "done": "success", "unknown": "partial", "fails": "partial", "not begun": "failure",
-        }  # fmt: skip
-        assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
-        assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
-
     def test_a_batch_is_split_into_what_is_to_be_done_and_what_was(self, connect: Connect, url: str) -> None:
         client, prefix, effects, steps = connect(url), name(), Effects(), []
         for number in (0, 3):
@@ -346,38 +184,6 @@ class OperationContract:
         with pytest.raises(ValueError, match="batch must be"):
             client.operations.run_many(["a"], int, batch=0)
 
-    def test_a_reset_key_is_as_if_it_were_new_and_its_history_stays(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        with pytest.raises(LookupError, match=key):
-            client.operations.reset(key, actor="jane", reason="wrong file")
-        client.operation(key, payload=1).run(effects.do(1))
-        client.operations.reset(key, actor="jane", reason="wrong file")
-        assert client.operations.get(key).error["reason"] == "wrong file"
-        outcome = client.operation(key, payload=2, max_attempts=1).run(effects.do(2))
-        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
-        with running(url, other := name()), pytest.raises(holdfast.OperationInProgress):
-            client.operations.reset(other, actor="jane", reason="impatient")
-        for argument in ("actor", "reason"):
-            with pytest.raises(ValueError, match=argument):
-                client.operations.reset(key, **{"actor": "jane", "reason": "why", argument: ""})
-
-    def test_what_is_done_can_be_undone_by_what_is_registered(self, connect: Connect, url: str) -> None:
-        client, key, effects = connect(url), name(), Effects()
-        client.operations.register(f"undo {key}", rollback=lambda op: effects.append(dict(op.checkpoints)))
-
-        def work(op: Any) -> int:
-            return 1
-
-        client.operation(key, rollback=f"undo {key}").run(work)
-        client.operations.rollback(key, actor="jane", reason="wrong file")
-        assert effects == [{}]
-        assert client.operations.get(key).status == "failure"
-        assert client.operation(key).run(effects.do(2)).attempt == 2
-        with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
-            client.operations.rollback(key, actor="jane", reason="again")
-        with pytest.raises(ValueError, match="no rollback is registered as 'nobody'"):
-            client.operation(key, rollback="nobody")
-
     def test_conditions_are_asked_and_what_does_not_hold_is_recorded(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
 
@@ -394,17 +200,6 @@ class OperationContract:
             client.operation(key, postconditions=[is_fresh]).run(effects.do(2))
         outcome = client.operation(key, preconditions=[lambda: None], postconditions=[lambda: True]).run(effects.do(3))
         assert (outcome.attempt, effects) == (3, [2, 3])
-
-    def test_a_result_that_cannot_be_kept_is_refused_and_never_forgotten(self, connect: Connect, url: str) -> None:
-        """The effect is there by then: it must not be had a second time because of that."""
-        client, effects = connect(url), Effects()
-        for wrong in WRONG:
-            key = name()
-            with pytest.raises(ValueError, match=r"^the result.* cannot be kept as it is"):
-                client.operation(key).run(effects.do(wrong))
-            with pytest.raises(holdfast.OperationFailed, match="half done"):
-                client.operation(key).run(effects.do(1))
-        assert len(effects) == len(WRONG)
 
     def test_a_result_that_is_too_big_is_refused(self, connect: Connect, url: str) -> None:
         with pytest.raises(ValueError, match="at most 1048576 bytes, not 1048577: return a reference"):
@@ -456,7 +251,3 @@ class OperationContract:
         assert effects == ["a", "b"]
         with pytest.raises(holdfast.KeyReused):
             load("a", rows=2)
-
-
-def _interrupted() -> None:
-    raise KeyboardInterrupt

@@ -146,11 +146,13 @@ class Guard:
     def _give_back(self, grant: GuardGrant) -> None:
         """The timer first: the block is over, and the database may take longer to answer than the TTL is."""
         self._leave(grant)
-        self._stand_down()
+        self._disarm()
         try:
             grant.release(timeout=_GOODBYE)
         except EngineError as problem:
             log.warning("guard %r is released later, or expires: %s", self.name, problem)
+        finally:
+            self._stand_down()
 
     def _leave(self, grant: GuardGrant) -> None:
         """From here on nothing of the block runs, so the lease may go."""
@@ -159,12 +161,15 @@ class Guard:
         if self.name in self._engine.guards:
             self._engine.guards.remove(self.name)
 
-    def _stand_down(self) -> None:
+    def _disarm(self) -> None:
         with self._lock:
             self._grant = None
             if self._dead_man is not None:
                 self._dead_man.close()
                 self._dead_man = None
+
+    def _stand_down(self) -> None:
+        self._disarm()
         self._ending.forget()
         self._use.release()
 
