@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Postgres
-from holdfast.testing.operation_contract import leave_half_done
+from holdfast.testing.operation_stage import leave_half_done
 from tests.children import eventually
 from tests.conftest import MAJORS, NEWEST, migrated, server
 from tests.lineage.sinks import Kept, once

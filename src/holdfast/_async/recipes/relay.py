@@ -51,10 +51,10 @@ class AsyncRelay:
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
         leading = ElectorTerms.check(
-            "relay", ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), grace=None, holder=None,
+            terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), grace=None, holder=None,
             failover="ttl", overrun="wait",
         )  # fmt: skip
-        self._elector = AsyncElector(engine, leading._replace(name=terms.lease), None)
+        self._elector = AsyncElector(engine, leading, None)
         self._refused = 0
         """Events in a row that the sink did not take, each after all its tries."""
 

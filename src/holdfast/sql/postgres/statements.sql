@@ -255,8 +255,7 @@ select key, label, status, alive, attempt, fence, pipeline, task, dataset, opera
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
 
 -- name: operation_entries
-select xid::text as place, key, number, entries from holdfast.operation_entries(
-    :key, :since::double precision, :after_place::xid8, :after_key, :after_number::int, :most::int)
+select number, entries from holdfast.operation_entries(:key, :after_number::int, :most::int)
 
 -- name: operation_review
 select holdfast.operation_review(:key, :label, :reason, :detail) as id

@@ -385,9 +385,7 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
  order by updated_at desc, idem_key limit :most;
 
 -- name: operation_entries
-select cast(id as text) as place, idem_key as key, number, entries from holdfast_wal
- where (:key is null or idem_key = :key) and (:since is null or at >= :since) and (:after_place is null or id > cast(:after_place as integer))
- order by id limit :most;
+select number, entries from holdfast_wal where idem_key = :key and number > coalesce(:after_number, 0) order by number limit :most;
 
 -- name: operation_review
 insert into holdfast_review (idem_key, label, reason, detail, opened_at) values (:key, :label, :reason, :detail, {now}) on conflict do nothing;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -111,15 +111,14 @@ def _signed(function: Function) -> int | None:
 async def read_entries(engine: AsyncEngine, key: str) -> list[Entry]:
     """The chain of one operation."""
     found: list[Entry] = []
-    place: Mapping[str, Any] = {}
+    after = 0
     while True:
-        rows = await engine.call("operation_entries", {"key": key, "most": PAGE, **place})
+        rows = await engine.call("operation_entries", {"key": key, "after_number": after, "most": PAGE})
         for row in rows:
-            found += wal.load(row["key"], row["entries"])
+            found += wal.load(key, row["entries"])
         if len(rows) < PAGE:
             return found
-        last = rows[-1]
-        place = {"after_place": last["place"], "after_key": last["key"], "after_number": last["number"]}
+        after = rows[-1]["number"]
 
 
 class AsyncAttempt(ABC):

@@ -1,7 +1,7 @@
 delete from holdfast.schema_version where version = 6;
 drop function holdfast.operation_reviews(int);
 drop function holdfast.operation_review(text, text, text, text);
-drop function holdfast.operation_entries(text, double precision, xid8, text, int, int);
+drop function holdfast.operation_entries(text, int, int);
 drop function holdfast.operation_list(text, text, text, int);
 drop function holdfast.operation_finish_many(text, double precision, text, uuid);
 drop function holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint);

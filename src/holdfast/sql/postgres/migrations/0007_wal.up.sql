@@ -74,10 +74,9 @@ end $$;
 create function holdfast.wal_settle() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.wal w set xid = '0', horizon = '0', place = o.place
+    update holdfast.wal w set horizon = '0', place = o.place
       from (select x.idem_key, x.number, row_number() over (order by x.horizon, x.place) as place from holdfast.wal x) o
      where w.idem_key = o.idem_key and w.number = o.number;
-    update holdfast.outbox o set xid = '0' where o.xid <> '0';
     return null;
 end $$;
 create trigger wal_settle after update on holdfast.meta for each row

@@ -156,7 +156,7 @@ begin
         state := 'unpublished';
     else
         delete from holdfast.wal w where w.idem_key = key;
-        insert into holdfast.wal values (key, number, greatest(pg_current_xact_id(), last.xid), clock_timestamp(), entries);
+        insert into holdfast.wal values (key, number, clock_timestamp(), entries);
         state := 'archived';
     end if;
 end $$;
