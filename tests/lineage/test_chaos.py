@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -32,7 +33,7 @@ from holdfast.integrations.openlineage import OpenLineage
 logging.disable()
 with holdfast.Client(sys.argv[1]) as client:
     print("up")
-    client.relay("r", OpenLineage(sys.argv[2], timeout=0.4), batch=7, poll=0.01, tries=2, ttl=1.5).run()
+    client.relay("r", OpenLineage(sys.argv[2], timeout=0.4), batch=100, poll=0.01, tries=2, ttl=1.5).run()
 """
 
 
@@ -123,7 +124,7 @@ class Load(threading.Thread):
             tx: Any = psycopg.connect(self._url) if postgres else nullcontext()
             with holdfast.Client(self._url) as client, tx as connection:
                 number = 0
-                while not self._stop_it.wait(0.03):
+                while not self._stop_it.wait(0.05):
                     number += 1
                     self._one(client, connection if number % 2 else None, number)
         except BaseException as error:
@@ -198,18 +199,27 @@ def test_everything_arrives_in_order_and_nothing_else_whatever_breaks(either: st
                 load.join(60)
                 assert load.error is None, load.error
             receiver.well = True
-
-            def told() -> bool:
-                client.relays.retry("r")
-                return all((each.entries, each.parked) == (0, 0) for each in client.relays.list())
-
-            eventually(told, f"all is told, seed {seed}")
+            drain(client, receiver, seed)
         finally:
             stop.set()
             for relay in relays:
                 end(relay)
             receiver.stop()
         judge(client, loads, receiver, seed)
+
+
+def drain(client: holdfast.Client, receiver: Receiver, seed: int) -> None:
+    """Until all is told, for as long as it goes on."""
+
+    def told() -> bool:
+        client.relays.retry("r")
+        return all((each.entries, each.parked) == (0, 0) for each in client.relays.list())
+
+    def goes_on(before: int) -> bool:
+        return told() or sum(receiver.moods.values()) > before
+
+    while not told():
+        eventually(partial(goes_on, sum(receiver.moods.values())), f"it goes on, seed {seed}")
 
 
 def judge(client: holdfast.Client, loads: list[Load], receiver: Receiver, seed: int) -> None:

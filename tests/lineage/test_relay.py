@@ -228,6 +228,8 @@ def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, mo
         assert (record.parked, record.entries, record.problem) == (1, 0, None)
         [parked] = client.relays.parked("r")
         assert (parked.event.label, parked.tries, parked.problem) == ("b", 3, "KeyError: 'no such field'")
+        [finding] = [each for each in client.operations.health().findings if each.check == "lineage"]
+        assert (finding.status, "relay 'r' has parked 1 events" in finding.found) == ("warn", True)
         archived = client.operations.archive(FAR, lambda lines: None)
         assert (archived.operations, list(archived.left.values())) == (2, ["its lineage is not published"])
         assert client.relays.retry("r") == 1
@@ -267,6 +269,29 @@ def test_a_sink_that_is_down_delays_and_parks_nothing(either: str, error: Except
         sink.trouble = lambda events: None
         assert client.relay("r", sink).step() == 12
         assert [(each.problem, each.since, each.entries) for each in client.relays.list()] == [(None, None, 0)]
+
+
+def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> None:
+    sink, most = Kept(), 4
+
+    def down(events: Any) -> None:
+        if len(events) > most:
+            raise TimeoutError("too many")
+
+    sink.trouble = down
+    with holdfast.Client(either) as client:
+        for number in range(8):
+            client.operation(str(number)).run(lambda: 1)
+        relay = client.relay("r", sink, batch=16)
+        for _ in range(2):
+            with pytest.raises(holdfast.SinkDown):
+                relay.step()
+        with pytest.raises(holdfast.SinkDown):
+            relay.step()  # it took four, and then was given eight
+        assert len(sink) == 4
+        most = 100
+        assert relay.step() == 12
+        assert once(sink) == sink
 
 
 def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class RelayRecord:
     """Who runs it at present."""
     told: int
     entries: int
-    """Of the log, written together, that it has not told yet."""
+    """Of the log, written together, that it has not told yet; counted as far as 100,000."""
     lag: float
     """Seconds since the oldest of them was written."""
     parked: int

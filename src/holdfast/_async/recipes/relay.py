@@ -55,6 +55,9 @@ class AsyncRelay:
             failover="ttl", overrun="wait",
         )  # fmt: skip
         self._elector = AsyncElector(engine, leading, None)
+        self._batch = terms.batch
+        """As many as the sink seems to be able to take at a time: one that fails now and then would never get through a
+        large batch, if it takes one event after the other."""
         self._refused = 0
         """Events in a row that the sink did not take, each after all its tries."""
 
@@ -127,7 +130,7 @@ class _AsyncPass:
             self._place = await self._call("relay_open", {})
             await self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
-        rows = await self._engine.call("relay_read", {**after, "most": self._terms.batch})
+        rows = await self._engine.call("relay_read", {**after, "most": self._owner._batch})
         if rows:
             async with self._noted():
                 await self._tell_all([(row, derive(row)) for row in rows])
@@ -146,8 +149,10 @@ class _AsyncPass:
         try:
             yield
         except SinkDown as error:
+            self._owner._batch = max(1, self._owner._batch // 2)
             await self._move(str(error)[:1000])
             raise
+        self._owner._batch = min(self._terms.batch, self._owner._batch * 2)
         await self._move(None)
 
     async def _tell_all(self, batch: Sequence[tuple[Row, list[Event]]]) -> None:

@@ -56,6 +56,9 @@ class Relay:
             failover="ttl", overrun="wait",
         )  # fmt: skip
         self._elector = Elector(engine, leading, None)
+        self._batch = terms.batch
+        """As many as the sink seems to be able to take at a time: one that fails now and then would never get through a
+        large batch, if it takes one event after the other."""
         self._refused = 0
         """Events in a row that the sink did not take, each after all its tries."""
 
@@ -128,7 +131,7 @@ class _Pass:
             self._place = self._call("relay_open", {})
             self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
-        rows = self._engine.call("relay_read", {**after, "most": self._terms.batch})
+        rows = self._engine.call("relay_read", {**after, "most": self._owner._batch})
         if rows:
             with self._noted():
                 self._tell_all([(row, derive(row)) for row in rows])
@@ -147,8 +150,10 @@ class _Pass:
         try:
             yield
         except SinkDown as error:
+            self._owner._batch = max(1, self._owner._batch // 2)
             self._move(str(error)[:1000])
             raise
+        self._owner._batch = min(self._terms.batch, self._owner._batch * 2)
         self._move(None)
 
     def _tell_all(self, batch: Sequence[tuple[Row, list[Event]]]) -> None:

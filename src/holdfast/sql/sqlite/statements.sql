@@ -450,6 +450,7 @@ update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key
 -- In this order: the highest id must stay, or it would be used again, and whoever reads on after it would miss what has it.
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
 delete from holdfast_wal where idem_key = :key and number < :number;
+delete from holdfast_outbox where idem_key = :key;
 select 'archived' as state;
 
 -- name: operation_review_close
@@ -511,8 +512,8 @@ select 'moved' as state;
 
 -- name: relay_list
 select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder from holdfast_live where name = '@relay:' || r.name) as holder,
-       (select count(*) from holdfast_parked where relay = r.name) as parked, (select count(*) from holdfast_wal where id > r.place) as entries,
-       coalesce({now} - (select min(at) from holdfast_wal where id > r.place), 0) as lag, '0/' || r.place as cursor
+       (select count(*) from holdfast_parked where relay = r.name) as parked, (select count(*) from (select 1 from holdfast_wal where id > r.place limit 100000)) as entries,
+       coalesce({now} - (select at from holdfast_wal where id > r.place order by id limit 1), 0) as lag, '0/' || r.place as cursor
   from holdfast_relay r order by r.name;
 
 -- name: relay_parked

@@ -82,6 +82,7 @@ begin
         on conflict (relay, id) do update set problem = excluded.problem, tries = holdfast.parked.tries + excluded.tries, again = false;
 end $$;
 
+-- A backlog is counted as far as 100,000.
 create function holdfast.relay_list()
 returns table (name text, told bigint, fence bigint, moved_at double precision, problem text, since double precision, holder text, parked bigint,
                entries bigint, lag double precision, cursor text)
@@ -93,8 +94,9 @@ begin
              where l.name = '@relay:' || r.name and not b.dead and b.expires_at > clock_timestamp()),
            (select count(*) from holdfast.parked p where p.relay = r.name), w.waiting, coalesce(w.lag, 0), r.horizon || '/' || r.place
       from holdfast.relay r cross join lateral (
-           select count(*) as waiting, extract(epoch from clock_timestamp() - min(x.at))::double precision as lag
-             from holdfast.wal x where (x.horizon, x.place) > (r.horizon, r.place)) w order by 1;
+           select count(*) as waiting, extract(epoch from clock_timestamp() - min(b.at))::double precision as lag
+             from (select x.at from holdfast.wal x where (x.horizon, x.place) > (r.horizon, r.place) order by x.horizon, x.place limit 100000) b) w
+     order by 1;
 end $$;
 
 create function holdfast.relay_parked(name text, only_again boolean, most int)
@@ -156,6 +158,7 @@ begin
         state := 'unpublished';
     else
         delete from holdfast.wal w where w.idem_key = key;
+        delete from holdfast.outbox o where o.idem_key = key;
         insert into holdfast.wal values (key, number, clock_timestamp(), entries);
         state := 'archived';
     end if;
