@@ -229,16 +229,20 @@ def test_a_missing_file_is_told_unless_there_is_a_default(tmp_path: Path) -> Non
 def test_a_forked_child_owns_nothing_and_harms_nothing(tmp_path: Path) -> None:
     path = tmp_path / "settings"
     program = """
-    import os, sys, holdfast
+    import gc, os, sys, holdfast
     grant = holdfast.file_lock(sys.argv[1]).acquire()
     child = os.fork()
     if not child:
         try:
             grant.check()
         except holdfast.LeaseLost:
-            os._exit(10 if not grant.release() and holdfast.file_lock(sys.argv[1]).try_acquire() is None else 11)
+            released = grant.release()
+            del grant
+            gc.collect()
+            os._exit(10 if not released and holdfast.file_lock(sys.argv[1]).try_acquire() is None else 11)
         os._exit(12)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os.fork()  # this one lives on when its parent is killed
     sys.stdin.readline()
     """
     with Child(program, path) as parent:
@@ -246,6 +250,14 @@ def test_a_forked_child_owns_nothing_and_harms_nothing(tmp_path: Path) -> None:
         assert holdfast.file_lock(path).try_acquire() is None
         parent.kill()
         eventually(lambda: (grant := holdfast.file_lock(path).try_acquire()) and grant.release(), "it is free")
+
+
+def test_a_folder_that_is_missing_is_told_and_not_made(tmp_path: Path) -> None:
+    lock = holdfast.file_lock(tmp_path / "etc" / "settings")
+    for attempt in (lock.acquire, lock.try_acquire):
+        with pytest.raises(FileNotFoundError, match="etc"):
+            attempt()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +86,26 @@ def test_the_page_on_testing_is_a_test_module_and_passes(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout or "5 passed, 1 skipped" in done.stdout, done.stdout
+
+
+def test_the_page_on_governance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "howto" / "governance.md").read_text(encoding="utf-8")
+    [declared] = blocks("toml", page)
+    (tmp_path / "holdfast.toml").write_text(declared, encoding="utf-8")
+    (tmp_path / "parcels.csv").write_text("1", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    calls: list[int] = []
+    known: dict[str, Any] = {
+        "holdfast": holdfast, "url": f"sqlite:///{tmp_path / 'app.db'}", "path": tmp_path / "parcels.csv",
+        "load": lambda: calls.append(1), "slo": SimpleNamespace(budget_spent=lambda: False),
+    }  # fmt: skip
+    for code in blocks("python", page):
+        run(code, known)
+    assert len(calls) == 3
+    assert [each["properties"] for each in known["masked"]["features"]] == [{"kind": "barrow", "h3": "851e15b7fffffff"}]
+    with pytest.raises(holdfast.PolicyDenied, match=r"tells a position"):
+        known["client"].operation(replace(known["key"], task="again"), payload=known["exact"]).run(int)
+    known["client"].close()
 
 
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:

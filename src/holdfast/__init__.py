@@ -35,16 +35,20 @@ if TYPE_CHECKING:
         SinkDown,
     )
     from holdfast.core.events import Event
+    from holdfast.core.geo import is_masked, mask_h3
     from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.lineage import Contract
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
+    from holdfast.core.policy import Allow, Dataset, Deny, PolicyContext, Review
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
+    from holdfast.policies import Policy
     from holdfast.rows import row_lock
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Allow": "holdfast.core.policy",
     "AsyncClient": "holdfast._async.client",
     "AsyncDriver": "holdfast._async.recipes.driver",
     "AsyncProcessDriver": "holdfast._async.process_driver",
@@ -52,23 +56,31 @@ _HOME = {
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
     "Contract": "holdfast.core.lineage",
+    "Dataset": "holdfast.core.policy",
+    "Deny": "holdfast.core.policy",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
     "Event": "holdfast.core.events",
     "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
+    "Policy": "holdfast.policies",
+    "PolicyContext": "holdfast.core.policy",
     "ProcessDriver": "holdfast._sync.process_driver",
+    "Review": "holdfast.core.policy",
     "checksum_file": "holdfast.checksums",
     "file_lock": "holdfast.files",
     "MatchVersion": "holdfast.core.objects",
     "MustCreate": "holdfast.core.objects",
     "Unconditional": "holdfast.core.objects",
     "inherited": "holdfast.inheritance",
+    "is_masked": "holdfast.core.geo",
+    "mask_h3": "holdfast.core.geo",
     "row_lock": "holdfast.rows",
     "time_bucket": "holdfast.core.keys",
 }
 __all__ = [
     "AcquireTimeout",
+    "Allow",
     "AlreadyExists",
     "AsyncClient",
     "AsyncDriver",
@@ -79,6 +91,8 @@ __all__ = [
     "Conflict",
     "Contract",
     "CursorExpired",
+    "Dataset",
+    "Deny",
     "Driver",
     "DriverError",
     "DriverEvent",
@@ -97,8 +111,11 @@ __all__ = [
     "OperationKey",
     "OwnershipUnknown",
     "Phase",
+    "Policy",
+    "PolicyContext",
     "PolicyDenied",
     "ProcessDriver",
+    "Review",
     "SchemaMismatch",
     "SessionUnsafe",
     "SinkDown",
@@ -106,6 +123,8 @@ __all__ = [
     "checksum_file",
     "file_lock",
     "inherited",
+    "is_masked",
+    "mask_h3",
     "row_lock",
     "time_bucket",
 ]

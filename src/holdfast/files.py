@@ -117,6 +117,8 @@ class FileLock:
                 f"{self.path} is already locked by this very thread or task: it cannot be locked twice",
                 name=str(self.path),
             )
+        if not self.path.parent.is_dir():  # filelock would make it, for a slip in the path, too
+            raise FileNotFoundError(f"{self.path} cannot be locked: there is no folder {self.path.parent}")
         lock = filelock.FileLock(self._lock_path, thread_local=False)
         try:
             lock.acquire(timeout=0)

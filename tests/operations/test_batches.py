@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def test_what_cannot_be_kept_or_passes_by_itself_is_no_different_in_a_batch(conn
     assert [type(each.error) for each in again[:3]] == [
         holdfast.OperationFailed, ConnectionResetError, holdfast.OperationFailed,
     ]  # fmt: skip
-    reviews = [each.label for each in client.operations.reviews()]
+    reviews = [each.label for each in client.reviews.list()]
     assert f"{prefix}-0" in reviews, "what is refused waits for somebody to look at it"
     assert client.operations.verify().broken == ()
 
@@ -107,6 +108,28 @@ def test_a_batch_that_is_interrupted_leaves_only_what_it_was_at(client: holdfast
     assert called == [keys[0], keys[1], keys[1], *keys[2:]]
     assert undone == [1], "nothing is undone that was never called"
     assert client.operations.verify().broken == ()
+
+
+async def test_a_batch_that_is_cancelled_leaves_only_what_it_was_at(either: str) -> None:
+    prefix, begun = name(), asyncio.Event()
+    keys = [f"{prefix}-{n}" for n in range(3)]
+
+    async def work(key: str) -> str:
+        if key == keys[1]:
+            begun.set()
+            await asyncio.Event().wait()
+        return key
+
+    async with holdfast.AsyncClient(either) as client:
+        task = asyncio.create_task(client.operations.run_many(keys, work))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        records = [await client.operations.get(each) for each in keys]
+        assert [each and each.status for each in records] == ["success", "partial", "failure"]
+        assert (await client.operations.verify()).broken == ()
+        assert await client.leases.list() == [], "and its lease is not kept"
 
 
 def test_a_late_batch_is_refused_by_its_fence(either: str) -> None:

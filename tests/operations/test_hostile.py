@@ -141,7 +141,8 @@ def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(
             with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
                 client.operation("joined", tx=mine).run(effect, True)
             mine.rollback()
-        assert [each.status for each in client.operations.list()] == ["success", "failure", "failure"]
+        found = {each.label: each.status for each in client.operations.list()}
+        assert found == {"True": "failure", "False": "failure", "well": "success"}
     assert ask(sqlite_url, "select what from work order by 1") == [(1,), (1,), (1,), (3,), (4,)]
 
 
@@ -179,7 +180,7 @@ def test_what_is_escalated_in_a_joined_transaction_waits_for_nobody(
             with pytest.raises(holdfast.OperationFailed, match="up for review"):
                 client.operation("b", tx=mine, max_attempts=1).run(int)
             mine.commit()
-        assert [(each.label, each.reason) for each in client.operations.reviews()] == [
+        assert [(each.label, each.reason) for each in client.reviews.list()] == [
             ("a", "locked"), ("b", "attempts"),
         ]  # fmt: skip
 

@@ -227,14 +227,44 @@ def test_the_health_of_the_log(client: Any) -> None:
     )
 
 
+def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast._sync.primitives import operation_log
+
+    monkeypatch.setattr(operation_log, "ENOUGH", 500)
+    monkeypatch.setattr(operation_log, "LATEST", 100)
+    query(
+        postgres_url,
+        "insert into holdfast.idempotency_log (idem_key, status, created_at, updated_at, wal_pointer, attempt, fence, "
+        "label, effect_started, failures, result, expires_at) select i::text, 'success', now(), now() - "
+        "make_interval(hours => i), '1:x', 1, 0, 'x', true, 0, 'x', now() + interval '1 day' from generate_series(1, "
+        "20000) i",
+    )
+    query(postgres_url, "vacuum analyze holdfast.idempotency_log")
+    counted = "coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)"
+    asked = f"select {counted} from pg_stat_user_tables where relname = 'idempotency_log'"
+    [(before,)] = query(postgres_url, asked)
+    with holdfast.Client(postgres_url) as client:
+        assert client.operations.expire() == 0
+        assert len(client.operations.list(most=5)) == 5
+        assert client.operations.get("nobody's") is None
+        found = {each.check: each.found for each in client.operations.health().findings}
+    assert found["growth"].startswith("20000 operations, 23 of them since yesterday")
+
+    def read() -> int:
+        return int(query(postgres_url, asked)[0][0]) - int(before)
+
+    eventually(lambda: read() > 0, "the session of the client is over, and what it did is counted")
+    assert read() < 2000, "of 20,000"
+
+
 def test_what_waits_for_somebody_is_listed_and_a_reset_is_an_answer(client: Any) -> None:
     with pytest.raises(holdfast.OperationFailed, match="up for review"):
         client.operation("failed", max_attempts=1).run(lambda: 1)
-    [review] = client.operations.reviews()
+    [review] = client.reviews.list()
     assert (review.label, review.reason, review.key) == ("failed", "attempts", client.operations.get("failed").key)
     assert {each.check: each.status for each in client.operations.health().findings}["failures"] == "warn"
     client.operations.reset("failed", actor="jane", reason="mended")
-    assert client.operations.reviews() == []
+    assert client.reviews.list() == []
     assert client.operation("failed", max_attempts=1).run(lambda: 1).result == 1
     assert problems(client) == set()
 

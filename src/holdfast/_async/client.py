@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast._async.primitives.objects import AsyncObjects
     from holdfast._async.primitives.operations.operation import AsyncOperation
     from holdfast._async.primitives.operations.operations import AsyncOperations
+    from holdfast._async.primitives.reviews import AsyncReviews
     from holdfast._async.recipes.driver import AsyncDriver
     from holdfast._async.recipes.elector import AsyncElector, OnNewLeader
     from holdfast._async.recipes.gate import AsyncGates, AsyncGateWindow
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.core.keys import OperationKey
     from holdfast.core.lineage import Contract
     from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
+    from holdfast.core.policy import Rule, Rules
     from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")
@@ -54,8 +56,8 @@ class AsyncClient:
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
-    to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. Nothing is opened before it is
-    needed.
+    to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
+    may do to which datasets: a ``holdfast.Policy``, or a function of a context. Nothing is opened before it is needed.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class AsyncClient:
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
+        policy: Rules | Rule | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
@@ -77,6 +80,11 @@ class AsyncClient:
         self._locks: AsyncLockSpace | None = None
         self._objects: AsyncObjects | None = None
         self._operations: AsyncOperations | None = None
+        self._rules: Rules | None = None
+        if policy is not None:
+            from holdfast.core.policy import as_rules
+
+            self._rules = as_rules(policy)
 
     @property
     def leases(self) -> AsyncLeases:
@@ -107,9 +115,16 @@ class AsyncClient:
         if self._operations is None:
             from holdfast._async.primitives.operations.operations import AsyncOperations
 
-            made = AsyncOperations(self._engine)
+            made = AsyncOperations(self._engine, self._rules)
             self._operations = cast("AsyncOperations", self.__dict__.setdefault("_made", made))  # of two threads
         return self._operations
+
+    @property
+    def reviews(self) -> AsyncReviews:
+        """Operations that somebody has to look at: what there is, and saying yes or no."""
+        from holdfast._async.primitives.reviews import AsyncReviews
+
+        return AsyncReviews(self._engine, self._rules)
 
     @property
     def audit(self) -> AsyncAudit:
@@ -254,9 +269,10 @@ class AsyncClient:
         failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
         ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
         which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
-        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log. ``inputs``,
-        ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said otherwise), and
-        the ``contract`` they are held to: for lineage.
+        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log, and where a lock
+        that somebody else has is up for review. ``actor`` and ``justification``: who and why, for log and policy.
+        ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
+        otherwise), and the ``contract`` they are held to: for lineage.
         """
         from holdfast._async.primitives.operations.operation import AsyncOperation
         from holdfast.core.canonical import digest
@@ -273,7 +289,7 @@ class AsyncClient:
             lineage=Lineage.check(inputs, outputs, contract),
         )  # fmt: skip
         fingerprint = None if isinstance(payload, Unset) else digest(payload, "payload")
-        return AsyncOperation(plan, key if callable(key) else as_key(key), fingerprint, tx)
+        return AsyncOperation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
     def elector(
         self,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.objects import Objects
     from holdfast._sync.primitives.operations.operation import Operation
     from holdfast._sync.primitives.operations.operations import Operations
+    from holdfast._sync.primitives.reviews import Reviews
     from holdfast._sync.recipes.driver import Driver
     from holdfast._sync.recipes.elector import Elector, OnNewLeader
     from holdfast._sync.recipes.gate import Gates, GateWindow
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from holdfast.core.keys import OperationKey
     from holdfast.core.lineage import Contract
     from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
+    from holdfast.core.policy import Rule, Rules
     from holdfast.core.tickets import Name
 
 log = logger("holdfast.client")
@@ -55,8 +57,8 @@ class Client:
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
-    to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. Nothing is opened before it is
-    needed.
+    to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
+    may do to which datasets: a ``holdfast.Policy``, or a function of a context. Nothing is opened before it is needed.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Client:
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
+        policy: Rules | Rule | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
@@ -78,6 +81,11 @@ class Client:
         self._locks: LockSpace | None = None
         self._objects: Objects | None = None
         self._operations: Operations | None = None
+        self._rules: Rules | None = None
+        if policy is not None:
+            from holdfast.core.policy import as_rules
+
+            self._rules = as_rules(policy)
 
     @property
     def leases(self) -> Leases:
@@ -108,9 +116,16 @@ class Client:
         if self._operations is None:
             from holdfast._sync.primitives.operations.operations import Operations
 
-            made = Operations(self._engine)
+            made = Operations(self._engine, self._rules)
             self._operations = cast("Operations", self.__dict__.setdefault("_made", made))  # of two threads
         return self._operations
+
+    @property
+    def reviews(self) -> Reviews:
+        """Operations that somebody has to look at: what there is, and saying yes or no."""
+        from holdfast._sync.primitives.reviews import Reviews
+
+        return Reviews(self._engine, self._rules)
 
     @property
     def audit(self) -> Audit:
@@ -253,9 +268,10 @@ class Client:
         failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
         ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
         which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
-        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log. ``inputs``,
-        ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said otherwise), and
-        the ``contract`` they are held to: for lineage.
+        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log, and where a lock
+        that somebody else has is up for review. ``actor`` and ``justification``: who and why, for log and policy.
+        ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
+        otherwise), and the ``contract`` they are held to: for lineage.
         """
         from holdfast._sync.primitives.operations.operation import Operation
         from holdfast.core.canonical import digest
@@ -272,7 +288,7 @@ class Client:
             lineage=Lineage.check(inputs, outputs, contract),
         )  # fmt: skip
         fingerprint = None if isinstance(payload, Unset) else digest(payload, "payload")
-        return Operation(plan, key if callable(key) else as_key(key), fingerprint, tx)
+        return Operation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
     def elector(
         self,

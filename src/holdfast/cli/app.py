@@ -29,6 +29,7 @@ COMMANDS = {
     "ops": "holdfast.cli.ops:ops",
     "relay": "holdfast.cli.relay:relay",
     "release": "holdfast.cli.leases:release",
+    "reviews": "holdfast.cli.reviews:reviews",
     "run": "holdfast.cli.run_command:run",
     "version": "holdfast.cli.version:version",
 }
@@ -73,7 +74,7 @@ def connected(context: click.Context) -> Iterator[Client]:
     """A client for one command; a user's mistake is one line on stderr, never a traceback."""
     try:
         url, schema = settings.database(context.obj["url"], context.obj["schema"])
-        with holdfast.Client(url, schema=schema) as client:
+        with holdfast.Client(url, schema=schema, policy=settings.policy()) as client:
             yield client
     except ValueError as error:
         raise click.UsageError(str(error)) from None

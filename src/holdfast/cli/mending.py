@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ _registering = click.option("--with", "register", metavar="MODULE:FUNCTION",
                             help="Called with the client first: it registers rollbacks and probes.")  # fmt: skip
 
 
-def _recorded(command: Callable[..., None]) -> Callable[..., None]:
+def recorded(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")(command)
     return click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")(command)
 
@@ -48,7 +48,7 @@ def recover(context: click.Context, register: str | None) -> None:
 
 @click.command()
 @click.argument("key")
-@_recorded
+@recorded
 @click.pass_context
 def reset(context: click.Context, key: str, reason: str, actor: str | None) -> None:
     """Let an operation be tried again, as if it were new.
@@ -60,13 +60,13 @@ def reset(context: click.Context, key: str, reason: str, actor: str | None) -> N
     Example:
       holdfast ops reset charge:42 --reason "the bank says that it never arrived"
     """
-    _govern(context, "operation.reset", key, actor, reason)
+    govern(context, "operation.reset", {"key": key}, actor, reason)
 
 
 @click.command()
 @click.argument("key")
 @_registering
-@_recorded
+@recorded
 @click.pass_context
 def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str | None) -> None:
     """Undo an operation, with the function that was registered for it.
@@ -77,19 +77,21 @@ def rollback(context: click.Context, key: str, register: str | None, reason: str
     Example:
       holdfast ops rollback publish:7 --with shop.operations:register --reason "wrong prices"
     """
-    _govern(context, "operation.rollback", key, actor, reason, register)
+    govern(context, "operation.rollback", {"key": key}, actor, reason, register)
 
 
-def _govern(
-    context: click.Context, command: str, key: str, actor: str | None, reason: str, register: str | None = None
-) -> None:
+def govern(
+    context: click.Context, command: str, given: dict[str, Any], actor: str | None, reason: str,
+    register: str | None = None,
+) -> None:  # fmt: skip
+    """Run a governed command under a name of its own."""
     from holdfast.cli import output
     from holdfast.cli.do import governed
 
     actor = actor or myself()
     with connected(context) as client:
         _register(client, register)
-        outcome = governed(client, command, {"key": key}, actor=actor, reason=reason)
+        outcome = governed(client, command, given, actor=actor, reason=reason)
     for line in outcome.changes:
         click.echo(output.clean(line))
     click.echo(f"{command} done; recorded: {output.clean(actor)}: {output.clean(reason)}")

@@ -1,9 +1,14 @@
-"""Where the database is: --url, else HOLDFAST_URL, else holdfast.toml in this folder, else a file here, said aloud."""
+"""Where the database is: --url, else HOLDFAST_URL, else holdfast.toml in this folder, else a file here, said aloud.
+And what holdfast.toml says may be done to which datasets."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import Policy
 
 DEFAULT_URL = "sqlite:///holdfast.db"
 CONFIG = "holdfast.toml"
@@ -22,7 +27,16 @@ def database(url: str | None, schema: str | None) -> tuple[str, str]:
     return url, _first("schema", schema, from_file) or "holdfast"
 
 
-def _first(key: str, option: str | None, from_file: dict[str, str]) -> str | None:
+def policy() -> Policy | None:
+    """What holdfast.toml declares of datasets, if it does. ValueError with all that is wrong with it."""
+    if not os.path.exists(CONFIG) or "datasets" not in _read():
+        return None
+    import holdfast
+
+    return holdfast.Policy.read(CONFIG)
+
+
+def _first(key: str, option: str | None, from_file: dict[str, Any]) -> str | None:
     """Of those that are set."""
     variable = f"HOLDFAST_{key.upper()}"
     places = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", from_file.get(key)))
@@ -52,7 +66,7 @@ def _say(line: str) -> None:
         print(f"holdfast: {line}", file=sys.stderr)
 
 
-def _read() -> dict[str, str]:
+def _read() -> dict[str, Any]:
     import tomllib
 
     try:
@@ -62,8 +76,8 @@ def _read() -> dict[str, str]:
         raise ValueError(f"{CONFIG} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{CONFIG} is not valid TOML: {error}") from None
-    if unknown := sorted(table.keys() - {"url", "schema"}):
-        raise ValueError(f"{CONFIG} has {unknown[0]!r}, and known are: schema, url")
+    if unknown := sorted(table.keys() - {"datasets", "url", "schema"}):
+        raise ValueError(f"{CONFIG} has {unknown[0]!r}, and known are: datasets, schema, url")
     for key in ("url", "schema"):
         if not isinstance(table.get(key, ""), str):  # its value is not repeated: a password may be in it
             raise ValueError(f"{key} in {CONFIG} must be a string, not {type(table[key]).__name__}")

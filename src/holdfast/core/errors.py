@@ -13,7 +13,7 @@
     ├ OperationInProgress    somebody else is at it, and has the lock that it needs
     ├ OperationFailed        it failed for good, was left half done, or what it asked for does not hold
     ├ KeyReused              the same key with another payload
-    ├ PolicyDenied           a rule says no: a closed gate, no guard, no actor or reason
+    ├ PolicyDenied           a rule says no: a closed gate, no guard, no actor or reason, the policy of a dataset
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
     ├ DriverError            the driver of sandboxes refused, or could not be reached
@@ -110,7 +110,12 @@ class KeyReused(HoldfastError):
 
 
 class PolicyDenied(HoldfastError):
-    """A rule says no, whoever asks: the gate is closed, the guard is not held, the command may not do that."""
+    """A rule says no, whoever asks: the gate is closed, the guard is not held, the command may not do that; or not
+    before somebody has approved it: then ``review`` is the number of the review."""
+
+    def __init__(self, message: str, *, review: int | None = None) -> None:
+        super().__init__(message)
+        self.review = review
 
 
 class SchemaMismatch(HoldfastError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.core import canonical
 from holdfast.core.grant import check_name
@@ -85,11 +85,11 @@ class OperationKey:
         """Of the advisory lock: 64 bits, signed, of dataset and operation, and shard if there are several."""
         return lock_key(self.dataset, self.operation, self.shard)
 
-    def check_whole(self) -> None:
-        """A sovereign dataset is locked whole: ValueError when this key would lock a part of it."""
+    def check_whole(self, why: str = "sovereign") -> None:
+        """Such a dataset is locked whole: ValueError when this key would lock a part of it."""
         if self.shards > 1:
             raise ValueError(
-                f"dataset {self.dataset!r} is sovereign and is locked whole: shards must be 1, not {self.shards}"
+                f"dataset {self.dataset!r} is {why} and is locked whole: shards must be 1, not {self.shards}"
             )
 
 
@@ -99,23 +99,22 @@ class PlainKey:
     64 hexadecimal digits is taken for a digest, so that what a listing shows names the operation that it shows."""
 
     text: str
-    pipeline: None = None
-    task: None = None
-    dataset: None = None
-    operation: None = None
-    version: None = None
-    checksum: None = None
-    bucket: None = None
-    params_hash: None = None
-    shard: None = None
+    pipeline: ClassVar[None] = None
+    task: ClassVar[None] = None
+    dataset: ClassVar[None] = None
+    operation: ClassVar[None] = None
+    version: ClassVar[None] = None
+    checksum: ClassVar[None] = None
+    bucket: ClassVar[None] = None
+    params_hash: ClassVar[None] = None
+    shard: ClassVar[None] = None
+
+    digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_name(self.text, "key")
-
-    @cached_property
-    def digest(self) -> str:
-        is_digest = len(self.text) == 64 and set(self.text) <= _HEX
-        return self.text if is_digest else _hashed(_PLAIN, self.text).hexdigest()
+        text = check_name(self.text, "key")
+        is_digest = len(text) == 64 and set(text) <= _HEX
+        object.__setattr__(self, "digest", text if is_digest else _hashed(_PLAIN, text).hexdigest())
 
     @property
     def label(self) -> str:
@@ -125,7 +124,7 @@ class PlainKey:
     def lock_key(self) -> int:
         return int.from_bytes(_hashed(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
 
-    def check_whole(self) -> None:
+    def check_whole(self, why: str = "sovereign") -> None:
         """It is one already."""
 
 

@@ -35,6 +35,9 @@ class Logged:
     entries: Sequence[Entry]
     damage: str | None = None
     """Why its entries could not be read."""
+    dataset: str | None = None
+    type: str | None = None
+    """Of operation, as the log says, where that was asked for."""
 
     def state(self) -> State:
         """What its entries come to, with the result as far as it is kept."""
@@ -122,6 +125,7 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
         yield Logged(
             operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
             bool(first["alive"]), result, first["result_hash"], entries, damage,
+            first.get("dataset"), first.get("operation"),
         )  # fmt: skip
 
 

@@ -81,6 +81,11 @@ class Prior(NamedTuple):
         return cls(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, now)
 
     @property
+    def fresh(self) -> bool:
+        """Whether it is run as if nobody had: nobody has, or its time is over, or it was reset."""
+        return self.status is None or (self.expired and self.status != "partial") or bool(self.told.get("reset"))
+
+    @property
     def told(self) -> dict[str, Any]:
         """The error as it was recorded."""
         return json.loads(self.error) if self.error else {}
@@ -109,9 +114,13 @@ class Begun(NamedTuple):
 NOTHING = Prior.nothing(0.0)
 
 
-def decide(prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool) -> Act:
-    """``undoes``: whether there is a rollback that can be called."""
-    if prior.status is None or (prior.expired and prior.status != "partial") or prior.told.get("reset"):
+def decide(
+    prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool,
+    approved: bool = False,
+) -> Act:  # fmt: skip
+    """``undoes``: whether there is a rollback that can be called. ``approved``: somebody has looked at it, and lets it
+    be tried once more."""
+    if prior.fresh:
         return Act.EXECUTE
     if prior.fingerprint != fingerprint:
         return Act.MISMATCH
@@ -121,13 +130,15 @@ def decide(prior: Prior, fingerprint: str | None, *, max_attempts: int, on_parti
         return Act.RUNNING
     if prior.told.get("remembered"):
         return Act.REFUSE_FAILED
-    if prior.failures + (prior.status == "partial") >= max_attempts:
+    if not approved and prior.failures + (prior.status == "partial") >= max_attempts:
         return Act.EXHAUSTED
     if not prior.effect_started:
         return Act.EXECUTE
     if prior.status == "failure":
         return Act.ROLL_BACK if undoes else Act.EXECUTE
-    return {"rollback": Act.ROLL_BACK, "verify": Act.VERIFY, "refuse": Act.REFUSE_PARTIAL}[on_partial]
+    if on_partial == "refuse":
+        return Act.EXECUTE if approved else Act.REFUSE_PARTIAL
+    return Act.ROLL_BACK if on_partial == "rollback" else Act.VERIFY
 
 
 def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
@@ -144,12 +155,13 @@ def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
     elif act is Act.EXHAUSTED:
         last = f", the last time with {describe(prior.told)}" if prior.error else ""
         message = (
-            f"{what} was tried {prior.attempt} times{last}: it is up for review, and not tried again before it is reset"
+            f"{what} was tried {prior.attempt} times{last}: it is up for review, and not tried again before that is "
+            "approved or it is reset"
         )
     else:
         message = (
             f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, and what it did is not known. "
-            "Give rollback= or verify=, or reset it"
+            "Give rollback= or verify=, or reset it, or approve its review"
         )
     status = prior.status or "failure"
     return OperationFailed(message, key=key.digest, label=key.label, status=status, error=prior.told or None)

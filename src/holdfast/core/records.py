@@ -83,19 +83,31 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReviewRecord:
-    """An operation that somebody has to look at. ``reason``: "attempts" (it failed as often as it may) or "locked"
-    (somebody else was at it, and that was to be escalated)."""
+    """An operation that somebody has to look at, or has. ``reason``: "attempts" (it failed as often as it may, or was
+    left half done), "locked" (somebody else was at it, and that was to be escalated) or "policy". ``status``: open |
+    approved | rejected | reset."""
 
     id: int
     key: str
     label: str
+    dataset: str | None
+    operation: str | None
     reason: str
     detail: str
     opened_at: datetime
+    status: str
+    actor: str | None
+    """Who has answered."""
+    answer: str | None
+    """Why so."""
+    closed_at: datetime | None
+    spent_at: datetime | None
+    """Of an approval, when it was used; of a rejection, when a reset lifted it."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> ReviewRecord:
-        return cls(**{**row, "opened_at": _when(row["opened_at"])})
+        times = {name: None if row[name] is None else _when(row[name]) for name in ("closed_at", "spent_at")}
+        return cls(**{**row, "opened_at": _when(row["opened_at"]), **times})
 
 
 @dataclass(frozen=True, slots=True)

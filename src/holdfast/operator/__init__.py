@@ -9,6 +9,7 @@ The modules that own what a command is about declare it with ``command``; whoeve
 
 from holdfast.operator import builtin as _builtin  # noqa: F401 - declares the commands
 from holdfast.operator import operations as _operations  # noqa: F401 - and these
+from holdfast.operator import reviews as _reviews  # noqa: F401 - and these
 from holdfast.operator.checking import check
 from holdfast.operator.registry import Command, CommandRefused, CommandUnsettled, Parameter, command, commands
 from holdfast.operator.running import BREAK_GLASS, RUNTIME, Outcome, Window, run

@@ -22,10 +22,14 @@ _SHOWN = 20
 @command("operation.reset", gate="operations", subject="operation {key}", destructive=True, key=_KEY)
 def operation_reset(window: Window, *, key: str) -> Steps:
     """Let an operation be tried again, as if it were new; its history stays."""
-    record = _known(window, key)
-    if record.status == "running":
+    record = window.client.operations.get(key)
+    if record is not None and record.status == "running":
         raise CommandRefused(f"operation {record.label!r} is under way: it is not reset under its owner's feet")
-    yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, can be tried again"]
+    if record is not None:
+        told = f"operation {record.label!r}, {record.status} in attempt {record.attempt}, can be tried again"
+    else:
+        told = f"operation {_refused(window, key)!r}, which was refused before it began, can be tried again"
+    yield [told]
     _unchanged(window, key, record)
     window.client.operations.reset(key, actor=window.actor, reason=window.reason)
 
@@ -105,9 +109,18 @@ def wal_archive(window: Window, *, older: float, to: str) -> Steps:
 
 
 def _unchanged(window: Window, key: str, record: Any) -> None:
-    """What is changed is what was told."""
-    if (found := _known(window, key)).pointer != record.pointer:
-        raise CommandRefused(f"operation {record.label!r} is {found.status} meanwhile: look again")
+    """What is changed is what was told; None: that there is none."""
+    found = window.client.operations.get(key)
+    if found is not None and (record is None or found.pointer != record.pointer):
+        raise CommandRefused(f"operation {found.label!r} is {found.status} meanwhile: look again")
+
+
+def _refused(window: Window, key: str) -> str:
+    """The label of one that is in no log, because a review of it has kept it from being begun."""
+    reviews = window.client.reviews.list(status=None, key=key, most=1)
+    if not reviews:
+        raise CommandRefused(f"there is no operation {key!r}")
+    return reviews[0].label
 
 
 def _known(window: Window, key: str) -> Any:

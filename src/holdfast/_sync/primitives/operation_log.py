@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._sync.engines.engine import Engine
 from holdfast.core import archive, wal
@@ -16,9 +16,11 @@ from holdfast.core.health import Examination, operations
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.logged import Logged, LogPage, Place, Tally, Verification, examine, logged, page_of
 from holdfast.core.objects import check_most
-from holdfast.core.records import ReviewRecord
 from holdfast.core.replay import State
 from holdfast.core.wal import Entry, Problem
+
+if TYPE_CHECKING:
+    from holdfast.core.policy import Moment, Rules
 
 PAGE = 200
 """Operations that are read at a time."""
@@ -29,7 +31,6 @@ ENOUGH = 100_000
 
 States = list[State]
 Entries = list[Entry]
-Reviews = list[ReviewRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Archived:
 
 
 class OperationLog:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
+        self._engine, self._rules = engine, rules
 
     def history(self, key: OperationKey | str) -> Entries:
         """Every entry that the log has of an operation, in order."""
@@ -51,7 +52,13 @@ class OperationLog:
     def replay(self, key: OperationKey | str | None = None, *, since: datetime | None = None) -> States:
         """What the entries say of an operation, or of all that were touched ``since``: state and results, folded from
         the log, in the order of their keys. Nothing is executed."""
-        return [chain.state() for chain in self._chains(_digest(key), _moment(since, "since"))]
+        found = []
+        for chain in self._chains(_digest(key), _moment(since, "since")):
+            state = chain.state()
+            about = {"key": chain.operation, "dataset": chain.dataset, "operation": chain.type}
+            self._permit("replay", label=chain.label, attempt=state.attempt, **about)
+            found.append(state)
+        return found
 
     def verify(
         self, key: OperationKey | str | None = None, *, since: datetime | None = None, archives: Iterable[str] = ()
@@ -103,11 +110,6 @@ class OperationLog:
                     )
         return Archived(done, left)
 
-    def reviews(self, *, most: int = 100) -> Reviews:
-        """What waits for somebody to look at it, the oldest first. A reset is an answer."""
-        rows = self._engine.call("operation_reviews", {"most": check_most(most)})
-        return [ReviewRecord.of(row) for row in rows]
-
     def expire(self) -> int:
         """Let go of the results whose time is over; how many. That they were, and their hashes, stays."""
         gone, last = 0, PAGE
@@ -140,6 +142,11 @@ class OperationLog:
         database = self._engine.database
         engine = "postgresql" if database.dialect == "postgres" else "sqlite"
         return Examination(str(database), database.schema, engine, operations.examine(facts))
+
+    def _permit(self, moment: Moment, **about: Any) -> None:
+        """PolicyDenied unless the policy lets it be done to what is in the log."""
+        if self._rules is not None:
+            self._rules.permit(moment, **about)
 
     def _put_away(self, chain: Logged) -> str:
         last = chain.entries[-1]

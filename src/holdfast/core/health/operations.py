@@ -6,8 +6,8 @@ from holdfast.core.health import Check, Facts, Finding, Verdict, fail, judge, ok
 
 NEEDED = frozenset(
     {
-        "idempotency_log_unfinished", "idempotency_log_expiring", "idempotency_log_updated", "outbox_unpublished",
-        "review_open",
+        "idempotency_log_unfinished", "idempotency_log_kin", "idempotency_log_expiring", "idempotency_log_updated",
+        "outbox_unpublished", "review_open", "review_standing",
     }
 )  # fmt: skip
 MANY_A_DAY, LARGE = 999_999, 10 << 30
@@ -57,7 +57,7 @@ def claims(facts: Facts) -> Verdict:
 def failures(facts: Facts) -> Verdict:
     about = row(facts, "operation_health")
     if about["reviews"]:
-        return warn(f"{about['reviews']} wait for somebody to look at them", "See client.operations.reviews().")
+        return warn(f"{about['reviews']} wait for somebody to look at them", "See holdfast reviews.")
     return ok(f"{about['failed']} have failed and none waits for a review" if about["failed"] else "none")
 
 

@@ -257,11 +257,27 @@ select key, label, status, alive, attempt, fence, pipeline, task, dataset, opera
 -- name: operation_entries
 select number, entries from holdfast.operation_entries(:key, :after_number::int, :most::int)
 
--- name: operation_review
-select holdfast.operation_review(:key, :label, :reason, :detail) as id
+-- name: operation_kin
+-- This, and the two after it, also run in the user's own transaction, hence the casts.
+select same, retry_of from holdfast.operation_kin(
+    cast(:key as text), cast(:pipeline as text), cast(:task as text), cast(:dataset as text), cast(:operation as text), cast(:checksum as text),
+    cast(:params_hash as text))
 
--- name: operation_reviews
-select id, key, label, reason, detail, opened_at from holdfast.operation_reviews(:most::int)
+-- name: review_open
+select holdfast.review_open(cast(:key as text), cast(:label as text), cast(:dataset as text), cast(:operation as text), cast(:reason as text), cast(:detail as text)) as id
+
+-- name: review_take
+select id, outcome, actor, answer from holdfast.review_take(cast(:key as text))
+
+-- name: review_list
+select id, key, label, dataset, operation, reason, detail, opened_at, status, actor, answer, closed_at, spent_at
+  from holdfast.review_list(:status, :id::bigint, :key, :most::int)
+
+-- name: review_decide
+select holdfast.review_decide(:id::bigint, :outcome, :actor, :answer) as decided
+
+-- name: operation_failed
+select holdfast.operation_failed(:dataset, :seconds::double precision) as failed
 
 -- name: begin
 begin
@@ -332,7 +348,7 @@ select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_l
  where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname
 
 -- name: wal_chains
-select key, number, entries, label, status, attempt, pointer, alive, result, result_hash
+select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, dataset, operation
   from holdfast.wal_chains(:key, :since::double precision, :after, :most::int)
 
 -- name: wal_latest
@@ -344,8 +360,8 @@ select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
 
--- name: operation_review_close
-select closed from holdfast.operation_review_close(:key, :actor, :outcome)
+-- name: review_close
+select closed from holdfast.review_close(:key, :actor, :answer)
 
 -- name: operation_expire
 select gone from holdfast.operation_expire(:most::int)

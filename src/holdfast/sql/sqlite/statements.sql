@@ -387,12 +387,44 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
 -- name: operation_entries
 select number, entries from holdfast_wal where idem_key = :key and number > coalesce(:after_number, 0) order by number limit :most;
 
--- name: operation_review
-insert into holdfast_review (idem_key, label, reason, detail, opened_at) values (:key, :label, :reason, :detail, {now}) on conflict do nothing;
+-- name: operation_kin
+select (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
+         where dataset_id = :dataset and operation_type = :operation and raw_checksum is :checksum and params_hash = :params_hash
+           and idem_key <> :key and status <> 'failure' limit 1) as same,
+       (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
+         where dataset_id = :dataset and operation_type = :operation and params_hash = :params_hash and pipeline_id = :pipeline and task_id = :task
+           and raw_checksum is not :checksum and (status = 'partial' or status = 'failure' and failures > 0) limit 1) as retry_of;
+
+-- name: review_open
+-- stop
+select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
+insert into holdfast_review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
+values (:key, :label, :dataset, :operation, :reason, :detail, {now});
 select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
 
--- name: operation_reviews
-select id, idem_key as key, label, reason, detail, opened_at from holdfast_review where closed_at is null order by id limit :most;
+-- name: review_take
+-- stop
+select id, coalesce(outcome, 'open') as outcome, actor, answer from holdfast_review
+ where idem_key = :key and spent_at is null and (outcome = 'rejected' or closed_at is null and reason <> 'attempts') order by outcome is null, id limit 1;
+-- stop
+select null as id where not exists (select 1 from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null);
+update holdfast_review set spent_at = {now}
+ where id = (select min(id) from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null)
+returning id, outcome, actor, answer;
+
+-- name: review_list
+select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, coalesce(outcome, 'open') as status, actor,
+       answer, closed_at, spent_at
+  from holdfast_review
+ where (:status is null or coalesce(outcome, 'open') = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :most;
+
+-- name: review_decide
+update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor, answer = :answer where id = :id and closed_at is null;
+select changes() as decided;
+
+-- name: operation_failed
+select count(*) as failed from holdfast_idempotency_log
+ where status <> 'success' and updated_at > {now} - :seconds and status = 'failure' and failures > 0 and dataset_id is :dataset;
 
 -- name: examine_journal
 select journal_mode as mode from pragma_journal_mode;
@@ -419,7 +451,8 @@ with known (key) as (
                       where idem_key between coalesce(:key, :after, '') and coalesce(:key, 'g') and idem_key is not :after
                         and (:since is null or at >= :since))
      order by key limit :most)
-select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
+select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
+       g.dataset_id as dataset, g.operation_type as operation
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
@@ -453,8 +486,9 @@ delete from holdfast_wal where idem_key = :key and number < :number;
 delete from holdfast_outbox where idem_key = :key;
 select 'archived' as state;
 
--- name: operation_review_close
-update holdfast_review set closed_at = {now}, actor = :actor, outcome = :outcome where idem_key = :key and closed_at is null;
+-- name: review_close
+update holdfast_review set closed_at = coalesce(closed_at, {now}), spent_at = {now}, outcome = coalesce(outcome, 'reset'), actor = coalesce(actor, :actor),
+       answer = coalesce(answer, :answer) where idem_key = :key and spent_at is null;
 select changes() as closed;
 
 -- name: operation_expire

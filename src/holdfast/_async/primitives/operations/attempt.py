@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.operations.governing import AsyncGovernance, NeedsReview
 from holdfast._async.primitives.operations.running import AsyncRunning, Done
 from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import settled, sleep
@@ -20,6 +21,9 @@ from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
 from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
+
+if TYPE_CHECKING:
+    from holdfast.core.policy import Governed
 
 PAGE = 1000
 _TOLD = (
@@ -47,18 +51,13 @@ class AsyncPlan(NamedTuple):
     postconditions: Sequence[Function] = ()
     owner: str | None = None
     lineage: Lineage = Lineage()
+    governed: Governed | None = None
+    """What the policy is to be asked with, if it has to."""
 
     @property
     def lease(self) -> str:
         """The name of the lease under which it is done, if it is not done in a transaction."""
         return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
-
-    def decide(self, prior: Prior) -> Act:
-        terms = self.terms
-        return operation.decide(
-            prior, self.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
-            undoes=self.rollback is not None,
-        )  # fmt: skip
 
     def parameters(self, op: AsyncRunning, status: str, **more: Any) -> Row:
         """What is written of it, with the entries that are waiting."""
@@ -121,19 +120,31 @@ async def read_entries(engine: AsyncEngine, key: str) -> list[Entry]:
         after = rows[-1]["number"]
 
 
-class AsyncAttempt(ABC):
+class AsyncAttempt(AsyncGovernance, ABC):
     """One way to run an operation: begin, then succeed or fail."""
 
     def __init__(self, plan: AsyncPlan) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self.prior: Prior
         self.began = False
         """Whether the function was called: what goes wrong before is not tried again by itself."""
         self._running = False
 
-    @abstractmethod
     async def begin(self) -> AsyncRunning | Outcome:
-        """Claim it, and wait for that as it was told to; or how it ended before."""
+        """Claim it, and wait for that as it was told to; or how it ended before. What must not go on is up for review,
+        and goes on once when that was approved."""
+        while True:
+            try:
+                await self.permit()
+                return await self._begin()
+            except OperationFailed as error:
+                if not await self.refused(error):
+                    raise
+            except NeedsReview as need:
+                await self.reviewed(need)
+
+    @abstractmethod
+    async def _begin(self) -> AsyncRunning | Outcome: ...
 
     @abstractmethod
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome: ...
@@ -193,35 +204,20 @@ class AsyncAttempt(ABC):
     def settled(self, act: Act, prior: Prior) -> Outcome | None:
         """How it ended before, if it did; an error when it must not go on."""
         if act is Act.REPLAY:
+            self.permit_replay(prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
             raise operation.refusal(act, prior, self.plan.key)
         return None
 
-    async def refused(self, error: OperationFailed) -> None:
-        """One that is never tried again by itself goes to the people who look."""
-        if error.error is None or not error.error.get("remembered"):
-            await self.review("attempts", str(error))
-
-    async def review(self, reason: str, detail: str) -> int:
-        [row] = await self.plan.engine.call("operation_review", self.question(reason, detail))
-        number: int = row["id"]
-        return number
-
-    def question(self, reason: str, detail: str) -> Row:
-        key = self.plan.key
-        return {"key": key.digest, "label": key.label, "reason": reason, "detail": detail[:1000]}
-
-    async def locked(self, asked: int, started: float) -> Outcome | None:
+    async def locked(self, prior: Prior, asked: int, started: float) -> Outcome | None:
         """Somebody else is at it. None: ask again now."""
         key, terms, waited = self.plan.key, self.plan.terms, now() - started
+        await self.escalate(prior)
         if terms.when_locked == "skip":
             return Outcome("skipped", False, 0)
         if terms.when_locked == "fail":
             raise operation.in_progress(key)
-        if terms.when_locked == "escalate":
-            number = await self.review("locked", f"{key.label} is locked by somebody else")
-            raise operation.in_progress(key, why=f"somebody else is at it, and it is up for review as number {number}")
         if self.in_its_own_way():
             raise operation.in_progress(
                 key, why="it is inside of an operation with the same lock: it would wait for itself"

@@ -22,7 +22,7 @@ from holdfast._wire.log import logger
 from holdfast.core.chain import Opening
 from holdfast.core.errors import HoldfastError, OperationFailed, Refused
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, Act, Prior, told
+from holdfast.core.operation import LEASE, NOTHING, Act, Prior, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
@@ -56,6 +56,8 @@ class AsyncBatch:
         """As which all of them are claimed."""
 
     async def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        if any(plan.governed is not None for plan in self._plans):
+            return await self._one_by_one(function, progress)
         started, asked = now(), 0
         while True:
             if await self._all.acquire(started):
@@ -65,7 +67,7 @@ class AsyncBatch:
                     pass  # before anything was done: it is the first question
                 finally:
                     await self._all.let_go()
-            if await self._all.locked(asked, started) is not None:  # skipped, all but those that are done
+            if await self._all.locked(NOTHING, asked, started) is not None:  # skipped, all but those that are done
                 return [await self._alone(place, function) for place in range(len(self._plans))]
             asked += 1
 
@@ -80,6 +82,15 @@ class AsyncBatch:
         await self._all.let_go()
         for place in others:
             found[place] = await self._alone(place, function)
+        return found
+
+    async def _one_by_one(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        """The policy is asked about each, and what it says of one may depend on the one before."""
+        found: list[Outcome] = []
+        for place in range(len(self._plans)):
+            found.append(await self._alone(place, function))
+            if progress is not None:
+                progress(len(found), len(self._plans))
         return found
 
     async def _chunk(
@@ -138,7 +149,10 @@ class AsyncBatch:
 
     async def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:
         """How it ended before; None when it takes more than a batch does."""
-        act, attempt = plan.decide(prior), AsyncExternal(plan)
+        attempt = AsyncExternal(plan)
+        act = attempt.decide(prior)
+        if act in (Act.EXHAUSTED, Act.REFUSE_PARTIAL):
+            return None  # somebody may have approved that it is tried once more
         if act is Act.RUNNING:
             return Outcome("skipped", False, 0)
         try:

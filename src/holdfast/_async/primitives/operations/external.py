@@ -18,7 +18,7 @@ from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
-from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
+from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.operation import NOTHING, Act, Prior, in_progress, told
 from holdfast.core.outcome import Outcome
@@ -47,24 +47,20 @@ class AsyncExternal(AsyncAttempt):
         made._grant, made.prior = grant, NOTHING
         return made
 
-    async def begin(self) -> AsyncRunning | Outcome:
+    async def _begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0
-        try:
-            while True:
-                prior = await self._look()
-                act = self.plan.decide(prior)
-                if (outcome := self.settled(act, prior)) is not None:
-                    return outcome
-                if act is not Act.RUNNING and await self.acquire(started):
-                    found = await self._claim(prior, act)
-                    if found is not None:
-                        return found
-                if (outcome := await self.locked(asked, started)) is not None:
-                    return outcome
-                asked += 1
-        except OperationFailed as error:
-            await self.refused(error)
-            raise
+        while True:
+            prior = await self._look()
+            act = self.decide(prior)
+            if (outcome := self.settled(act, prior)) is not None:
+                return outcome
+            if act is not Act.RUNNING and await self.acquire(started):
+                found = await self._claim(prior, act)
+                if found is not None:
+                    return found
+            if (outcome := await self.locked(prior, asked, started)) is not None:
+                return outcome
+            asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         try:
@@ -99,7 +95,8 @@ class AsyncExternal(AsyncAttempt):
     async def acquire(self, started: float) -> bool:
         """The lease, waited for if that is what was asked for."""
         terms = self.plan.terms
-        if terms.when_locked != "wait" or self.in_its_own_way():
+        asks = self.plan.governed is not None  # the policy, what it means that somebody else has it
+        if terms.when_locked != "wait" or asks or self.in_its_own_way():
             self._grant = await self._lease.try_acquire()
             return self._grant is not None
         try:
@@ -124,7 +121,7 @@ class AsyncExternal(AsyncAttempt):
                     await self.let_go()
                     return None
                 prior = await self._look()
-                act = self.plan.decide(prior)
+                act = self.decide(prior)
         except BaseException:
             await self.let_go()
             raise
@@ -132,6 +129,7 @@ class AsyncExternal(AsyncAttempt):
     async def _take(self, prior: Prior, act: Act) -> tuple[AsyncRunning | Outcome | None, str]:
         """Make it ours; then mend what a dead attempt left, and begin the next one."""
         plan, self.prior = self.plan, prior
+        await self.permit_locked(prior)
         op = AsyncRunning(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
         crashed = prior.failures + (prior.status == "partial")
         self.prior = prior._replace(failures=crashed)
@@ -152,7 +150,19 @@ class AsyncExternal(AsyncAttempt):
             op.note("effect_started")
         state = await self._write(op, "partial", lock=plan.key.lock_key)
         op._save = lambda: self.save(op)
+        if state == "done" and self.is_sensitive:
+            await self._confirm(op, prior)
         return (op, state) if state == "done" else (None, state)
+
+    async def _confirm(self, op: AsyncRunning, prior: Prior) -> None:
+        """A transaction that had the lock when the policy was asked may have committed the same since. From here on
+        none can, and nothing was done yet: it is asked once more."""
+        try:
+            await self.permit_held(prior)
+        except Exception as error:
+            op.began = False
+            await self.fail(op, error)
+            raise
 
     async def _mend(self, op: AsyncRunning, prior: Prior, act: Act) -> Outcome | None:
         plan = self.plan

@@ -27,9 +27,10 @@ class AsyncOperation:
     """An operation to be run: at most one effect, whatever the retries."""
 
     def __init__(
-        self, plan: Callable[[object, str | None], AsyncPlan], key: Any, fingerprint: str | None, tx: Any
-    ) -> None:
-        self._plan_of, self._key, self._fingerprint, self._tx = plan, key, fingerprint, tx
+        self, plan: Callable[[object, str | None, object], AsyncPlan], key: Any, fingerprint: str | None, tx: Any,
+        payload: object,
+    ) -> None:  # fmt: skip
+        self._plan_of, self._key, self._fingerprint, self._tx, self._payload = plan, key, fingerprint, tx, payload
         self._entered: list[tuple[int, AsyncAttempt | None, AsyncRunning]] = []
 
     async def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
@@ -48,7 +49,8 @@ class AsyncOperation:
         async def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
             sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
-            return await run(self._plan_of(key, sent), self._tx, function, args, kwargs)
+            payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload
+            return await run(self._plan_of(key, sent, payload), self._tx, function, args, kwargs)
 
         return once
 
@@ -94,7 +96,7 @@ class AsyncOperation:
     def _plan(self) -> AsyncPlan:
         if callable(self._key):
             raise TypeError("key is a function of the arguments: this operation is a decorator")
-        return self._plan_of(self._key, self._fingerprint)
+        return self._plan_of(self._key, self._fingerprint, self._payload)
 
 
 def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
@@ -103,16 +105,20 @@ def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
 
 
 async def run(plan: AsyncPlan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
-    tried = 0
+    tried, failed = 0, None
     while True:
         attempt = attempt_of(plan, tx)
+        attempt.tried = tried
         try:
             return await _once(attempt, function, args, kwargs)
         except OperationFailed:
             raise
         except Exception as error:
+            if failed is not None and not attempt.began:
+                raise error from failed  # a retry that is refused says what it would have been one of
             if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):
                 raise
+            failed = error
         tried += 1
         await sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
 

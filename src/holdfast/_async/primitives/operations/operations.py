@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.operation_log import AsyncOperationLog
@@ -13,13 +13,17 @@ from holdfast._async.primitives.operations.mending import AsyncMending
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
 from holdfast.core.canonical import digest
-from holdfast.core.grant import check_name
+from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.lineage import Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.core.outcome import OperationRecord, Outcome
+from holdfast.core.records import ReviewRecord
+
+if TYPE_CHECKING:
+    from holdfast.core.policy import Rules
 
 log = logger("holdfast.operation")
 
@@ -42,8 +46,8 @@ class Handlers(NamedTuple):
 
 
 class AsyncOperations(AsyncOperationLog):
-    def __init__(self, engine: AsyncEngine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: AsyncEngine, rules: Rules | None = None) -> None:
+        super().__init__(engine, rules)
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -106,7 +110,8 @@ class AsyncOperations(AsyncOperationLog):
         A statement claims ``batch`` of them, and tells those apart that are done, under way, or another's; a statement
         writes down what came of them when all are done. So a process that dies leaves a whole batch half done; one that
         is interrupted, only the one it was at. Those that somebody else is at are skipped. ``progress(done, total)`` is
-        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``.
+        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``. Where a
+        policy has to be asked, they are run one by one.
         """
         found = list(items)
         check_called(function, "function")
@@ -118,9 +123,10 @@ class AsyncOperations(AsyncOperationLog):
             "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
+        sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
-            plan(item if key is None else key(item), None if payload is None else digest(payload(item), "payload"))
-            for item in found
+            plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
+            for item, each in zip(found, sent, strict=True)
         ]
         return await AsyncBatch(plans, found, batch).run(function, progress) if plans else []
 
@@ -146,17 +152,32 @@ class AsyncOperations(AsyncOperationLog):
         """Undo it with the function that is registered for it, whatever became of it; it may be run anew then."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        await self._mending(await self._known(key)).roll_back(actor, reason)
+        record = await self._known(key)
+        self._permit_reset(record, actor, reason)
+        await self._mending(record).roll_back(actor, reason)
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
-        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, and its history is
-        kept, with who reset it and why. OperationInProgress while somebody is at it."""
+        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
+        reviews is lifted, and its history is kept, with who reset it and why. OperationInProgress while somebody is at
+        it. One that nobody has begun can be reset when it was refused in a review."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        record = await self._known(key)
-        await self._mending(record).reset(actor, reason)
-        answer = {"key": record.key, "actor": actor, "outcome": f"reset: {reason}"}
-        await self._engine.call("operation_review_close", answer)
+        record = await self.get(key)
+        subject: OperationRecord | ReviewRecord | None = record or await self._reviewed(as_key(key).digest)
+        if subject is None:
+            raise LookupError(f"there is no operation {as_key(key).label!r}")
+        self._permit_reset(subject, actor, reason)
+        if record is not None:
+            await self._mending(record).reset(actor, reason)
+        await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+
+    def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
+        about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
+        self._permit("reset", label=subject.label, actor=actor, justification=reason, **about)
+
+    async def _reviewed(self, key: str) -> ReviewRecord | None:
+        rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
+        return ReviewRecord.of(rows[0]) if rows else None
 
     async def _known(self, key: OperationKey | str) -> OperationRecord:
         record = await self.get(key)
@@ -176,7 +197,7 @@ class AsyncOperations(AsyncOperationLog):
     def plan(
         self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
         postconditions: Sequence[Function], terms: Mapping[str, Any], lineage: Lineage | None = None,
-    ) -> Callable[[object, str | None], AsyncPlan]:  # fmt: skip
+    ) -> Callable[[object, str | None, object], AsyncPlan]:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
         for function, what in ((undo, "rollback"), (probe, "verify")):
@@ -187,14 +208,19 @@ class AsyncOperations(AsyncOperationLog):
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
 
-        def made(key: object, fingerprint: str | None) -> AsyncPlan:
+        def made(key: object, fingerprint: str | None, payload: object) -> AsyncPlan:
             found = as_key(key)
-            if checked.sovereign:
-                found.check_whole()
-            return AsyncPlan(
+            plan = AsyncPlan(
                 self._engine, found, fingerprint, checked, undo, name, probe, before, after,
                 lineage=lineage or Lineage(),
             )  # fmt: skip
+            if self._rules is None and not checked.sovereign:
+                return plan
+            from holdfast.core.policy import governed
+
+            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload)
+            sovereign = governing is not None and governing.demands.sovereign
+            return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
         return made
 

@@ -18,7 +18,7 @@ from holdfast._async.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
-from holdfast.core.errors import HoldfastError, OperationFailed
+from holdfast.core.errors import HoldfastError
 from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
 from holdfast.core.outcome import Outcome
 
@@ -37,29 +37,26 @@ class AsyncWithin(AsyncAttempt):
         self._began: str | None = None
         self._passes = 0
 
-    async def begin(self) -> AsyncRunning | Outcome:
+    async def _begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0
         while True:
             asked_at = now()
             try:
                 found = Begun.of(await self._transaction.begin("operation_begin", claim(self.plan)))
                 prior = found.prior
-                act = self.plan.decide(prior)
+                act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
                     await self._transaction.rollback()
                     return outcome
                 if found.free and act is not Act.RUNNING:
+                    await self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
                     return await ready(self, act, prior, asked_at)
-            except OperationFailed as error:
-                await self._undo()
-                await self.refused(error)
-                raise
             except BaseException:
                 await self._undo()
                 raise
             await self._transaction.rollback()
-            if (outcome := await self.locked(asked, started)) is not None:
+            if (outcome := await self.locked(prior, asked, started)) is not None:
                 return outcome
             asked += 1
 
@@ -103,32 +100,30 @@ class AsyncJoined(AsyncAttempt):
         self._began: str | None = None
         self._block: AbstractAsyncContextManager[Any] | None = None
 
-    async def begin(self) -> AsyncRunning | Outcome:
+    async def _begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0
         while True:
             asked_at = now()
             found = Begun.of(await self._known.write("operation_begin", claim(self.plan)))
             prior = found.prior
-            act = self.plan.decide(prior)
-            try:
-                if (outcome := self.settled(act, prior)) is not None:
-                    return outcome
-            except OperationFailed as error:
-                await self.refused(error)
-                raise
+            act = self.decide(prior)
+            if (outcome := self.settled(act, prior)) is not None:
+                return outcome
             if found.free and act is not Act.RUNNING:
                 if self.in_its_own_way(same_key=True):
                     raise in_progress(self.plan.key, why="it is inside of itself")
+                await self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
                 await self._block.__aenter__()
                 return await ready(self, act, prior, asked_at)
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
+                await self.escalate(prior)
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",
                 )
-            if (outcome := await self.locked(asked, started)) is not None:
+            if (outcome := await self.locked(prior, asked, started)) is not None:
                 return outcome
             asked += 1
 
@@ -146,14 +141,6 @@ class AsyncJoined(AsyncAttempt):
                 raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
 
-    async def review(self, reason: str, detail: str) -> int:
-        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
-        if not self._is_file:
-            return await super().review(reason, detail)
-        row = await self._known.write("operation_review", self.question(reason, detail))
-        number: int = row["id"]
-        return number
-
     @property
     def _is_file(self) -> bool:
         return self.plan.engine.database.dialect == "sqlite"
@@ -164,6 +151,16 @@ class AsyncJoined(AsyncAttempt):
             with suppress(Exception):
                 await block.__aexit__(type(error), error, error.__traceback__)
         return False
+
+    async def told(self, statement: str, parameters: Row) -> Row:
+        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
+        return await (self._known.write if self._is_file else super().told)(statement, parameters)
+
+    async def kin(self) -> Row:
+        """What this very transaction has done is seen by nobody else; and what it sees may be old."""
+        here = await self._known.write("operation_kin", self.transformation())
+        there = await super().kin()
+        return {name: here[name] or there[name] for name in there}
 
 
 def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:

@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
+from holdfast._sync.primitives.operations.governing import Governance, NeedsReview
 from holdfast._sync.primitives.operations.running import Done, Running
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import jitter, now
@@ -21,6 +22,9 @@ from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
 from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
+
+if TYPE_CHECKING:
+    from holdfast.core.policy import Governed
 
 PAGE = 1000
 _TOLD = (
@@ -48,18 +52,13 @@ class Plan(NamedTuple):
     postconditions: Sequence[Function] = ()
     owner: str | None = None
     lineage: Lineage = Lineage()
+    governed: Governed | None = None
+    """What the policy is to be asked with, if it has to."""
 
     @property
     def lease(self) -> str:
         """The name of the lease under which it is done, if it is not done in a transaction."""
         return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
-
-    def decide(self, prior: Prior) -> Act:
-        terms = self.terms
-        return operation.decide(
-            prior, self.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
-            undoes=self.rollback is not None,
-        )  # fmt: skip
 
     def parameters(self, op: Running, status: str, **more: Any) -> Row:
         """What is written of it, with the entries that are waiting."""
@@ -122,19 +121,31 @@ def read_entries(engine: Engine, key: str) -> list[Entry]:
         after = rows[-1]["number"]
 
 
-class Attempt(ABC):
+class Attempt(Governance, ABC):
     """One way to run an operation: begin, then succeed or fail."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self.prior: Prior
         self.began = False
         """Whether the function was called: what goes wrong before is not tried again by itself."""
         self._running = False
 
-    @abstractmethod
     def begin(self) -> Running | Outcome:
-        """Claim it, and wait for that as it was told to; or how it ended before."""
+        """Claim it, and wait for that as it was told to; or how it ended before. What must not go on is up for review,
+        and goes on once when that was approved."""
+        while True:
+            try:
+                self.permit()
+                return self._begin()
+            except OperationFailed as error:
+                if not self.refused(error):
+                    raise
+            except NeedsReview as need:
+                self.reviewed(need)
+
+    @abstractmethod
+    def _begin(self) -> Running | Outcome: ...
 
     @abstractmethod
     def succeed(self, op: Running, value: Any) -> Outcome: ...
@@ -194,35 +205,20 @@ class Attempt(ABC):
     def settled(self, act: Act, prior: Prior) -> Outcome | None:
         """How it ended before, if it did; an error when it must not go on."""
         if act is Act.REPLAY:
+            self.permit_replay(prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
             raise operation.refusal(act, prior, self.plan.key)
         return None
 
-    def refused(self, error: OperationFailed) -> None:
-        """One that is never tried again by itself goes to the people who look."""
-        if error.error is None or not error.error.get("remembered"):
-            self.review("attempts", str(error))
-
-    def review(self, reason: str, detail: str) -> int:
-        [row] = self.plan.engine.call("operation_review", self.question(reason, detail))
-        number: int = row["id"]
-        return number
-
-    def question(self, reason: str, detail: str) -> Row:
-        key = self.plan.key
-        return {"key": key.digest, "label": key.label, "reason": reason, "detail": detail[:1000]}
-
-    def locked(self, asked: int, started: float) -> Outcome | None:
+    def locked(self, prior: Prior, asked: int, started: float) -> Outcome | None:
         """Somebody else is at it. None: ask again now."""
         key, terms, waited = self.plan.key, self.plan.terms, now() - started
+        self.escalate(prior)
         if terms.when_locked == "skip":
             return Outcome("skipped", False, 0)
         if terms.when_locked == "fail":
             raise operation.in_progress(key)
-        if terms.when_locked == "escalate":
-            number = self.review("locked", f"{key.label} is locked by somebody else")
-            raise operation.in_progress(key, why=f"somebody else is at it, and it is up for review as number {number}")
         if self.in_its_own_way():
             raise operation.in_progress(
                 key, why="it is inside of an operation with the same lock: it would wait for itself"

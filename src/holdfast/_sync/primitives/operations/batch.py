@@ -23,7 +23,7 @@ from holdfast._wire.log import logger
 from holdfast.core.chain import Opening
 from holdfast.core.errors import HoldfastError, OperationFailed, Refused
 from holdfast.core.keys import OperationKey
-from holdfast.core.operation import LEASE, Act, Prior, told
+from holdfast.core.operation import LEASE, NOTHING, Act, Prior, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
@@ -57,6 +57,8 @@ class Batch:
         """As which all of them are claimed."""
 
     def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        if any(plan.governed is not None for plan in self._plans):
+            return self._one_by_one(function, progress)
         started, asked = now(), 0
         while True:
             if self._all.acquire(started):
@@ -66,7 +68,7 @@ class Batch:
                     pass  # before anything was done: it is the first question
                 finally:
                     self._all.let_go()
-            if self._all.locked(asked, started) is not None:  # skipped, all but those that are done
+            if self._all.locked(NOTHING, asked, started) is not None:  # skipped, all but those that are done
                 return [self._alone(place, function) for place in range(len(self._plans))]
             asked += 1
 
@@ -81,6 +83,15 @@ class Batch:
         self._all.let_go()
         for place in others:
             found[place] = self._alone(place, function)
+        return found
+
+    def _one_by_one(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        """The policy is asked about each, and what it says of one may depend on the one before."""
+        found: list[Outcome] = []
+        for place in range(len(self._plans)):
+            found.append(self._alone(place, function))
+            if progress is not None:
+                progress(len(found), len(self._plans))
         return found
 
     def _chunk(self, grant: LeaseGrant, places: Sequence[int], function: Function, others: list[int]) -> list[Outcome]:
@@ -135,7 +146,10 @@ class Batch:
 
     def _settled(self, plan: Plan, prior: Prior) -> Outcome | None:
         """How it ended before; None when it takes more than a batch does."""
-        act, attempt = plan.decide(prior), External(plan)
+        attempt = External(plan)
+        act = attempt.decide(prior)
+        if act in (Act.EXHAUSTED, Act.REFUSE_PARTIAL):
+            return None  # somebody may have approved that it is tried once more
         if act is Act.RUNNING:
             return Outcome("skipped", False, 0)
         try:

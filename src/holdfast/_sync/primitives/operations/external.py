@@ -19,7 +19,7 @@ from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
-from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, OperationFailed, Refused
+from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.operation import NOTHING, Act, Prior, in_progress, told
 from holdfast.core.outcome import Outcome
@@ -48,24 +48,20 @@ class External(Attempt):
         made._grant, made.prior = grant, NOTHING
         return made
 
-    def begin(self) -> Running | Outcome:
+    def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
-        try:
-            while True:
-                prior = self._look()
-                act = self.plan.decide(prior)
-                if (outcome := self.settled(act, prior)) is not None:
-                    return outcome
-                if act is not Act.RUNNING and self.acquire(started):
-                    found = self._claim(prior, act)
-                    if found is not None:
-                        return found
-                if (outcome := self.locked(asked, started)) is not None:
-                    return outcome
-                asked += 1
-        except OperationFailed as error:
-            self.refused(error)
-            raise
+        while True:
+            prior = self._look()
+            act = self.decide(prior)
+            if (outcome := self.settled(act, prior)) is not None:
+                return outcome
+            if act is not Act.RUNNING and self.acquire(started):
+                found = self._claim(prior, act)
+                if found is not None:
+                    return found
+            if (outcome := self.locked(prior, asked, started)) is not None:
+                return outcome
+            asked += 1
 
     def succeed(self, op: Running, value: Any) -> Outcome:
         try:
@@ -100,7 +96,8 @@ class External(Attempt):
     def acquire(self, started: float) -> bool:
         """The lease, waited for if that is what was asked for."""
         terms = self.plan.terms
-        if terms.when_locked != "wait" or self.in_its_own_way():
+        asks = self.plan.governed is not None  # the policy, what it means that somebody else has it
+        if terms.when_locked != "wait" or asks or self.in_its_own_way():
             self._grant = self._lease.try_acquire()
             return self._grant is not None
         try:
@@ -125,7 +122,7 @@ class External(Attempt):
                     self.let_go()
                     return None
                 prior = self._look()
-                act = self.plan.decide(prior)
+                act = self.decide(prior)
         except BaseException:
             self.let_go()
             raise
@@ -133,6 +130,7 @@ class External(Attempt):
     def _take(self, prior: Prior, act: Act) -> tuple[Running | Outcome | None, str]:
         """Make it ours; then mend what a dead attempt left, and begin the next one."""
         plan, self.prior = self.plan, prior
+        self.permit_locked(prior)
         op = Running(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
         crashed = prior.failures + (prior.status == "partial")
         self.prior = prior._replace(failures=crashed)
@@ -153,7 +151,19 @@ class External(Attempt):
             op.note("effect_started")
         state = self._write(op, "partial", lock=plan.key.lock_key)
         op._save = lambda: self.save(op)
+        if state == "done" and self.is_sensitive:
+            self._confirm(op, prior)
         return (op, state) if state == "done" else (None, state)
+
+    def _confirm(self, op: Running, prior: Prior) -> None:
+        """A transaction that had the lock when the policy was asked may have committed the same since. From here on
+        none can, and nothing was done yet: it is asked once more."""
+        try:
+            self.permit_held(prior)
+        except Exception as error:
+            op.began = False
+            self.fail(op, error)
+            raise
 
     def _mend(self, op: Running, prior: Prior, act: Act) -> Outcome | None:
         plan = self.plan

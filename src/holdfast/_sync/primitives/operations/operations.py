@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.operation_log import OperationLog
@@ -14,13 +14,17 @@ from holdfast._sync.primitives.operations.mending import Mending
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
-from holdfast.core.grant import check_name
+from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.lineage import Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.core.outcome import OperationRecord, Outcome
+from holdfast.core.records import ReviewRecord
+
+if TYPE_CHECKING:
+    from holdfast.core.policy import Rules
 
 log = logger("holdfast.operation")
 
@@ -43,8 +47,8 @@ class Handlers(NamedTuple):
 
 
 class Operations(OperationLog):
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
+        super().__init__(engine, rules)
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -107,7 +111,8 @@ class Operations(OperationLog):
         A statement claims ``batch`` of them, and tells those apart that are done, under way, or another's; a statement
         writes down what came of them when all are done. So a process that dies leaves a whole batch half done; one that
         is interrupted, only the one it was at. Those that somebody else is at are skipped. ``progress(done, total)`` is
-        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``.
+        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``. Where a
+        policy has to be asked, they are run one by one.
         """
         found = list(items)
         check_called(function, "function")
@@ -119,9 +124,10 @@ class Operations(OperationLog):
             "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
+        sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
-            plan(item if key is None else key(item), None if payload is None else digest(payload(item), "payload"))
-            for item in found
+            plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
+            for item, each in zip(found, sent, strict=True)
         ]
         return Batch(plans, found, batch).run(function, progress) if plans else []
 
@@ -147,17 +153,32 @@ class Operations(OperationLog):
         """Undo it with the function that is registered for it, whatever became of it; it may be run anew then."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        self._mending(self._known(key)).roll_back(actor, reason)
+        record = self._known(key)
+        self._permit_reset(record, actor, reason)
+        self._mending(record).roll_back(actor, reason)
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
-        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, and its history is
-        kept, with who reset it and why. OperationInProgress while somebody is at it."""
+        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
+        reviews is lifted, and its history is kept, with who reset it and why. OperationInProgress while somebody is at
+        it. One that nobody has begun can be reset when it was refused in a review."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        record = self._known(key)
-        self._mending(record).reset(actor, reason)
-        answer = {"key": record.key, "actor": actor, "outcome": f"reset: {reason}"}
-        self._engine.call("operation_review_close", answer)
+        record = self.get(key)
+        subject: OperationRecord | ReviewRecord | None = record or self._reviewed(as_key(key).digest)
+        if subject is None:
+            raise LookupError(f"there is no operation {as_key(key).label!r}")
+        self._permit_reset(subject, actor, reason)
+        if record is not None:
+            self._mending(record).reset(actor, reason)
+        self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+
+    def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
+        about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
+        self._permit("reset", label=subject.label, actor=actor, justification=reason, **about)
+
+    def _reviewed(self, key: str) -> ReviewRecord | None:
+        rows = self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
+        return ReviewRecord.of(rows[0]) if rows else None
 
     def _known(self, key: OperationKey | str) -> OperationRecord:
         record = self.get(key)
@@ -177,7 +198,7 @@ class Operations(OperationLog):
     def plan(
         self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
         postconditions: Sequence[Function], terms: Mapping[str, Any], lineage: Lineage | None = None,
-    ) -> Callable[[object, str | None], Plan]:  # fmt: skip
+    ) -> Callable[[object, str | None, object], Plan]:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
         for function, what in ((undo, "rollback"), (probe, "verify")):
@@ -188,14 +209,19 @@ class Operations(OperationLog):
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
 
-        def made(key: object, fingerprint: str | None) -> Plan:
+        def made(key: object, fingerprint: str | None, payload: object) -> Plan:
             found = as_key(key)
-            if checked.sovereign:
-                found.check_whole()
-            return Plan(
+            plan = Plan(
                 self._engine, found, fingerprint, checked, undo, name, probe, before, after,
                 lineage=lineage or Lineage(),
             )  # fmt: skip
+            if self._rules is None and not checked.sovereign:
+                return plan
+            from holdfast.core.policy import governed
+
+            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload)
+            sovereign = governing is not None and governing.demands.sovereign
+            return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
         return made
 

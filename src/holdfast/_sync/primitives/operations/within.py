@@ -19,7 +19,7 @@ from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
-from holdfast.core.errors import HoldfastError, OperationFailed
+from holdfast.core.errors import HoldfastError
 from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
 from holdfast.core.outcome import Outcome
 
@@ -38,29 +38,26 @@ class Within(Attempt):
         self._began: str | None = None
         self._passes = 0
 
-    def begin(self) -> Running | Outcome:
+    def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
         while True:
             asked_at = now()
             try:
                 found = Begun.of(self._transaction.begin("operation_begin", claim(self.plan)))
                 prior = found.prior
-                act = self.plan.decide(prior)
+                act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
                     self._transaction.rollback()
                     return outcome
                 if found.free and act is not Act.RUNNING:
+                    self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
                     return ready(self, act, prior, asked_at)
-            except OperationFailed as error:
-                self._undo()
-                self.refused(error)
-                raise
             except BaseException:
                 self._undo()
                 raise
             self._transaction.rollback()
-            if (outcome := self.locked(asked, started)) is not None:
+            if (outcome := self.locked(prior, asked, started)) is not None:
                 return outcome
             asked += 1
 
@@ -104,32 +101,30 @@ class Joined(Attempt):
         self._began: str | None = None
         self._block: AbstractContextManager[Any] | None = None
 
-    def begin(self) -> Running | Outcome:
+    def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
         while True:
             asked_at = now()
             found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
             prior = found.prior
-            act = self.plan.decide(prior)
-            try:
-                if (outcome := self.settled(act, prior)) is not None:
-                    return outcome
-            except OperationFailed as error:
-                self.refused(error)
-                raise
+            act = self.decide(prior)
+            if (outcome := self.settled(act, prior)) is not None:
+                return outcome
             if found.free and act is not Act.RUNNING:
                 if self.in_its_own_way(same_key=True):
                     raise in_progress(self.plan.key, why="it is inside of itself")
+                self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
                 self._block = self._known.nested()
                 self._block.__enter__()
                 return ready(self, act, prior, asked_at)
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
+                self.escalate(prior)
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",
                 )
-            if (outcome := self.locked(asked, started)) is not None:
+            if (outcome := self.locked(prior, asked, started)) is not None:
                 return outcome
             asked += 1
 
@@ -147,14 +142,6 @@ class Joined(Attempt):
                 raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
 
-    def review(self, reason: str, detail: str) -> int:
-        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
-        if not self._is_file:
-            return super().review(reason, detail)
-        row = self._known.write("operation_review", self.question(reason, detail))
-        number: int = row["id"]
-        return number
-
     @property
     def _is_file(self) -> bool:
         return self.plan.engine.database.dialect == "sqlite"
@@ -165,6 +152,16 @@ class Joined(Attempt):
             with suppress(Exception):
                 block.__exit__(type(error), error, error.__traceback__)
         return False
+
+    def told(self, statement: str, parameters: Row) -> Row:
+        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
+        return (self._known.write if self._is_file else super().told)(statement, parameters)
+
+    def kin(self) -> Row:
+        """What this very transaction has done is seen by nobody else; and what it sees may be old."""
+        here = self._known.write("operation_kin", self.transformation())
+        there = super().kin()
+        return {name: here[name] or there[name] for name in there}
 
 
 def within(plan: Plan, connection: Any) -> Within | Joined:

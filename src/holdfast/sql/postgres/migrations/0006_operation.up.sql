@@ -36,6 +36,7 @@ comment on column holdfast.idempotency_log.rollback is 'the name of the function
 comment on column holdfast.idempotency_log.effect_started is 'the last attempt may have had an effect that nobody has undone';
 comment on column holdfast.idempotency_log.failures is 'attempts that came to nothing since it was begun or reset';
 create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at) where status <> 'success';
+create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
 -- What was written together stands in one row: the entries, as JSON, of which number is the first.
 -- Rows are read in the order of horizon and place. horizon is above every transaction that had ended when the row was written, and
@@ -67,17 +68,23 @@ create index outbox_unpublished on holdfast.outbox (idem_key) where published_at
 
 -- What people have to look at.
 create table holdfast.review (
-    id        bigint generated always as identity primary key,
-    idem_key  text collate "C" not null,
-    label     text not null,
-    reason    text not null check (reason in ('attempts', 'locked')),
-    detail    text not null,
-    opened_at timestamptz not null,
-    closed_at timestamptz,
-    actor     text,
-    outcome   text
+    id             bigint generated always as identity primary key,
+    idem_key       text collate "C" not null,
+    label          text not null,
+    dataset_id     text,
+    operation_type text,
+    reason         text not null check (reason in ('attempts', 'locked', 'policy')),
+    detail         text not null,
+    opened_at      timestamptz not null,
+    closed_at      timestamptz,
+    actor          text,
+    outcome        text check (outcome in ('approved', 'rejected', 'reset')),
+    answer         text,
+    spent_at       timestamptz
 );
+comment on column holdfast.review.spent_at is 'of an approval, when it was used; of a rejection, when a reset lifted it';
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
+create index review_standing on holdfast.review (idem_key) where spent_at is null;
 
 -- Whether that lease is held, with that fence if one is given.
 create function holdfast.operation_alive(lease text, fence bigint) returns boolean
@@ -302,30 +309,94 @@ begin
 end $$;
 
 -- Once for each reason, until somebody has looked at it; the number of it.
-create function holdfast.operation_review(key text, label text, reason text, detail text) returns bigint
+create function holdfast.review_open(key text, label text, dataset text, operation text, reason text, detail text) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     entry bigint;
 begin
-    insert into holdfast.review (idem_key, label, reason, detail, opened_at) values (key, label, reason, detail, clock_timestamp())
-        on conflict do nothing returning id into entry;
-    return coalesce(entry, (select r.id from holdfast.review r where r.idem_key = key and r.reason = operation_review.reason and r.closed_at is null));
+    insert into holdfast.review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
+    values (key, label, dataset, operation, reason, detail, clock_timestamp()) on conflict do nothing returning id into entry;
+    return coalesce(entry, (select r.id from holdfast.review r where r.idem_key = key and r.reason = review_open.reason and r.closed_at is null));
 end $$;
 
-create function holdfast.operation_reviews(most int)
-returns table (id bigint, key text, label text, reason text, detail text, opened_at double precision)
+-- What people have said of an operation, or have yet to say: a rejection, until a reset; else a review that is open, but
+-- for one of attempts, which the log itself refuses; else an approval, which is used up by asking. No id: nothing.
+create function holdfast.review_take(key text, out id bigint, out outcome text, out actor text, out answer text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select r.id, r.idem_key, r.label, r.reason, r.detail, extract(epoch from r.opened_at)::double precision
-      from holdfast.review r where r.closed_at is null order by r.id limit most;
+    select r.id, coalesce(r.outcome, 'open'), r.actor, r.answer into id, outcome, actor, answer from holdfast.review r
+     where r.idem_key = key and r.spent_at is null and (r.outcome = 'rejected' or r.closed_at is null and r.reason <> 'attempts')
+     order by r.outcome, r.id limit 1;
+    if not found then
+        update holdfast.review u set spent_at = clock_timestamp()
+         where u.id = (select r.id from holdfast.review r where r.idem_key = key and r.outcome = 'approved' and r.spent_at is null
+                        order by r.id limit 1 for update skip locked)
+        returning u.id, u.outcome, u.actor, u.answer into id, outcome, actor, answer;
+    end if;
 end $$;
+
+create function holdfast.review_list(only_status text, only_id bigint, only_key text, most int)
+returns table (id bigint, key text, label text, dataset text, operation text, reason text, detail text, opened_at double precision, status text,
+               actor text, answer text, closed_at double precision, spent_at double precision)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select r.id, r.idem_key, r.label, r.dataset_id, r.operation_type, r.reason, r.detail, extract(epoch from r.opened_at)::double precision,
+           coalesce(r.outcome, 'open'), r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision
+      from holdfast.review r
+     where (only_status is null or coalesce(r.outcome, 'open') = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
+     order by r.id limit most;
+end $$;
+
+-- Somebody says yes or no; false when it has been answered already.
+create function holdfast.review_decide(review bigint, outcome text, actor text, answer text) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    update holdfast.review r set closed_at = clock_timestamp(), outcome = review_decide.outcome, actor = review_decide.actor, answer = review_decide.answer
+     where r.id = review and r.closed_at is null;
+    return found;
+end $$;
+
+-- Others that an operation has to do with, as people would call them, or null. same: it did the same to the same data, or
+-- may have. retry_of: one of the same task and parameters that has come to nothing so far, with another input.
+create function holdfast.operation_kin(key text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
+    out same text, out retry_of text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    if checksum is null then
+        select g.label || ' (' || g.idem_key || ')' into same from holdfast.idempotency_log g
+         where g.dataset_id = dataset and g.operation_type = operation and g.raw_checksum is null and g.params_hash = params_hash
+           and g.idem_key <> key and g.status <> 'failure' limit 1;
+    else
+        select g.label || ' (' || g.idem_key || ')' into same from holdfast.idempotency_log g
+         where g.dataset_id = dataset and g.operation_type = operation and g.raw_checksum = checksum and g.params_hash = params_hash
+           and g.idem_key <> key and g.status <> 'failure' limit 1;
+    end if;
+    select g.label || ' (' || g.idem_key || ')' into retry_of from holdfast.idempotency_log g
+     where g.dataset_id = dataset and g.operation_type = operation and g.params_hash = params_hash and g.pipeline_id = pipeline and g.task_id = task
+       and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status = 'failure' and g.failures > 0) limit 1;
+end $$;
+
+-- How many operations of a dataset failed in the last so many seconds, and stand as failed.
+create function holdfast.operation_failed(dataset text, seconds double precision) returns bigint
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return (select count(*) from holdfast.idempotency_log g
+             where g.status <> 'success' and g.updated_at > clock_timestamp() - make_interval(secs => seconds)
+               and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
+end $$;
+
+revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_list(text, bigint, text, int),
+    holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
+    holdfast.operation_failed(text, double precision) from public;
 
 revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text), holdfast.operation_end(text),
     holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint), holdfast.operation_finish_many(text, double precision, text, uuid),
-    holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, int, int),
-    holdfast.operation_review(text, text, text, text), holdfast.operation_reviews(int) from public;
+    holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, int, int)
+    from public;
 
 insert into holdfast.schema_version (version, name) values (6, 'operation');

@@ -6,7 +6,8 @@ create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 -- The chains of some operations, by key, with what the log says of each; "after" is the key where the last page ended. A
 -- key that only one of the two tables knows is told as well: somebody took it out of the other.
 create function holdfast.wal_chains(only_key text, since double precision, after text, most int)
-returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text)
+returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
+               dataset text, operation text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -26,7 +27,7 @@ begin
         order by 1 limit most)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
-           encode(g.result, 'hex'), g.result_hash
+           encode(g.result, 'hex'), g.result_hash, g.dataset_id, g.operation_type
       from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
      order by 1, 2;
 end $$;
@@ -45,7 +46,9 @@ begin
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
            encode(g.result, 'hex'), g.result_hash
-      from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
+      from known k  -- each looked up by its key: a plan that reads all of the log is never the better one
+      left join lateral (select * from holdfast.idempotency_log g where g.idem_key = k.idem_key offset 0) g on true
+      left join lateral (select * from holdfast.wal w where w.idem_key = k.idem_key offset 0) w on true
      order by 1, 2;
 end $$;
 
@@ -85,20 +88,22 @@ create trigger wal_settle after update on holdfast.meta for each row
 -- Results whose time is over go; that the operation was done, and the hash of what came of it, stays.
 create function holdfast.operation_expire(most int, out gone int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    at timestamptz := clock_timestamp();
 begin
     update holdfast.idempotency_log g set result = null where g.idem_key in (
-        select e.idem_key from holdfast.idempotency_log e where e.result is not null and e.expires_at <= clock_timestamp()
+        select e.idem_key from holdfast.idempotency_log e where e.result is not null and e.expires_at <= at
          order by e.expires_at limit most for update skip locked);
     get diagnostics gone = row_count;
 end $$;
 
--- Somebody has looked at it.
-create function holdfast.operation_review_close(key text, actor text, outcome text, out closed int)
+-- A reset answers whatever is asked of an operation, and lifts what was said of it; how many of these there were.
+create function holdfast.review_close(key text, actor text, answer text, out closed int)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_variable
 begin
-    update holdfast.review r set closed_at = clock_timestamp(), actor = operation_review_close.actor, outcome = operation_review_close.outcome
-     where r.idem_key = key and r.closed_at is null;
+    update holdfast.review r set closed_at = coalesce(r.closed_at, clock_timestamp()), spent_at = clock_timestamp(), outcome = coalesce(r.outcome, 'reset'),
+           actor = coalesce(r.actor, review_close.actor), answer = coalesce(r.answer, review_close.answer)
+     where r.idem_key = key and r.spent_at is null;
     get diagnostics closed = row_count;
 end $$;
 
@@ -109,10 +114,12 @@ create function holdfast.operation_health(stale double precision, enough int,
     out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint, out now double precision)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();  -- a clock that is asked row by row uses no index
 begin
     select count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
-           count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < clock_timestamp() - make_interval(secs => stale)),
-           extract(epoch from clock_timestamp() - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
+           count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < at - make_interval(secs => stale)),
+           extract(epoch from at - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
            count(*) filter (where g.status = 'failure')
       into partial, orphaned, stale_partials, oldest, failed
       from (select l.status, l.updated_at, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
@@ -122,13 +129,13 @@ begin
         select greatest(operations, c.reltuples::bigint) into operations from pg_class c where c.oid = 'holdfast.idempotency_log'::regclass;
     end if;
     select count(*) into today from (
-        select from holdfast.idempotency_log l where l.updated_at > clock_timestamp() - interval '1 day' order by l.updated_at limit 10 * enough) l;
+        select from holdfast.idempotency_log l where l.updated_at > at - interval '1 day' order by l.updated_at limit 10 * enough) l;
     select count(*) into expired from (
-        select from holdfast.idempotency_log l where l.result is not null and l.expires_at <= clock_timestamp() limit enough) l;
+        select from holdfast.idempotency_log l where l.result is not null and l.expires_at <= at limit enough) l;
     bytes := pg_total_relation_size('holdfast.wal') + pg_total_relation_size('holdfast.idempotency_log');
-    select count(*), extract(epoch from clock_timestamp() - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
+    select count(*), extract(epoch from at - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
     select count(*) into reviews from holdfast.review r where r.closed_at is null;
-    now := extract(epoch from clock_timestamp());
+    now := extract(epoch from at);
 end $$;
 
 -- Which indexes the tables of operations have that can be used.
@@ -142,6 +149,6 @@ end $$;
 
 revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_read(bigint, xid8, bigint, int),
     holdfast.wal_settle(),
-    holdfast.operation_expire(int), holdfast.operation_review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
+    holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

@@ -27,6 +27,7 @@ create table holdfast_idempotency_log (
     failures       integer not null
 );
 create index holdfast_idempotency_log_unfinished on holdfast_idempotency_log (updated_at) where status <> 'success';
+create index holdfast_idempotency_log_kin on holdfast_idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
 create table holdfast_wal (
     id       integer primary key,
@@ -49,17 +50,22 @@ create table holdfast_outbox (
 create index holdfast_outbox_unpublished on holdfast_outbox (idem_key) where published_at is null;
 
 create table holdfast_review (
-    id        integer primary key,
-    idem_key  text not null,
-    label     text not null,
-    reason    text not null check (reason in ('attempts', 'locked')),
-    detail    text not null,
-    opened_at real not null,
-    closed_at real,
-    actor     text,
-    outcome   text
+    id             integer primary key,
+    idem_key       text not null,
+    label          text not null,
+    dataset_id     text,
+    operation_type text,
+    reason         text not null check (reason in ('attempts', 'locked', 'policy')),
+    detail         text not null,
+    opened_at      real not null,
+    closed_at      real,
+    actor          text,
+    outcome        text check (outcome in ('approved', 'rejected', 'reset')),
+    answer         text,
+    spent_at       real
 );
 create unique index holdfast_review_open on holdfast_review (idem_key, reason) where closed_at is null;
+create index holdfast_review_standing on holdfast_review (idem_key) where spent_at is null;
 
 create view holdfast_operation as
 select g.*, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive

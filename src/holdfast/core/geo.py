@@ -1,0 +1,263 @@
+"""GeoJSON generalised to H3 cells, and whether it is: where something is, said no more exactly than by a cell.
+
+What is masked is a Feature whose geometry is the outline of a cell and whose property ``h3`` names it, and which tells
+a position in no other way: by a bounding box, a finer cell, or a property that holds coordinates. Those are known by
+their names (lat, lon, easting, bbox, wkt, geohash, …) and by what they look like (a pair of numbers with decimals, WKT,
+GeoJSON). What else a text may give away is for people to know.
+
+h3 comes with the ``geo`` extra, and is imported by whoever calls this.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+CELL = "h3"
+"""The property that names the cell."""
+MOST = 100_000
+"""Cells that a geometry may come to."""
+_GEOMETRIES = frozenset(
+    {"Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon", "GeometryCollection"}
+)
+_KINDS = _GEOMETRIES | {"Feature", "FeatureCollection"}
+_NAMES = frozenset(
+    """lat latitude lon lng longitude easting northing bbox wkt wkb geom geometry coord coords coordinate coordinates
+    geohash geojson mgrs utm olc pluscode""".split()  # noqa: SIM905
+)
+_NAMES_OF_NUMBERS = frozenset({"x", "y", "long", "east", "north"})
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_POSITION = re.compile(
+    r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\(",
+    re.IGNORECASE,
+)
+
+
+def mask_h3(geojson: Mapping[str, Any], resolution: int) -> dict[str, Any]:
+    """The same as a FeatureCollection of H3 cells: of each Feature every cell that it touches, with its properties but
+    for those that tell a position. ``resolution``: 0 (the coarsest) to 15; one that is a coarser cell already stays."""
+    h3, features = _h3(), []
+    _check_resolution(resolution)
+    for geometry, properties, where in _parts(geojson, "geojson"):
+        kept = {name: value for name, value in properties.items() if not _tells(h3, name, value, resolution)}
+        named = kept.pop(CELL, None)
+        if geometry is None:
+            features.append(_feature(None, kept))
+        elif _is_cell(h3, named, geometry, resolution):
+            features.append(_feature(_outline(h3, named), {**kept, CELL: named}))
+        else:
+            cells = sorted(_cells(h3, geometry, resolution, where))
+            features += [_feature(_outline(h3, cell), {**kept, CELL: cell}) for cell in cells]
+    return {"type": "FeatureCollection", "features": features}
+
+
+def is_masked(geojson: Mapping[str, Any], resolution: int) -> bool:
+    """Whether it says where something is by H3 cells alone, of that resolution or coarser: what ``mask_h3`` returns."""
+    _check_resolution(resolution)
+    return next(_unmasked(_h3(), geojson, resolution, "geojson"), None) is None
+
+
+def exposed(payload: object, resolution: int) -> str | None:
+    """Why a payload must not be written where that resolution is the finest allowed; None when it may be."""
+    h3, seen = _h3(), [0]
+    found = list(_scan(h3, payload, resolution, "payload", seen))
+    if found:
+        return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+    return None if seen[0] else "there is no GeoJSON in its payload"
+
+
+def _scan(h3: Any, value: object, resolution: int, where: str, seen: list[int]) -> Iterator[str]:
+    if isinstance(value, Mapping) and value.get("type") in _KINDS:
+        seen[0] += 1
+        yield from _unmasked(h3, value, resolution, where)
+    elif isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        if not isinstance(value, Mapping) and _tells(h3, "", value, resolution, deep=False):
+            yield f"{where} tells a position"
+        for name, each in pairs:
+            path = f"{where}[{name}]" if isinstance(name, int) else f"{where}.{name}"
+            if isinstance(each, Mapping | list | tuple):
+                yield from _scan(h3, each, resolution, path, seen)
+            elif _tells(h3, str(name), each, resolution):
+                yield f"{path} tells a position"
+
+
+def _unmasked(h3: Any, value: object, resolution: int, where: str) -> Iterator[str]:
+    """What is wrong with it, with the way to it."""
+    if not isinstance(value, Mapping) or value.get("type") not in _KINDS:
+        yield f"{where} is no GeoJSON"
+        return
+    if value["type"] in _GEOMETRIES:
+        yield f"{where} is a bare {value['type']}, and says of no cell that it is one"
+        return
+    known = {"type", "features"} if value["type"] == "FeatureCollection" else {"type", "geometry", "properties"}
+    for name, member in value.items():
+        if name not in known and _tells(h3, name, member, resolution):
+            yield f"{where}.{name} tells a position"
+    if value["type"] == "FeatureCollection":
+        for number, each in enumerate(_list(value.get("features"), f"{where}.features")):
+            yield from _unmasked(h3, each, resolution, f"{where}.features[{number}]")
+        return
+    properties = _mapping(value.get("properties") or {}, f"{where}.properties")
+    for name, each in properties.items():
+        if name != CELL and _tells(h3, name, each, resolution):
+            yield f"{where}.properties.{name} tells a position"
+    geometry, cell = value.get("geometry"), properties.get(CELL)
+    if (geometry is not None or cell is not None) and not _is_cell(h3, cell, geometry, resolution):
+        yield f"{where} is not the outline of the H3 cell that it names, of resolution {resolution} or coarser"
+
+
+def _parts(value: object, where: str) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any], str]]:
+    """Geometries with their properties."""
+    found = _mapping(value, where)
+    kind = found.get("type")
+    if kind == "FeatureCollection":
+        for number, each in enumerate(_list(found.get("features"), f"{where}.features")):
+            yield from _parts(each, f"{where}.features[{number}]")
+    elif kind == "Feature":
+        geometry = found.get("geometry")
+        properties = _mapping(found.get("properties") or {}, f"{where}.properties")
+        yield None if geometry is None else _mapping(geometry, f"{where}.geometry"), properties, f"{where}.geometry"
+    elif kind in _GEOMETRIES:
+        yield found, {}, where
+    else:
+        raise ValueError(f"{where} must be GeoJSON, with a type that is one of {', '.join(sorted(_KINDS))}: {kind!r}")
+
+
+def _cells(h3: Any, geometry: Mapping[str, Any], resolution: int, where: str) -> set[str]:
+    kind = geometry.get("type")
+    if kind == "GeometryCollection":
+        parts = _list(geometry.get("geometries"), f"{where}.geometries")
+        return {cell for part in parts for cell in _cells(h3, _mapping(part, where), resolution, where)}
+    given, path = geometry.get("coordinates"), f"{where}.coordinates"
+    match kind:
+        case "Point":
+            return _touched(h3, [_position(given, path)], resolution)
+        case "MultiPoint":
+            return _touched(h3, _positions(given, path, 0), resolution)
+        case "LineString":
+            return _line(h3, _positions(given, path, 2), resolution, path)
+        case "MultiLineString":
+            lines = _list(given, path)
+            return {cell for line in lines for cell in _line(h3, _positions(line, path, 2), resolution, path)}
+        case "Polygon":
+            return _area(h3, given, resolution, path)
+        case "MultiPolygon":
+            return {cell for each in _list(given, path) for cell in _area(h3, each, resolution, path)}
+        case _:
+            raise ValueError(f"{where} must be a geometry of GeoJSON, not of type {kind!r}")
+
+
+def _touched(h3: Any, positions: Iterable[tuple[float, float]], resolution: int) -> set[str]:
+    return {h3.latlng_to_cell(lat, lng, resolution) for lng, lat in positions}
+
+
+def _line(h3: Any, positions: Sequence[tuple[float, float]], resolution: int, where: str) -> set[str]:
+    step = h3.average_hexagon_edge_length(resolution, unit="km") / 2
+    found = _touched(h3, positions, resolution)
+    for (lng, lat), (lng2, lat2) in pairwise(positions):
+        count = math.ceil(h3.great_circle_distance((lat, lng), (lat2, lng2), unit="km") / step)
+        _check_size(count, resolution, where)
+        parts = [number / count for number in range(1, count)]
+        found |= _touched(h3, ((lng + (lng2 - lng) * part, lat + (lat2 - lat) * part) for part in parts), resolution)
+    return found
+
+
+def _area(h3: Any, given: object, resolution: int, where: str) -> set[str]:
+    rings = [_positions(ring, where, 4) for ring in _list(given, where)]
+    if not rings:
+        raise ValueError(f"{where} must have a ring")
+    east, north = ([position[axis] for position in rings[0]] for axis in (0, 1))
+    width, height = max(east) - min(east), max(north) - min(north)
+    across = 111.32 * math.cos(math.radians(min(map(abs, north))))
+    _check_size(width * height * 111.32 * across / h3.average_hexagon_area(resolution, unit="km^2"), resolution, where)
+    outer, *holes = [[(lat, lng) for lng, lat in ring] for ring in rings]
+    shape = h3.LatLngPoly(outer, *holes)
+    inside = h3.h3shape_to_cells_experimental(shape, resolution, contain="overlap")
+    return {*inside, *_touched(h3, (position for ring in rings for position in ring), resolution)}
+
+
+def _is_cell(h3: Any, cell: object, geometry: object, resolution: int) -> bool:
+    if not isinstance(cell, str) or not h3.is_valid_cell(cell) or h3.get_resolution(cell) > resolution:
+        return False
+    return geometry == _outline(h3, cell)
+
+
+def _outline(h3: Any, cell: str) -> dict[str, Any]:
+    ring = [[lng, lat] for lat, lng in h3.cell_to_boundary(cell)]
+    return {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+
+
+def _feature(geometry: dict[str, Any] | None, properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "Feature", "geometry": geometry, "properties": dict(properties)}
+
+
+def _tells(h3: Any, name: str, value: object, resolution: int, *, deep: bool = True) -> bool:
+    """Whether a property says where something is, by its name or by what it looks like."""
+    if value is None or isinstance(value, bool):
+        return False
+    words = {word.lower() for word in _WORDS.findall(name)}
+    if words & _NAMES or (words & _NAMES_OF_NUMBERS and isinstance(value, int | float)):
+        return True
+    if isinstance(value, str):
+        finer = h3.is_valid_cell(value) and h3.get_resolution(value) > resolution
+        return finer or _POSITION.search(value) is not None
+    if isinstance(value, Mapping):
+        return deep and any(_tells(h3, str(each), member, resolution) for each, member in value.items())
+    if isinstance(value, list | tuple):
+        numbers = [each for each in value[:2] if isinstance(each, float) and abs(each) <= 180 and each % 1]
+        return len(numbers) == 2 or (deep and any(_tells(h3, "", each, resolution) for each in value))
+    return False
+
+
+def _position(value: object, where: str) -> tuple[float, float]:
+    found = _list(value, where)
+    numbers = [each for each in found[:2] if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(numbers) != 2 or not (abs(numbers[0]) <= 180 and abs(numbers[1]) <= 90):
+        raise ValueError(
+            f"{where} must be [longitude, latitude] in degrees, from -180 and -90 to 180 and 90: {value!r}"
+        )
+    return numbers[0], numbers[1]
+
+
+def _positions(value: object, where: str, least: int) -> list[tuple[float, float]]:
+    found = [_position(each, where) for each in _list(value, where)]
+    if len(found) < least:
+        raise ValueError(f"{where} must have {least} positions or more, not {len(found)}")
+    return found
+
+
+def _list(value: object, where: str) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where} must be a list, not {type(value).__name__}")
+    return value
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be an object of GeoJSON, not {type(value).__name__}")
+    return value
+
+
+def _check_size(cells: float, resolution: int, where: str) -> None:
+    if cells > MOST:
+        raise ValueError(
+            f"{where} comes to some {cells:,.0f} cells of resolution {resolution}, and {MOST:,} is the most: take a "
+            "coarser resolution"
+        )
+
+
+def _check_resolution(resolution: object) -> None:
+    if isinstance(resolution, bool) or not isinstance(resolution, int) or not 0 <= resolution <= 15:
+        raise ValueError(f"resolution must be a whole number from 0 (the coarsest) to 15, not {resolution!r}")
+
+
+def _h3() -> Any:
+    try:
+        import h3
+    except ImportError:
+        raise ImportError("H3 cells need the package h3: pip install 'holdfast[geo]'") from None
+    return h3
