@@ -64,7 +64,10 @@ def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path
         client.operation("later").run(lambda: 1)
     assert found(told) == {"missing": 2}
     assert found(told, "--relay", "r") == {"waiting": 2}
-    assert "no such" not in ask(*at(filled, "ops", "verify", "--relay", "r"))
+    for alone in (("--lineage",), ("--relay", "r"), ("--lineage", "--relay", "r")):
+        done = call(*at(filled, "ops", "verify", *alone, "--json"))
+        assert (done.returncode, [each["what"] for each in json.loads(done.stdout)["problems"]]) == (0, ["waiting"] * 2)
+    assert call(*at(filled, "ops", "verify", "--lineage", "nowhere.jsonl")).returncode == 2
     for wrong in (("--relay", "x"), ("KEY",), ("--since", "5")):
         assert call(*verify, *wrong).returncode == 2
     file.write_text("nonsense\n", encoding="utf-8")
@@ -95,6 +98,8 @@ def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path
     assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
     assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1
     assert "no relay was ever run" in call(*at(filled, "relay", "ls")).stderr
+    done = call(*at(filled, "ops", "verify", "--lineage"))
+    assert (done.returncode, "no relay was ever run" in done.stderr) == (2, True)
 
 
 def test_it_runs_until_it_is_told_to_stop(either: str, tmp_path: Path) -> None:

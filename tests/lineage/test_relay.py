@@ -40,6 +40,10 @@ def emitting(*topics: str, error: Exception | None = None) -> Any:
     return work
 
 
+def emitted(item: int, op: Any) -> None:
+    op.emit("item", item)
+
+
 async def async_emitting(op: Any) -> int:
     op.emit("a", {"topic": "a"})
     op.emit("b", {"topic": "b"})
@@ -121,6 +125,17 @@ def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
         client.relay("r", sink).step()
     assert [(each.type, each.topic, each.attempt) for each in sink] == [
         ("START", None, 1), ("FAIL", None, 1), ("START", None, 2), ("MESSAGE", "told", 2), ("COMPLETE", None, 2)
+    ]  # fmt: skip
+
+
+def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
+    sink = Kept()
+    with holdfast.Client(either) as client:
+        client.operations.run_many([1, 2], emitted, key=lambda item: key("d", item), inputs=["raw"], outputs=["d", "e"])
+        client.relay("r", sink).step()
+    told = [(each.type, each.inputs, each.outputs, each.payload) for each in sink if each.key == key("d", 2).digest]
+    assert told == [
+        ("START", ("raw",), (), None), ("MESSAGE", ("raw",), (), 2), ("COMPLETE", ("raw",), ("d", "e"), None)
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -158,15 +159,15 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 @_since
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
               help="What was put away, to be proven with the rest. In the order it was written.")  # fmt: skip
-@click.option("--lineage", type=click.File(), metavar="FILE",
+@click.option("--lineage", is_flag=False, flag_value="", metavar="[FILE]",
               help="Compare lineage that was published with the log instead: lines of JSON.")  # fmt: skip
 @click.option(
-    "--relay", metavar="NAME", help="Whose lineage it is. Alone: what that relay has parked, or not told yet."
+    "--relay", metavar="NAME", help="Whose lineage it is. Without a file: what it has parked, or not told yet."
 )
 @_json
 @click.pass_context
 def verify(
-    context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: Any,
+    context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
     relay: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Prove that nobody has changed the log, or that what was published is what it says.
@@ -175,12 +176,14 @@ def verify(
     exit code 1; locks that were never released, as a crash leaves them, are told as well.
 
     With --lineage or --relay: events that are missing, unknown to the log, other than they were, or of their dataset
-    out of order; what is still to be told is told as well, and is no reason for exit code 1.
+    out of order; what is still to be told is told as well, and is no reason for exit code 1. Without FILE, what relays
+    have parked and not told yet, of NAME or of all.
 
     \b
     Examples:
       holdfast ops verify
       holdfast ops verify --archive 2026-10.jsonl --json
+      holdfast ops verify --lineage
       holdfast ops verify --lineage lineage.jsonl --relay catalogue
     """
     from holdfast.cli import output
@@ -191,11 +194,12 @@ def verify(
     with connected(context) as client:
         try:
             if of_lineage:
-                found = client.relays.verify(lineage, relay=relay)
+                with click.open_file(lineage) if lineage else nullcontext() as file:
+                    found = client.relays.verify(file, relay=relay)
             else:
-                lines = [line for file in archives for line in file]
+                lines = [line for each in archives for line in each]
                 found = client.operations.verify(key, since=_ago(since), archives=lines)
-        except LookupError as error:
+        except (LookupError, OSError) as error:
             raise click.UsageError(str(error)) from None
     if as_json:
         problems = [{**each._asdict(), "broken": each.broken} for each in found.problems]

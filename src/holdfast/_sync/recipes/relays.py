@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.audit import Audit
@@ -68,21 +69,24 @@ class Relays:
     def verify(self, published: Iterable[str] | None = None, *, relay: str | None = None) -> Verification:
         """Compare what was published, as lines of JSON, with the log: what is missing, unknown, other than it was, or
         of its dataset out of order. ``relay``: whose doing it was, so that what it has not told yet, or has parked, is
-        known for that; without ``published``, that is all that is told. What was archived is not judged."""
-        if published is None and relay is None:
-            raise ValueError("what was published is needed, or the name of a relay, or both")
+        known for that. Without ``published`` that is all that is told, of this relay or of every one. What was archived
+        is not judged."""
         had = None if published is None else read(published)
-        expected = Expected() if relay is None else self._expected(relay)
+        expected: Sequence[Expected] = [Expected()] if relay is None and had is not None else self._expected(relay)
         for row in self._rows():
-            expected.add(row)
-        return expected.compare(had)
+            for each in expected:
+                each.add(row)
+        first, *others = [each.compare(had) for each in expected]
+        return replace(first, problems=(*first.problems, *(each for other in others for each in other.problems)))
 
-    def _expected(self, name: str) -> Expected:
-        """Where it stands, before the log is read: what is told meanwhile may wait, and is not missing."""
-        record = next((each for each in self.list() if each.name == name), None)
-        if record is None:
-            raise LookupError(f"there is no relay {name!r}")
-        return Expected(record.cursor, {each.id: each.problem for each in self.parked(name, most=MOST)})
+    def _expected(self, name: str | None) -> Sequence[Expected]:
+        """Where they stand, before the log is read: what is told meanwhile may wait, and is not missing."""
+        found = [each for each in self.list() if name in (None, each.name)]
+        if not found:
+            raise LookupError("no relay was ever run" if name is None else f"there is no relay {name!r}")
+        return [
+            Expected(each.cursor, {one.id: one.problem for one in self.parked(each.name, most=MOST)}) for each in found
+        ]
 
     def _rows(self) -> Iterator[Row]:
         after = {"after_horizon": "0", "after_place": 0}

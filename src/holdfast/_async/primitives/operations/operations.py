@@ -99,6 +99,8 @@ class AsyncOperations(AsyncOperationLog):
         sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
@@ -122,7 +124,10 @@ class AsyncOperations(AsyncOperationLog):
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
             "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
-        plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
+        plan = self.plan(
+            rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
+            lineage=Lineage.check(inputs, outputs, None),
+        )  # fmt: skip
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
             plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
