@@ -63,6 +63,10 @@ succession: $(STAMP) ## Take the leader away a hundred times, and check that rec
 storm: $(STAMP) ## Run 400 operations in 16 processes that are killed and stopped: one effect, one result each (minutes)
 	@HOLDFAST_STORM=1 exec $(BIN)/python -m pytest tests/operations/test_storm.py -n 0 -s --timeout 1800 $(ARGS)
 
+.PHONY: lineage
+lineage: $(STAMP) ## Break relay, sink and database for a minute: every event arrives, in order (ARGS="-k sqlite")
+	@HOLDFAST_LINEAGE_SECONDS=60 exec $(BIN)/python -m pytest tests/lineage/test_chaos.py -n 0 -s --timeout 600 $(ARGS)
+
 .PHONY: prove
 prove: $(STAMP) ## Run the proofs of guard, slots, gates and commands at full length (minutes)
 	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/guard tests/slots tests/operator -rA $(ARGS)

@@ -326,8 +326,9 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "operation_write": {"lock"},
         "operation_end": {"told"},
         "operation_claim_many": {"lock"},
-        "operation_entries": {"after_key", "after_number"},
-        "wal_read": {"epoch", "after_key", "after_number"},
+        "wal_read": {"epoch", "after_horizon"},
+        "relay_read": {"after_horizon"},
+        "relay_move": {"horizon"},
     }
     for name in postgres.keys() & sqlite.keys():
         bound = {parameter for step in sqlite[name].steps for parameter in re.findall(r":([a-z_]+)", step.sql)}

@@ -20,7 +20,7 @@ Connect = Callable[..., Any]
 TABLES = [
     "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit",
     "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal", "outbox",
-    "review",
+    "review", "relay", "parked",
 ]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
@@ -31,7 +31,8 @@ PUBLIC = {
     "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
     "operation_kin", "operation_failed", "review_open", "review_take", "review_list", "review_close", "review_decide",
-    "wal_chains", "wal_latest", "wal_read", "wal_archive",
+    "wal_chains", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_move", "relay_list",
+    "relay_parked", "relay_retry", "relay_remove",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
     "shard_list", "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
@@ -52,7 +53,7 @@ INSIDE = {
 HARMLESS = {
     "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
     "timeline": "", "snapshot_time": "", "commit_check": "", "lock_break": "1", "object_late": "", "lock_key": "'x'",
-    "wal_settle": "",
+    "wal_settle": "", "relay_settle": "",
 }  # fmt: skip
 
 

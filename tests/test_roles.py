@@ -143,6 +143,7 @@ def test_a_worker_takes_nothing_away_and_neither_reads_nor_forges_the_record(
             "audit_list": "",
             "wal_archive": "'k', 'e', 'p', 1, '[]'",
             "operation_expire": "1",
+            "relay_remove": "'r'",
         }
         with psycopg.connect(urls[0], autocommit=True) as mine:
             assert may(mine) & FOR_OPERATORS == set()

@@ -32,9 +32,12 @@ if TYPE_CHECKING:
         PolicyDenied,
         SchemaMismatch,
         SessionUnsafe,
+        SinkDown,
     )
+    from holdfast.core.events import Event
     from holdfast.core.geo import is_masked, mask_h3
     from holdfast.core.keys import OperationKey, time_bucket
+    from holdfast.core.lineage import Contract
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
     from holdfast.core.policy import Allow, Dataset, Deny, PolicyContext, Review
     from holdfast.files import file_lock
@@ -52,10 +55,12 @@ _HOME = {
     "Backend": "holdfast.core.conditions",
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
+    "Contract": "holdfast.core.lineage",
     "Dataset": "holdfast.core.policy",
     "Deny": "holdfast.core.policy",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
+    "Event": "holdfast.core.events",
     "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
     "Policy": "holdfast.policies",
@@ -84,6 +89,7 @@ __all__ = [
     "BackendCondition",
     "Client",
     "Conflict",
+    "Contract",
     "CursorExpired",
     "Dataset",
     "Deny",
@@ -91,6 +97,7 @@ __all__ = [
     "DriverError",
     "DriverEvent",
     "EngineError",
+    "Event",
     "FencedOut",
     "HoldfastError",
     "KeyReused",
@@ -111,6 +118,7 @@ __all__ = [
     "Review",
     "SchemaMismatch",
     "SessionUnsafe",
+    "SinkDown",
     "Unconditional",
     "checksum_file",
     "file_lock",

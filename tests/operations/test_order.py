@@ -98,7 +98,7 @@ def test_after_a_restore_the_log_is_read_from_the_beginning_and_whole() -> None:
     url = migrated(source.database())
     with holdfast.Client(url) as client:
         client.operation("a").run(lambda: "before")
-        query(url, "update holdfast.wal set xid = '1000000000'")  # an old cluster, with many transactions
+        query(url, "update holdfast.wal set horizon = '1000000000'")  # an old cluster, with many transactions
         _, cursor = everything(client)
     dump = target.folder / "operations.sql"
     target.binaries.run("pg_dump", "--dbname", url, "--file", str(dump))

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from holdfast._sync.recipes.guard import Guard
     from holdfast._sync.recipes.mend import SessionPresent
     from holdfast._sync.recipes.reconciler import OnEvent, Reconciler
+    from holdfast._sync.recipes.relay import Relay, Sink
+    from holdfast._sync.recipes.relays import Relays
     from holdfast._sync.recipes.shards import Shards
     from holdfast._sync.recipes.slots import Slots
     from holdfast.core.election import Overrun
     from holdfast.core.health import Examination
     from holdfast.core.keys import OperationKey
+    from holdfast.core.lineage import Contract
     from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
     from holdfast.core.policy import Rule, Rules
     from holdfast.core.tickets import Name
@@ -137,6 +140,13 @@ class Client:
         from holdfast._sync.recipes.gate import Gates
 
         return Gates(self._engine)
+
+    @property
+    def relays(self) -> Relays:
+        """How far each relay has come, and what its sink refused."""
+        from holdfast._sync.recipes.relays import Relays
+
+        return Relays(self._engine)
 
     @property
     def migrations(self) -> Migrations:
@@ -242,6 +252,9 @@ class Client:
         sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        contract: Contract | None = None,
     ) -> Operation:
         """An operation: ``client.operation(key, tx=conn).run(load)`` calls ``load`` once, whatever the retries.
 
@@ -257,10 +270,13 @@ class Client:
         which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
         ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log, and where a lock
         that somebody else has is up for review. ``actor`` and ``justification``: who and why, for log and policy.
+        ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
+        otherwise), and the ``contract`` they are held to: for lineage.
         """
         from holdfast._sync.primitives.operations.operation import Operation
         from holdfast.core.canonical import digest
         from holdfast.core.keys import as_key
+        from holdfast.core.lineage import Lineage
 
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
@@ -268,8 +284,9 @@ class Client:
             "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.operations.plan(
-            rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms
-        )
+            rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms,
+            lineage=Lineage.check(inputs, outputs, contract),
+        )  # fmt: skip
         fingerprint = None if isinstance(payload, Unset) else digest(payload, "payload")
         return Operation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
@@ -328,6 +345,21 @@ class Client:
             check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
         )
         return Reconciler(self._engine, terms, driver, session_present, on_event)
+
+    def relay(
+        self, name: str, sink: Sink, *, batch: int = 200, poll: float = 1.0, tries: int = 5, ttl: float = 30.0
+    ) -> Relay:
+        """Tells a sink what became of operations: ``client.relay("catalogue", sink).run()`` in every replica, of
+        which one does it. ``sink.publish(events)`` gets up to ``batch`` events at a time, in the order of the log, each
+        at least once.
+
+        It looks for more every ``poll`` seconds. What the sink refuses ``tries`` times although it takes others is
+        parked, and the rest goes on; while the sink is down (SinkDown, no connection, a timeout) everything waits.
+        """
+        from holdfast._sync.recipes.relay import Relay
+        from holdfast.core.relay import RelayTerms
+
+        return Relay(self._engine, RelayTerms.check(name, batch=batch, poll=poll, tries=tries, ttl=ttl), sink)
 
     def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> Shards:
         """``count`` leases, spread evenly over the replicas that are in the block: ``with client.shards(…)``.

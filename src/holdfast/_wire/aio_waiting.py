@@ -31,6 +31,13 @@ async def settled(value: T | Awaitable[T]) -> T:
     return value
 
 
+async def called_aside(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the user's that may take its time: one that is not awaited does so in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    return await settled(await asyncio.to_thread(function, *args))
+
+
 class AsyncTurn:
     """A session on a loop queues its requests itself, so here they are only counted."""
 

@@ -29,6 +29,11 @@ def settled(value: T) -> T:
     return value
 
 
+def called_aside(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the user's that may take its time: here, the thread is its own."""
+    return function(*args)
+
+
 class Turn:
     """One thread at a time on a session, and none for longer than it has. Whoever enters releases ``lock``, in a
     ``finally`` that begins before: where Ctrl-C may come at any moment, nothing else is sure to be left again."""

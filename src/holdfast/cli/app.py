@@ -27,6 +27,7 @@ COMMANDS = {
     "ls": "holdfast.cli.leases:ls",
     "migrate": "holdfast.cli.migrate:migrate",
     "ops": "holdfast.cli.ops:ops",
+    "relay": "holdfast.cli.relay:relay",
     "release": "holdfast.cli.leases:release",
     "reviews": "holdfast.cli.reviews:reviews",
     "run": "holdfast.cli.run_command:run",

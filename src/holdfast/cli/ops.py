@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.app import connected
+from holdfast.cli.export import export
 from holdfast.cli.mending import recover, reset, rollback
 
 if TYPE_CHECKING:
@@ -157,26 +159,48 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 @_since
 @click.option("--archive", "archives", type=click.File(), multiple=True, metavar="FILE",
               help="What was put away, to be proven with the rest. In the order it was written.")  # fmt: skip
+@click.option("--lineage", is_flag=False, flag_value="", metavar="[FILE]",
+              help="Compare lineage that was published with the log instead: lines of JSON.")  # fmt: skip
+@click.option(
+    "--relay", metavar="NAME", help="Whose lineage it is. Without a file: what it has parked, or not told yet."
+)
 @_json
 @click.pass_context
 def verify(
-    context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], as_json: bool
-) -> None:
-    """Prove that nobody has changed the log.
+    context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
+    relay: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Prove that nobody has changed the log, or that what was published is what it says.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
     exit code 1; locks that were never released, as a crash leaves them, are told as well.
+
+    With --lineage or --relay: events that are missing, unknown to the log, other than they were, or of their dataset
+    out of order; what is still to be told is told as well, and is no reason for exit code 1. Without FILE, what relays
+    have parked and not told yet, of NAME or of all.
 
     \b
     Examples:
       holdfast ops verify
       holdfast ops verify --archive 2026-10.jsonl --json
+      holdfast ops verify --lineage
+      holdfast ops verify --lineage lineage.jsonl --relay catalogue
     """
     from holdfast.cli import output
 
+    of_lineage = lineage is not None or relay is not None
+    if of_lineage and (key is not None or since is not None or archives):
+        raise click.UsageError("--lineage and --relay are about all of the log: leave out KEY, --since and --archive")
     with connected(context) as client:
-        lines = [line for file in archives for line in file]
-        found = client.operations.verify(key, since=_ago(since), archives=lines)
+        try:
+            if of_lineage:
+                with click.open_file(lineage) if lineage else nullcontext() as file:
+                    found = client.relays.verify(file, relay=relay)
+            else:
+                lines = [line for each in archives for line in each]
+                found = client.operations.verify(key, since=_ago(since), archives=lines)
+        except (LookupError, OSError) as error:
+            raise click.UsageError(str(error)) from None
     if as_json:
         problems = [{**each._asdict(), "broken": each.broken} for each in found.problems]
         about = {"passed": found.passed, "operations": found.operations, "entries": found.entries}
@@ -185,7 +209,8 @@ def verify(
         for each in found.problems:
             click.echo(f"{each.operation} entry {each.number}: {each.what}: {output.clean(each.told)}")
         sound = "sound" if found.passed else f"{len(found.broken)} problems"
-        click.echo(f"{found.operations} operations, {found.entries} entries: {sound}")
+        what = "events" if of_lineage else "entries"
+        click.echo(f"{found.operations} operations, {found.entries} {what}: {sound}")
     sys.exit(0 if found.passed else 1)
 
 
@@ -213,7 +238,7 @@ def health(context: click.Context, stale: float, strict: bool, as_json: bool) ->
     report(context, examination, strict=strict, as_json=as_json)
 
 
-for _command in (recover, reset, rollback):
+for _command in (export, recover, reset, rollback):
     ops.add_command(_command)
 
 

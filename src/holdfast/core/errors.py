@@ -17,6 +17,7 @@
     ├ SchemaMismatch         says the command to run
     ├ SessionUnsafe          a pooler sits between us and the server
     ├ DriverError            the driver of sandboxes refused, or could not be reached
+    ├ SinkDown               the sink of a relay takes nothing at present
     └ EngineError            the driver's error is its __cause__
 
 Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
@@ -132,6 +133,11 @@ class DriverError(HoldfastError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class SinkDown(HoldfastError):
+    """The sink takes nothing at present, whatever it is: it is told later. A sink raises it, and so does a single pass
+    of a relay."""
 
 
 class EngineError(HoldfastError):

@@ -75,22 +75,21 @@ class Place(NamedTuple):
     """A cursor, taken apart: of the last row that was read."""
 
     epoch: int | None = None
-    after_place: str | None = None
-    after_key: str | None = None
-    after_number: int | None = None
+    after_horizon: str | None = None
+    after_place: int | None = None
 
     @classmethod
     def parse(cls, cursor: object) -> Place:
         if cursor is None:
             return cls()
-        found = re.fullmatch(r"(\d+)(?:/(\d+)/([0-9a-f]+)/(\d+))?", cursor) if isinstance(cursor, str) else None
+        found = re.fullmatch(r"(\d+)(?:/(\d+)/(\d+))?", cursor) if isinstance(cursor, str) else None
         if found is None:
             raise ValueError(f"after must be the cursor of a page that was read, not {cursor!r:.80}")
-        epoch, place, key, number = found.groups()
-        return cls(int(epoch), place, key, None if number is None else int(number))
+        epoch, horizon, place = found.groups()
+        return cls(int(epoch), horizon, None if place is None else int(place))
 
     def __str__(self) -> str:
-        rest = "" if self.after_place is None else f"/{self.after_place}/{self.after_key}/{self.after_number}"
+        rest = "" if self.after_place is None else f"/{self.after_horizon}/{self.after_place}"
         return f"{self.epoch}{rest}"
 
 
@@ -105,7 +104,7 @@ def page_of(place: Place, rows: Sequence[Row]) -> LogPage:
     if not told:
         return LogPage(entries, str(place._replace(epoch=epoch)))
     last = told[-1]
-    return LogPage(entries, str(Place(epoch, str(last["place"]), last["key"], last["number"])))
+    return LogPage(entries, str(Place(epoch, str(last["horizon"]), last["place"])))
 
 
 def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None = None) -> Iterator[Logged]:

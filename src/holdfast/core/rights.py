@@ -12,6 +12,7 @@ FOR_OPERATORS = frozenset(
     {
         "lease_force_release", "lease_force_release_if", "lease_recall", "lease_wipe", "lock_break",
         "audit_begin", "audit_note", "audit_end", "audit_list", "wal_archive", "operation_expire", "review_decide",
+        "relay_remove",
     }
 )  # fmt: skip
 """What acts on others' work without a token of theirs, and the record of that."""

@@ -103,7 +103,8 @@ def load(operation: str, text: str) -> list[Entry]:
 
 class Problem(NamedTuple):
     """``what``: tampered | missing | reordered | foreign | payload (is not what was hashed) | head (the pointer says
-    otherwise) | unpaired (a lock entry without its other half) | impossible (no lifecycle has that order)."""
+    otherwise) | unpaired (a lock entry without its other half) | impossible (no lifecycle has that order). Of lineage:
+    missing | unknown | differs | reordered | parked | waiting (to be told)."""
 
     what: str
     operation: str
@@ -113,8 +114,8 @@ class Problem(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether the chain itself is: an unpaired lock is what a crash leaves, and only worth knowing."""
-        return self.what != "unpaired"
+        """Whether the chain itself is: an unpaired lock is what a crash leaves, and what waits is told later."""
+        return self.what not in ("unpaired", "waiting")
 
 
 def verify(entries: Sequence[Entry], *, pointer: str | None = None, running: bool = False) -> list[Problem]:

@@ -135,7 +135,9 @@ class AsyncOperationLog:
             "broken": [f"{each.operation[:12]}… entry {each.number}: {each.told}" for each in judged.broken],
             "unpaired": len(judged.problems) - len(judged.broken),
         }
-        facts = {"operation_health": [{**about, "stale": limit}], "operation_indexes": indexes, "chains": [told]}
+        relays = await self._engine.call("relay_list", {})
+        health = [{**about, "stale": limit}]
+        facts = {"operation_health": health, "operation_indexes": indexes, "relays": relays, "chains": [told]}
         database = self._engine.database
         engine = "postgresql" if database.dialect == "postgres" else "sqlite"
         return Examination(str(database), database.schema, engine, operations.examine(facts))

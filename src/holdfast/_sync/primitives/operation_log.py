@@ -136,7 +136,9 @@ class OperationLog:
             "broken": [f"{each.operation[:12]}… entry {each.number}: {each.told}" for each in judged.broken],
             "unpaired": len(judged.problems) - len(judged.broken),
         }
-        facts = {"operation_health": [{**about, "stale": limit}], "operation_indexes": indexes, "chains": [told]}
+        relays = self._engine.call("relay_list", {})
+        health = [{**about, "stale": limit}]
+        facts = {"operation_health": health, "operation_indexes": indexes, "relays": relays, "chains": [told]}
         database = self._engine.database
         engine = "postgresql" if database.dialect == "postgres" else "sqlite"
         return Examination(str(database), database.schema, engine, operations.examine(facts))

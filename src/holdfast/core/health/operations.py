@@ -77,6 +77,18 @@ def growth(facts: Facts) -> Verdict:
 
 def lineage(facts: Facts) -> Verdict:
     about = row(facts, "operation_health")
+    for each in rows(facts, "relays"):
+        if each["parked"]:
+            return warn(
+                f"relay {each['name']!r} has parked {each['parked']} events that its sink refused",
+                f"See `holdfast relay parked {each['name']}`; `holdfast relay retry` has them told again.",
+            )
+        if each["lag"] > LAGGING:
+            why = f": {each['problem']}" if each["problem"] else ""
+            return warn(
+                f"{each['entries']} entries wait for relay {each['name']!r}, the oldest for {_span(each['lag'])}{why}",
+                "Run it, and look after its sink; `holdfast relay rm` when nobody runs it any more.",
+            )
     if not about["unpublished"]:
         return ok("nothing waits to be published")
     found = f"{about['unpublished']} messages wait to be published, the oldest for {_span(about['lag'])}"

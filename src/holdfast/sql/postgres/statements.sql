@@ -255,8 +255,7 @@ select key, label, status, alive, attempt, fence, pipeline, task, dataset, opera
        created_at, updated_at, expires_at from holdfast.operation_list(:status, :dataset, :key, :most::int)
 
 -- name: operation_entries
-select xid::text as place, key, number, entries from holdfast.operation_entries(
-    :key, :since::double precision, :after_place::xid8, :after_key, :after_number::int, :most::int)
+select number, entries from holdfast.operation_entries(:key, :after_number::int, :most::int)
 
 -- name: operation_kin
 -- This, and the two after it, also run in the user's own transaction, hence the casts.
@@ -356,8 +355,7 @@ select key, number, entries, label, status, attempt, pointer, alive, result, res
 select key, number, entries, label, status, attempt, pointer, alive, result, result_hash from holdfast.wal_latest(:most::int)
 
 -- name: wal_read
-select epoch, xid::text as place, key, number, entries from holdfast.wal_read(
-    :epoch::bigint, :after_place::xid8, :after_key, :after_number::int, :most::int)
+select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :most::int)
 
 -- name: wal_archive
 select state from holdfast.wal_archive(:key, :expected, :pointer, :number::int, :entries)
@@ -373,3 +371,26 @@ select * from holdfast.operation_health(:stale::double precision, :enough::int)
 
 -- name: operation_indexes
 select name from holdfast.operation_indexes()
+
+-- name: relay_read
+select horizon::text, place, key, number, entries, before, outbox, label, pipeline, task, dataset, operation, checksum, params_hash
+  from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :most::int)
+
+-- name: relay_open
+select 'done' as state, horizon::text, place from holdfast.relay_open(:name, :lease, :token::uuid)
+
+-- name: relay_move
+select case when moved then 'moved' else 'gone' end as state from holdfast.relay_move(
+    :name, :lease, :token::uuid, :fence::bigint, :horizon::xid8, :place::bigint, :told::bigint, :ended, :parked, :freed, :problem)
+
+-- name: relay_list
+select name, told, fence, moved_at, problem, since, holder, parked, entries, lag, cursor from holdfast.relay_list()
+
+-- name: relay_parked
+select id, key, event, problem, tries, parked_at, again from holdfast.relay_parked(:name, :only_again::boolean, :most::int)
+
+-- name: relay_retry
+select asked from holdfast.relay_retry(:name, :id)
+
+-- name: relay_remove
+select removed from holdfast.relay_remove(:name)

@@ -386,9 +386,7 @@ select idem_key as key, label, status, alive, attempt, fence, pipeline_id as pip
  order by updated_at desc, place desc limit :most;
 
 -- name: operation_entries
-select cast(id as text) as place, idem_key as key, number, entries from holdfast_wal
- where (:key is null or idem_key = :key) and (:since is null or at >= :since) and (:after_place is null or id > cast(:after_place as integer))
- order by id limit :most;
+select number, entries from holdfast_wal where idem_key = :key and number > coalesce(:after_number, 0) order by number limit :most;
 
 -- name: operation_kin
 select (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
@@ -468,7 +466,8 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
  order by k.key, w.number;
 
 -- name: wal_read
-select 0 as epoch, w.id as place, w.idem_key as key, w.number, w.entries
+-- There is one writer at a time, so the order of the rows is that of the commits.
+select 0 as epoch, 0 as horizon, w.id as place, w.idem_key as key, w.entries
   from (select 1) left join (select * from holdfast_wal where id > coalesce(:after_place, 0) order by id limit :most) w order by w.id;
 
 -- name: wal_archive
@@ -478,10 +477,14 @@ select 'archived' as state where exists (select 1 from holdfast_idempotency_log 
 select 'changed' as state where not exists (
     select 1 from holdfast_idempotency_log where idem_key = :key and wal_pointer = :expected and status <> 'partial');
 -- stop
-select 'unpublished' as state where exists (select 1 from holdfast_outbox where idem_key = :key and published_at is null);
+select 'unpublished' as state where exists (select 1 from holdfast_outbox where idem_key = :key and published_at is null)
+    or exists (select 1 from holdfast_relay where place < (select max(id) from holdfast_wal where idem_key = :key))
+    or exists (select 1 from holdfast_parked where idem_key = :key);
 update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
-delete from holdfast_wal where idem_key = :key;
+-- In this order: the highest id must stay, or it would be used again, and whoever reads on after it would miss what has it.
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
+delete from holdfast_wal where idem_key = :key and number < :number;
+delete from holdfast_outbox where idem_key = :key;
 select 'archived' as state;
 
 -- name: review_close
@@ -511,3 +514,52 @@ select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operati
 -- name: operation_indexes
 select substr(name, length('holdfast_') + 1) as name from sqlite_master
  where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal', 'holdfast_outbox', 'holdfast_review');
+
+-- name: relay_read
+select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
+       case when w.number > 1 then (select json_group_array(b.entries) from (
+            select entries from holdfast_wal where idem_key = w.idem_key and number < w.number order by number) b) end as before,
+       case when w.entries like '%"success"%' then (select json_group_array(json_array(o.attempt, o.topic, o.payload)) from (
+            select * from holdfast_outbox where idem_key = w.idem_key order by id) o) end as outbox,
+       g.label, g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
+  from holdfast_wal w left join holdfast_idempotency_log g on g.idem_key = w.idem_key
+ where w.id > coalesce(:after_place, 0) order by w.id limit :most;
+
+-- name: relay_open
+-- stop
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and token = :token);
+insert into holdfast_relay values (:name, 0, 0, 0, {now}, null, null) on conflict do nothing;
+select 'done' as state, 0 as horizon, place from holdfast_relay where name = :name;
+
+-- name: relay_move
+-- stop
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and token = :token);
+-- stop
+select 'gone' as state where not exists (select 1 from holdfast_relay where name = :name);
+update holdfast_relay set moved_at = case when place = :place then moved_at else {now} end, place = :place, told = told + :told, fence = :fence,
+       problem = :problem, since = case when :problem is not null then coalesce(since, {now}) end where name = :name;
+update holdfast_outbox set published_at = {now} where published_at is null and exists (
+    select 1 from json_each(:ended) where idem_key = value ->> 0 and attempt <= value ->> 1);
+delete from holdfast_parked where relay = :name and id in (select value from json_each(:freed));
+insert into holdfast_parked select :name, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, {now}, 0 from json_each(:parked) where true
+    on conflict (relay, id) do update set problem = excluded.problem, tries = tries + excluded.tries, again = 0;
+select 'moved' as state;
+
+-- name: relay_list
+select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder from holdfast_live where name = '@relay:' || r.name) as holder,
+       (select count(*) from holdfast_parked where relay = r.name) as parked, (select count(*) from (select 1 from holdfast_wal where id > r.place limit 100000)) as entries,
+       coalesce({now} - (select at from holdfast_wal where id > r.place order by id limit 1), 0) as lag, '0/' || r.place as cursor
+  from holdfast_relay r order by r.name;
+
+-- name: relay_parked
+select id, idem_key as key, event, problem, tries, parked_at, again from holdfast_parked
+ where relay = :name and (again or not :only_again) order by parked_at, id limit :most;
+
+-- name: relay_retry
+update holdfast_parked set again = 1 where relay = :name and (:id is null or id = :id);
+select changes() as asked;
+
+-- name: relay_remove
+delete from holdfast_parked where relay = :name;
+delete from holdfast_relay where name = :name;
+select changes() as removed;

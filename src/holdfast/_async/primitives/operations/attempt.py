@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +16,7 @@ from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.lineage import Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
 from holdfast.core.outcome import Outcome
@@ -49,6 +50,7 @@ class AsyncPlan(NamedTuple):
     preconditions: Sequence[Function] = ()
     postconditions: Sequence[Function] = ()
     owner: str | None = None
+    lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
 
@@ -108,15 +110,14 @@ def _signed(function: Function) -> int | None:
 async def read_entries(engine: AsyncEngine, key: str) -> list[Entry]:
     """The chain of one operation."""
     found: list[Entry] = []
-    place: Mapping[str, Any] = {}
+    after = 0
     while True:
-        rows = await engine.call("operation_entries", {"key": key, "most": PAGE, **place})
+        rows = await engine.call("operation_entries", {"key": key, "after_number": after, "most": PAGE})
         for row in rows:
-            found += wal.load(row["key"], row["entries"])
+            found += wal.load(key, row["entries"])
         if len(rows) < PAGE:
             return found
-        last = rows[-1]
-        place = {"after_place": last["place"], "after_key": last["key"], "after_number": last["number"]}
+        after = rows[-1]["number"]
 
 
 class AsyncAttempt(AsyncGovernance, ABC):
@@ -180,8 +181,11 @@ class AsyncAttempt(AsyncGovernance, ABC):
 
     async def check_after(self, op: AsyncRunning) -> None:
         await self._hold("postcondition", self.plan.postconditions, op)
+        lineage = self.plan.lineage
+        if lineage.contract is not None and lineage.contract.check is not None:
+            await self._hold("postcondition", (lineage.contract.check,), op, contract=lineage.agreed())
 
-    async def _hold(self, kind: str, conditions: Sequence[Function], op: AsyncRunning) -> None:
+    async def _hold(self, kind: str, conditions: Sequence[Function], op: AsyncRunning, **about: Any) -> None:
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
@@ -189,7 +193,7 @@ class AsyncAttempt(AsyncGovernance, ABC):
             except Exception as error:
                 holds, problem = False, error
             said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
-            op.note(kind, {"name": name, "ok": holds is not False, **said})
+            op.note(kind, {"name": name, "ok": holds is not False, **said, **about})
             if holds is False:
                 why = f": {said['error']}" if said else ""
                 raise OperationFailed(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.waiting import settled, sleep
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.lineage import Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
 from holdfast.core.outcome import Outcome
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     preconditions: Sequence[Function] = ()
     postconditions: Sequence[Function] = ()
     owner: str | None = None
+    lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
 
@@ -109,15 +111,14 @@ def _signed(function: Function) -> int | None:
 def read_entries(engine: Engine, key: str) -> list[Entry]:
     """The chain of one operation."""
     found: list[Entry] = []
-    place: Mapping[str, Any] = {}
+    after = 0
     while True:
-        rows = engine.call("operation_entries", {"key": key, "most": PAGE, **place})
+        rows = engine.call("operation_entries", {"key": key, "after_number": after, "most": PAGE})
         for row in rows:
-            found += wal.load(row["key"], row["entries"])
+            found += wal.load(key, row["entries"])
         if len(rows) < PAGE:
             return found
-        last = rows[-1]
-        place = {"after_place": last["place"], "after_key": last["key"], "after_number": last["number"]}
+        after = rows[-1]["number"]
 
 
 class Attempt(Governance, ABC):
@@ -181,8 +182,11 @@ class Attempt(Governance, ABC):
 
     def check_after(self, op: Running) -> None:
         self._hold("postcondition", self.plan.postconditions, op)
+        lineage = self.plan.lineage
+        if lineage.contract is not None and lineage.contract.check is not None:
+            self._hold("postcondition", (lineage.contract.check,), op, contract=lineage.agreed())
 
-    def _hold(self, kind: str, conditions: Sequence[Function], op: Running) -> None:
+    def _hold(self, kind: str, conditions: Sequence[Function], op: Running, **about: Any) -> None:
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
@@ -190,7 +194,7 @@ class Attempt(Governance, ABC):
             except Exception as error:
                 holds, problem = False, error
             said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
-            op.note(kind, {"name": name, "ok": holds is not False, **said})
+            op.note(kind, {"name": name, "ok": holds is not False, **said, **about})
             if holds is False:
                 why = f": {said['error']}" if said else ""
                 raise OperationFailed(

@@ -16,6 +16,7 @@ from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
+from holdfast.core.lineage import Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
@@ -99,6 +100,8 @@ class Operations(OperationLog):
         sovereign: bool = False,
         actor: str | None = None,
         justification: str | None = None,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
@@ -122,7 +125,10 @@ class Operations(OperationLog):
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
             "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
-        plan = self.plan(rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms)
+        plan = self.plan(
+            rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
+            lineage=Lineage.check(inputs, outputs, None),
+        )  # fmt: skip
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
             plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
@@ -196,7 +202,7 @@ class Operations(OperationLog):
 
     def plan(
         self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
-        postconditions: Sequence[Function], terms: Mapping[str, Any],
+        postconditions: Sequence[Function], terms: Mapping[str, Any], lineage: Lineage | None = None,
     ) -> Callable[[object, str | None, object], Plan]:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
@@ -210,7 +216,10 @@ class Operations(OperationLog):
 
         def made(key: object, fingerprint: str | None, payload: object) -> Plan:
             found = as_key(key)
-            plan = Plan(self._engine, found, fingerprint, checked, undo, name, probe, before, after)
+            plan = Plan(
+                self._engine, found, fingerprint, checked, undo, name, probe, before, after,
+                lineage=lineage or Lineage(),
+            )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
             from holdfast.core.policy import governed

@@ -204,6 +204,8 @@ def claimed(plan: Plan) -> list[tuple[str, dict[str, Any] | None]]:
     terms = plan.terms
     said = {"actor": terms.actor, "justification": terms.justification, "fingerprint": plan.fingerprint}
     told = {name: value for name, value in said.items() if value is not None} if any(said.values()) else None
+    if any(plan.lineage):
+        told = (told or {}) | plan.lineage.detail()
     if not terms.sovereign:
         return [("claimed", told)]
     return [("claimed", told), ("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})]

@@ -9,7 +9,7 @@ from holdfast.core.rights import FOR_OPERATORS
 OLD_SNAPSHOT, OLD_SNAPSHOT_AGE = 10_000, 900.0
 """Transactions since a snapshot was taken, and seconds. 20,000 renewals under one make a heartbeat 3 times slower."""
 DEAD_ROWS = 10_000
-PUBLISHED = frozenset({"idempotency_log", "wal", "outbox", "review", "audit"})
+PUBLISHED = frozenset({"idempotency_log", "wal", "outbox", "review", "audit", "relay", "parked"})
 """Tables of which a copy elsewhere is worth having: logs, unlike leases, say the same there."""
 
 

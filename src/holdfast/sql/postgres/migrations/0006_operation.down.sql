@@ -2,7 +2,7 @@ delete from holdfast.schema_version where version = 6;
 drop function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_list(text, bigint, text, int),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision);
-drop function holdfast.operation_entries(text, double precision, xid8, text, int, int);
+drop function holdfast.operation_entries(text, int, int);
 drop function holdfast.operation_list(text, text, text, int);
 drop function holdfast.operation_finish_many(text, double precision, text, uuid);
 drop function holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint);
@@ -15,4 +15,5 @@ drop function holdfast.operation_alive(text, bigint);
 drop table holdfast.review;
 drop table holdfast.outbox;
 drop table holdfast.wal;
+drop sequence holdfast.wal_place;
 drop table holdfast.idempotency_log;

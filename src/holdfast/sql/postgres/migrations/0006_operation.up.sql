@@ -39,20 +39,24 @@ create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at)
 create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
 -- What was written together stands in one row: the entries, as JSON, of which number is the first.
+-- Rows are read in the order of horizon and place. horizon is above every transaction that had ended when the row was written, and
+-- not below its own: so what is written under a lock comes after what was committed under it before, also where the transaction that
+-- writes it is the older one. What has the same is told apart by place, which is drawn under that lock.
+create sequence holdfast.wal_place;
 create table holdfast.wal (
     idem_key text collate "C" not null,
     number   int not null,
-    xid      xid8 not null,
     at       timestamptz not null,
     entries  text not null,
+    horizon  xid8 not null default greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())),
+    place    bigint not null default nextval('holdfast.wal_place'),
     primary key (idem_key, number)
 );
-create index wal_xid on holdfast.wal (xid);
+create index wal_order on holdfast.wal (horizon, place);
 
 -- What is to be told to others, written with the effect.
 create table holdfast.outbox (
     id           bigint generated always as identity primary key,
-    xid          xid8 not null,
     idem_key     text collate "C" not null,
     attempt      int not null,
     topic        text not null,
@@ -173,12 +177,10 @@ begin
         state := 'changed';
         return;
     end if;
-    -- Of one chain, the later entry may be written by the older transaction: it is read after the earlier one all the same.
-    insert into holdfast.wal values (key, number, case when expected is null then pg_current_xact_id() else greatest(pg_current_xact_id(),
-        (select w.xid from holdfast.wal w where w.idem_key = key order by w.number desc limit 1)) end, at, entries);
+    insert into holdfast.wal values (key, number, at, entries);
     if outbox is not null then
-        insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
-        select pg_current_xact_id(), key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
+        insert into holdfast.outbox (idem_key, attempt, topic, payload, created_at)
+        select key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
     end if;
     state := 'done';
 end $$;
@@ -201,7 +203,7 @@ begin
             insert into holdfast.idempotency_log values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
                    f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18], f[16]::boolean, f[17]::int)
                 on conflict do nothing returning idem_key)
-        insert into holdfast.wal select idem_key, f[6]::int, pg_current_xact_id(), at, f[7] from known;
+        insert into holdfast.wal select idem_key, f[6]::int, at, f[7] from known;
         if found then
             return 'done';
         end if;
@@ -239,7 +241,7 @@ begin
                f[4], operation_claim_many.owner, operation_claim_many.rollback, true, 0
           from asked on conflict do nothing returning idem_key)
     insert into holdfast.wal
-    select m.idem_key, 1, pg_current_xact_id(), at, a.f[3] from asked a join mine m on m.idem_key = a.f[1];
+    select m.idem_key, 1, at, a.f[3] from asked a join mine m on m.idem_key = a.f[1];
     get diagnostics taken = row_count;
     if taken < cardinality(lines) then
         return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
@@ -271,10 +273,10 @@ begin
           from said s where g.idem_key = s.f[1] and g.wal_pointer = s.f[2]
         returning s.f),
     told as (
-        insert into holdfast.outbox (xid, idem_key, attempt, topic, payload, created_at)
-        select pg_current_xact_id(), m.f[1], 1, o ->> 0, o ->> 1, at from mine m cross join lateral json_array_elements(m.f[12]::json) o
+        insert into holdfast.outbox (idem_key, attempt, topic, payload, created_at)
+        select m.f[1], 1, o ->> 0, o ->> 1, at from mine m cross join lateral json_array_elements(m.f[12]::json) o
          where m.f[12] is not null)
-    insert into holdfast.wal select m.f[1], m.f[4]::int, pg_current_xact_id(), at, m.f[5] from mine m;
+    insert into holdfast.wal select m.f[1], m.f[4]::int, at, m.f[5] from mine m;
     get diagnostics written = row_count;
     if written < cardinality(lines) then
         return query select s.f[1] from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) s
@@ -297,19 +299,13 @@ begin
      order by g.updated_at desc, g.idem_key limit most;
 end $$;
 
--- Entries in the order of their transactions, and in it of their chains: only what nothing that is still under way can come
--- before. Those of one operation are a chain, in which nothing can come before: all that there are. after: the row where
--- the last page ended.
-create function holdfast.operation_entries(only_key text, since double precision, after_xid xid8, after_key text, after_number int, most int)
-returns table (xid xid8, key text, number int, entries text)
+-- The chain of one operation, from an entry on.
+create function holdfast.operation_entries(key text, after_number int, most int) returns table (number int, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    return query select w.xid, w.idem_key, w.number, w.entries from holdfast.wal w
-     where (only_key is null or w.idem_key = only_key) and (since is null or w.at >= to_timestamp(since))
-       and (after_xid is null or (w.xid, w.idem_key, w.number) > (after_xid, after_key, after_number))
-       and (only_key is not null or w.xid < pg_snapshot_xmin(pg_current_snapshot()))
-     order by w.xid, w.idem_key, w.number limit most;
+    return query select w.number, w.entries from holdfast.wal w
+     where w.idem_key = operation_entries.key and w.number > coalesce(after_number, 0) order by w.number limit most;
 end $$;
 
 -- Once for each reason, until somebody has looked at it; the number of it.
@@ -400,7 +396,7 @@ revoke all on function holdfast.operation_alive(text, bigint), holdfast.operatio
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text), holdfast.operation_end(text),
     holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint), holdfast.operation_finish_many(text, double precision, text, uuid),
-    holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, double precision, xid8, text, int, int)
+    holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, int, int)
     from public;
 
 insert into holdfast.schema_version (version, name) values (6, 'operation');

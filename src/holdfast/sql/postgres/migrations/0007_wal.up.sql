@@ -42,7 +42,7 @@ begin
     with known as (
         (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit most)
         union
-        select w.idem_key from (select w.idem_key from holdfast.wal w order by w.xid desc limit most) w)
+        select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
            encode(g.result, 'hex'), g.result_hash
@@ -52,60 +52,38 @@ begin
      order by 1, 2;
 end $$;
 
--- Entries in an order that stays, whoever reads and whenever: by the transaction that wrote them, or the one before it in
--- the chain if that has a higher number. Only what nothing that is still under way can come before. "place" is where the
--- last page ended; one from before a failover or a restore says nothing here, and gets back the epoch alone.
-create function holdfast.wal_read(at_epoch bigint, after_xid xid8, after_key text, after_number int, most int)
-returns table (epoch bigint, xid xid8, key text, number int, entries text)
+-- Entries in an order that stays, whoever reads and whenever, and which is that of the locks: what was committed before under
+-- the same lock comes before. Only what nothing that is still under way can come before. "after" is where the last page ended;
+-- a place from before a failover or a restore says nothing here, and gets back the epoch alone.
+create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, most int)
+returns table (epoch bigint, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     now_epoch bigint := holdfast.object_epoch();
 begin
     if at_epoch is null or at_epoch = now_epoch then
-        return query select now_epoch, w.xid, w.idem_key, w.number, w.entries from holdfast.wal w
-         where (after_xid is null or (w.xid, w.idem_key, w.number) > (after_xid, after_key, after_number))
-           and w.xid < pg_snapshot_xmin(pg_current_snapshot())
-         order by w.xid, w.idem_key, w.number limit most;
+        return query select now_epoch, w.horizon, w.place, w.idem_key, w.entries from holdfast.wal w
+         where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
+           and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
+         order by w.horizon, w.place limit most;
     end if;
     if not found then
-        return query select now_epoch, null::xid8, null::text, null::int, null::text;
+        return query select now_epoch, null::xid8, null::bigint, null::text, null::text;
     end if;
 end $$;
 
--- What was restored from a dump was written in another cluster's transactions: here, all of it was before.
+-- What was restored from a dump was written in another cluster's transactions: here, all of it was before, in the same order.
 create function holdfast.wal_settle() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    update holdfast.wal w set xid = '0' where w.xid <> '0';
-    update holdfast.outbox o set xid = '0' where o.xid <> '0';
+    update holdfast.wal w set horizon = '0', place = o.place
+      from (select x.idem_key, x.number, row_number() over (order by x.horizon, x.place) as place from holdfast.wal x) o
+     where w.idem_key = o.idem_key and w.number = o.number;
     return null;
 end $$;
 create trigger wal_settle after update on holdfast.meta for each row
     when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.wal_settle();
-
--- Put the whole chain of an operation away, but for the one row that says so; whoever calls it has the entries in safety.
--- state: archived | unpublished (its lineage is not told yet) | changed (it goes on, or has: "expected" is not its end).
-create function holdfast.wal_archive(key text, expected text, pointer text, number int, entries text, out state text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_variable
-declare
-    last xid8;
-begin
-    update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
-    if not found then  -- a request whose answer was lost comes once more
-        state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer)
-                      then 'archived' else 'changed' end;
-    elsif exists (select from holdfast.outbox o where o.idem_key = key and o.published_at is null) then
-        update holdfast.idempotency_log g set wal_pointer = expected where g.idem_key = key;
-        state := 'unpublished';
-    else
-        select w.xid into last from holdfast.wal w where w.idem_key = key order by w.number desc limit 1;
-        delete from holdfast.wal w where w.idem_key = key;
-        insert into holdfast.wal values (key, number, greatest(pg_current_xact_id(), last), clock_timestamp(), entries);
-        state := 'archived';
-    end if;
-end $$;
 
 -- Results whose time is over go; that the operation was done, and the hash of what came of it, stays.
 create function holdfast.operation_expire(most int, out gone int)
@@ -169,8 +147,8 @@ begin
            'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
 end $$;
 
-revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_read(bigint, xid8, text, int, int),
-    holdfast.wal_settle(), holdfast.wal_archive(text, text, text, int, text),
+revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_read(bigint, xid8, bigint, int),
+    holdfast.wal_settle(),
     holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
 
 insert into holdfast.schema_version (version, name) values (7, 'wal');

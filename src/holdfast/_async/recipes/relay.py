@@ -1,0 +1,221 @@
+"""The relay: tells a sink what the log says, in the order of the log, at least once.
+
+One replica does it, under a lease. It reads after its cursor, hands the events to the sink, and moves the cursor in a
+transaction that the lease protects: one that was superseded cannot. When it dies in between, the next one tells the
+same events again, with the same ids. Operations neither wait for it nor know of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.grant import AsyncLeaseGrant
+from holdfast._async.primitives.lease import AsyncLease
+from holdfast._async.primitives.protect import fenced_out
+from holdfast._async.recipes.elector import AsyncElector
+from holdfast._async.recipes.term import AsyncTerm
+from holdfast._wire import Row, drivers
+from holdfast._wire.aio_crew import pause
+from holdfast._wire.aio_running import AsyncFlag
+from holdfast._wire.aio_waiting import called_aside, check_called
+from holdfast._wire.clock import jitter
+from holdfast._wire.log import logger
+from holdfast.core import relay
+from holdfast.core.election import ElectorStatus, ElectorTerms
+from holdfast.core.errors import EngineError, FencedOut, Refused, SinkDown
+from holdfast.core.events import Event, derive
+from holdfast.core.grant import LeaseTerms
+from holdfast.core.relay import RelayTerms
+
+log = logger("holdfast.relay")
+
+Ends = list[tuple[str, int]]
+
+
+class AsyncSink(Protocol):
+    """Whatever takes events. It has them in safety when it returns, and may be given them again. It sees to it itself
+    that it does not take for ever."""
+
+    def publish(self, events: Sequence[Event], /) -> Awaitable[object] | object: ...
+
+
+class AsyncRelay:
+    """``run()`` in every replica; ``step()`` for one pass, from a test or a timer."""
+
+    def __init__(self, engine: AsyncEngine, terms: RelayTerms, sink: AsyncSink) -> None:
+        check_called(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
+        self._engine, self._terms, self._sink = engine, terms, sink
+        third = terms.ttl / 3
+        leading = ElectorTerms.check(
+            terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), grace=None, holder=None,
+            failover="ttl", overrun="wait",
+        )  # fmt: skip
+        self._elector = AsyncElector(engine, leading, None)
+        self._batch = terms.batch
+        """As many as the sink seems to be able to take at a time: one that fails now and then would never get through a
+        large batch, if it takes one event after the other."""
+        self._refused = 0
+        """Events in a row that the sink did not take, each after all its tries."""
+
+    def __repr__(self) -> str:
+        return f"<Relay {self._terms.name!r}>"
+
+    async def run(self, *, signals: bool = False) -> None:
+        """Stand by, or tell the sink what there is to tell, until ``stop()``. ``signals=True``: SIGTERM and SIGINT call
+        that."""
+        await self._elector.run(self._work, signals=signals)
+
+    def stop(self) -> None:
+        """Let ``run`` return, for good, when the sink has answered; may be called from anywhere."""
+        self._elector.stop()
+
+    def status(self) -> ElectorStatus:
+        """Who does it, as far as we know; asks nobody. How far it has come is in ``client.relays``."""
+        return self._elector.status()
+
+    async def step(self) -> int:
+        """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
+        it takes nothing at present."""
+        terms = LeaseTerms.check(
+            self._terms.lease, ttl=self._terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
+            on_lost="flag", failover="ttl",
+        )  # fmt: skip
+        async with AsyncLease(self._engine, terms, 0.0) as grant:
+            course = _AsyncPass(self, grant, AsyncFlag())
+            while await course.go():
+                pass
+            return course.told
+
+    async def _work(self, term: AsyncTerm) -> None:
+        grant = term.grant_for("")
+        assert grant is not None
+        failures = 0
+        while not term.stopping.is_set():
+            try:
+                course = _AsyncPass(self, grant, term.stopping)
+                while await course.go() and not term.stopping.is_set():
+                    pass
+                failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
+            except (SinkDown, EngineError, FencedOut) as error:  # when it is fenced out, the term is about to end
+                failures += 1
+                wait = relay.pause(failures, jitter(0.0, 1.0))
+                log.warning("%r: waits for %.1f s: %s", self, wait, error)
+            await pause(term.stopping, wait)
+
+
+class _AsyncPass:
+    """From the cursor on, batch by batch, under one grant."""
+
+    def __init__(self, owner: AsyncRelay, grant: AsyncLeaseGrant, stopping: AsyncFlag) -> None:
+        self._owner, self._grant, self._stopping = owner, grant, stopping
+        self._engine, self._terms, self._sink = owner._engine, owner._terms, owner._sink
+        self._place: Row | None = None
+        self.told = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """All that is written down with the next move."""
+        self._ended: Ends = []
+        self._parked: list[list[Any]] = []
+        self._freed: list[str] = []
+        self._took = 0
+
+    async def go(self) -> bool:
+        """One batch; False when there was nothing more to tell."""
+        if self._place is None:
+            self._place = await self._call("relay_open", {})
+            await self._tell_again()
+        after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
+        rows = await self._engine.call("relay_read", {**after, "most": self._owner._batch})
+        if rows:
+            async with self._noted():
+                await self._tell_all([(row, derive(row)) for row in rows])
+        return bool(rows)
+
+    async def _tell_again(self) -> None:
+        """What was parked, and somebody wants told again."""
+        asked = {"name": self._terms.name, "only_again": True, "most": self._terms.batch}
+        for row in await self._engine.call("relay_parked", asked):
+            async with self._noted():
+                await self._tell(Event.of(json.loads(row["event"])), parked=True)
+
+    @asynccontextmanager
+    async def _noted(self) -> AsyncIterator[None]:
+        """Whatever is told in the block is written down, as far as it came."""
+        try:
+            yield
+        except SinkDown as error:
+            self._owner._batch = max(1, self._owner._batch // 2)
+            await self._move(str(error)[:1000])
+            raise
+        self._owner._batch = min(self._terms.batch, self._owner._batch * 2)
+        await self._move(None)
+
+    async def _tell_all(self, batch: Sequence[tuple[Row, list[Event]]]) -> None:
+        """All at once; when something in it is refused, one by one."""
+        events = [event for _, each in batch for event in each]
+        whole = not events or await self._take(events) is None
+        for row, each in batch:
+            if not whole:
+                for event in each:
+                    await self._tell(event)
+            self._place = row
+            self._ended += [(event.key, event.attempt) for event in each if event.type in ("COMPLETE", "FAIL")]
+
+    async def _tell(self, event: Event, *, parked: bool = False) -> None:
+        """One by itself, as often as it may take; what is refused all the same is parked."""
+        problem: str | None = None
+        for number in range(1, self._terms.tries + 1):
+            problem = await self._take([event])
+            if problem is None:
+                if parked:
+                    self._freed.append(event.id)
+                return
+            if number < self._terms.tries and await pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
+                raise SinkDown(f"stopped while it was refused: {problem}")
+        self._owner._refused += 1
+        if self._owner._refused > relay.SUSPICIOUS:
+            raise SinkDown(f"the sink has refused {self._owner._refused} events in a row: {problem}")
+        log.error("%r: %s %s of %r is parked: %s", self._owner, event.type, event.id, event.label, problem)
+        self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, self._terms.tries])
+
+    async def _take(self, events: Sequence[Event]) -> str | None:
+        """None when the sink has them, else what it says of them; SinkDown when it is not there."""
+        try:
+            await called_aside(self._sink.publish, events)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"[:1000]
+            if relay.is_down(error):
+                raise SinkDown(said) from error
+            return said
+        self._owner._refused = 0
+        self._took += len(events)
+        return None
+
+    async def _move(self, problem: str | None) -> None:
+        assert self._place is not None
+        state = await self._call("relay_move", {
+            "fence": self._grant.fence, "horizon": str(self._place["horizon"]), "place": self._place["place"],
+            "told": self._took, "ended": json.dumps(self._ended), "parked": json.dumps(self._parked),
+            "freed": json.dumps(self._freed), "problem": problem,
+        })  # fmt: skip
+        self.told += self._took
+        self._clear()
+        if state["state"] == "gone":
+            raise SinkDown(f"relay {self._terms.name!r} was removed meanwhile: it begins anew")
+
+    async def _call(self, statement: str, parameters: Row) -> Row:
+        about = {"name": self._terms.name, "lease": self._grant.name, "token": self._grant.token}
+        try:
+            [row] = await self._engine.call(statement, {**parameters, **about})
+        except Refused as error:
+            if error.sqlstate != drivers.SQLSTATE:
+                raise
+            raise fenced_out(self._grant.name) from error
+        if row["state"] == "fenced":
+            raise fenced_out(self._grant.name)
+        return row

@@ -1,0 +1,62 @@
+"""holdfast ops export: what the log says of an operation or a dataset, as a document for others."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.app import connected
+
+if TYPE_CHECKING:
+    from holdfast import Event
+
+FORMATS = ("prov", "turtle", "dcat", "stac")
+
+
+@click.command()
+@click.argument("key", required=False)
+@click.option("--dataset", metavar="NAME", help="What was done to this dataset, or with it.")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="prov", show_default=True,
+              help="prov: PROV-O as JSON-LD; turtle: the same as Turtle; dcat: JSON-LD.")  # fmt: skip
+@click.pass_context
+def export(context: click.Context, key: str | None, dataset: str | None, form: str) -> None:
+    """Write what the log says of an operation, or of a dataset, as a document.
+
+    Catalogues (dcat, stac) have what succeeded and was not undone; exit code 1 when there is nothing. What was archived
+    is not in it.
+
+    \b
+    Examples:
+      holdfast ops export charge:42
+      holdfast ops export --dataset parcels --format stac
+    """
+    if (key is None) == (dataset is None):
+        raise click.UsageError("say which: KEY, or --dataset NAME")
+    with connected(context) as client:
+        events = list(client.relays.events(key, dataset=dataset))
+    try:
+        click.echo(_made(form, events, dataset).rstrip("\n"))
+    except LookupError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"{error.name} is not installed: pip install 'holdfast[prov]'") from None
+
+
+def _made(form: str, events: list[Event], dataset: str | None) -> str:
+    from holdfast.cli import output
+    from holdfast.integrations import exports, prov
+
+    if not events:
+        raise LookupError("the log has nothing of it")
+    made: Any
+    if form in ("prov", "turtle"):
+        made = prov.document(events)
+        return prov.turtle(made) if form == "turtle" else output.for_programs(made)
+    if form == "dcat":
+        made = exports.dcat(events, dataset)
+    else:
+        made = exports.stac_item(events) if dataset is None else exports.stac_collection(events, dataset)
+    return output.for_programs(made)

@@ -1,0 +1,157 @@
+"""holdfast relay: run one, see how far each has come, and what its sink refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from holdfast.cli.app import connected, myself
+
+TITLES = ("relay", "runs at", "told", "waiting", "lag", "parked", "problem")
+PARKED = ("event", "type", "operation", "dataset", "tries", "parked (UTC)", "again", "problem")
+
+_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+@click.group()
+def relay() -> None:
+    """Tell others what became of operations: lineage, and what operations emitted.
+
+    \b
+    Examples:
+      holdfast relay run catalogue jsonl:lineage.jsonl
+      holdfast relay ls
+      holdfast relay parked catalogue
+    """
+
+
+@relay.command()
+@click.argument("name")
+@click.argument("sink")
+@click.option("--once", is_flag=True, help="Tell what there is, and end: for a timer.")
+@click.option("--tries", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N",
+              help="Park an event that was refused so often, although the sink takes others.")  # fmt: skip
+@click.option("--poll", type=click.FloatRange(0.001), default=1.0, show_default=True, metavar="S",
+              help="Look for more after so many seconds.")  # fmt: skip
+@click.pass_context
+def run(context: click.Context, name: str, sink: str, once: bool, tries: int, poll: float) -> None:
+    """Run a relay until it is interrupted; of several by one name, one works and the others stand by.
+
+    SINK is jsonl:FILE, openlineage:FILE (or - for the console, or a URL), prov:FILE, graph:URL of Neo4j, or
+    MODULE:NAME of a sink of your own, or of a function that makes one. Exit code 1 with --once when the sink takes
+    nothing, or somebody else runs it.
+
+    \b
+    Examples:
+      holdfast relay run catalogue jsonl:lineage.jsonl
+      holdfast relay run catalogue shop.lineage:sink --once
+    """
+    from holdfast.integrations.sinks import open_sink
+
+    with connected(context) as client:
+        made = client.relay(name, open_sink(sink), tries=tries, poll=poll)
+        if once:
+            click.echo(f"{made.step()} events told", err=True)
+        else:
+            made.run(signals=True)
+
+
+@relay.command()
+@_json
+@click.pass_context
+def ls(context: click.Context, as_json: bool) -> None:
+    """Show every relay: who runs it, and what waits for it.
+
+    \b
+    Example:
+      holdfast relay ls --json | jq '.[] | select(.lag > 60)'
+    """
+    from holdfast.cli import output
+
+    with connected(context) as client:
+        found = client.relays.list()
+    if as_json:
+        click.echo(output.for_programs([asdict(each) for each in found]))
+    elif found:
+        rows = [
+            (each.name, each.holder, each.told, each.entries, output.span(each.lag), each.parked, each.problem)
+            for each in found
+        ]
+        console = output.console()
+        output.show(console, output.listing(console, TITLES, rows))
+    else:
+        click.echo("no relay was ever run", err=True)
+
+
+@relay.command()
+@click.argument("name")
+@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
+              help="Show at most so many.")  # fmt: skip
+@_json
+@click.pass_context
+def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
+    """Show what its sink refused, the oldest first.
+
+    \b
+    Example:
+      holdfast relay parked catalogue --json | jq '.[].event'
+    """
+    from holdfast.cli import output
+
+    with connected(context) as client:
+        found = client.relays.parked(name, most=most)
+    if as_json:
+        told: list[dict[str, Any]] = [{**asdict(each), "event": each.event.as_dict()} for each in found]
+        click.echo(output.for_programs(told))
+    elif found:
+        rows = [
+            (each.id, each.event.type, each.event.label, each.event.dataset, each.tries, output.moment(each.parked_at),
+             "yes" if each.again else "no", each.problem)
+            for each in found
+        ]  # fmt: skip
+        console = output.console()
+        output.show(console, output.listing(console, PARKED, rows))
+    else:
+        click.echo("nothing is parked", err=True)
+
+
+@relay.command()
+@click.argument("name")
+@click.argument("event", required=False)
+@click.pass_context
+def retry(context: click.Context, name: str, event: str | None) -> None:
+    """Have the relay tell what is parked again: EVENT, or all.
+
+    Whoever runs it does so before it goes on. Exit code 1 when nothing of that name is parked.
+
+    \b
+    Example:
+      holdfast relay retry catalogue
+    """
+    with connected(context) as client:
+        asked = client.relays.retry(name, event)
+    click.echo(f"{asked} to be told again", err=True)
+    sys.exit(0 if asked else 1)
+
+
+@relay.command()
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
+@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@click.pass_context
+def rm(context: click.Context, name: str, reason: str, actor: str | None) -> None:
+    """Forget a relay that nobody runs any more.
+
+    What it has not told no longer keeps the log from being archived. Exit code 1 when there is none of that name.
+
+    \b
+    Example:
+      holdfast relay rm old-catalogue --reason "moved to the new one"
+    """
+    with connected(context) as client:
+        removed = client.relays.remove(name, actor=actor or myself(), reason=reason)
+    click.echo("removed" if removed else f"holdfast: there is no relay {name!r}", err=True)
+    sys.exit(0 if removed else 1)

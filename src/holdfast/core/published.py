@@ -1,0 +1,99 @@
+"""Whether what was published is what the log says: nothing missing, nothing unknown, nothing with other words, and of
+each dataset nothing out of order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from holdfast.core import wal
+from holdfast.core.events import Event, derive
+from holdfast.core.logged import Verification
+from holdfast.core.wal import Problem
+
+Content = Mapping[str, Any]
+
+
+class Published(NamedTuple):
+    """One that somebody has, in the order they have them. ``content`` is None where only its id can be compared."""
+
+    id: str
+    key: str
+    number: int
+    content: Content | None
+
+
+def read(lines: Iterable[str]) -> list[Published]:
+    """What a file of JSON lines holds: ours, or OpenLineage's with our facet in them. ValueError when it is another."""
+    found = []
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            told = json.loads(text)
+            ours = told if "id" in told else told["run"]["facets"]["holdfast_idempotency"]
+            mine = {"id": told["id"], "content": told} if "id" in told else {"id": ours["eventId"], "content": None}
+            found.append(Published(**mine, key=str(ours["key"]), number=int(ours["number"])))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"line {number} is no event of a relay: {type(error).__name__}: {error}") from None
+    return found
+
+
+class Expected:
+    """What there is to be told, row by row of the log; and what is known of why somebody may not have it."""
+
+    def __init__(self, cursor: str | None = None, parked: Mapping[str, str] | None = None) -> None:
+        """``cursor``: how far the relay has come; ``parked``: the ids of what its sink refused, and why."""
+        self._cursor = None if cursor is None else tuple(map(int, cursor.split("/")))
+        self._parked = parked or {}
+        self._known: dict[str, tuple[int, Event]] = {}
+        self._waiting: set[str] = set()
+        self._away: dict[str, int] = {}
+        """Of operations whose entries were put away: the last of those."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        waits = self._cursor is not None and (int(row["horizon"]), int(row["place"])) > self._cursor
+        for event in derive(row):
+            self._known[event.id] = len(self._known), event
+            if waits:
+                self._waiting.add(event.id)
+        for entry in wal.load(row["key"], row["entries"]):
+            if entry.kind == "archived":
+                self._away[entry.operation] = entry.number
+
+    def compare(self, published: Iterable[Published] | None) -> Verification:
+        """None: what was published is not at hand, only what the relay says of it."""
+        problems: list[Problem] = []
+        seen: set[str] = set()
+        furthest: dict[str, int] = {}
+        for each in published or ():
+            if each.id not in self._known:
+                if each.number > self._away.get(each.key, 0):
+                    problems.append(Problem("unknown", each.key, each.number, f"the log has no event {each.id}"))
+                continue
+            place, event = self._known[each.id]
+            if each.content is not None and each.content != json.loads(json.dumps(event.as_dict())):
+                problems.append(_problem("differs", event, "says something else"))
+            line = event.dataset or event.key
+            if each.id not in seen and place < furthest.get(line, -1):
+                problems.append(_problem("reordered", event, "came after a later one"))
+            furthest[line] = max(place, furthest.get(line, -1))
+            seen.add(each.id)
+        problems += self._missing(seen, at_hand=published is not None)
+        return Verification(len({event.key for _, event in self._known.values()}), len(self._known), tuple(problems))
+
+    def _missing(self, seen: set[str], *, at_hand: bool) -> Iterable[Problem]:
+        for id, (_, event) in self._known.items():
+            if id in seen:
+                continue
+            if id in self._parked:
+                yield _problem("parked", event, f"was refused: {self._parked[id]}")
+            elif id in self._waiting:
+                yield _problem("waiting", event, "is not told yet")
+            elif at_hand:
+                yield _problem("missing", event, "was not published")
+
+
+def _problem(what: str, event: Event, told: str) -> Problem:
+    return Problem(what, event.key, event.number, f"{event.type} {event.id} of {event.label!r} {told}")

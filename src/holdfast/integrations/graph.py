@@ -1,0 +1,97 @@
+"""Events as a graph, by Cypher: runs, the datasets that they read and wrote, and what is derived from what.
+
+Every statement is a MERGE with values that are the event's own: what is told twice, or out of its turn, comes to the
+same. Datasets and relationships come with COMPLETE alone: what failed, or was left half done, is a run and nothing
+else. What operations emitted is not drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, LiteralString
+
+from neo4j import Driver, GraphDatabase
+from neo4j.exceptions import AuthError, DriverError, Neo4jError
+
+from holdfast import Event, SinkDown
+
+INDEXES: tuple[LiteralString, ...] = (
+    "CREATE CONSTRAINT IF NOT EXISTS FOR (r:Run) REQUIRE r.id IS UNIQUE",
+    "CREATE CONSTRAINT IF NOT EXISTS FOR (d:Dataset) REQUIRE d.name IS UNIQUE",
+)
+"""For a large graph, to be run once by whoever owns it."""
+RUN: LiteralString = (
+    "MERGE (r:Run {id: $run}) SET r.key = $key, r.label = $label, r.attempt = $attempt, r.sovereign = $sovereign"
+)
+START: LiteralString = "MATCH (r:Run {id: $run}) SET r.started = $at"
+END: LiteralString = "MATCH (r:Run {id: $run}) SET r.ended = $at, r.outcome = $outcome, r.error = $error"
+READ: LiteralString = "MATCH (r:Run {id: $run}) MERGE (d:Dataset {name: $name}) MERGE (r)-[:READ]->(d)"
+WROTE: LiteralString = (
+    "MATCH (r:Run {id: $run}) MERGE (d:Dataset {name: $name}) MERGE (r)-[w:WROTE]->(d)"
+    " SET w.at = $at, w.result_hash = $result_hash, w.contract = $contract, w.verdict = $verdict"
+)
+DERIVED: LiteralString = "MATCH (o:Dataset {name: $output}), (i:Dataset {name: $input}) MERGE (o)-[:DERIVED_FROM]->(i)"
+UNDONE: LiteralString = (
+    "MATCH (r:Run {id: $run}) MERGE (d:Dataset {name: $name}) MERGE (r)-[w:WROTE]->(d) SET w.undone = $at"
+)
+
+Query = tuple[LiteralString, dict[str, Any]]
+
+
+class Graph:
+    """``driver``: neo4j's, or the URL for one; its user and password are in NEO4J_USERNAME and NEO4J_PASSWORD then."""
+
+    def __init__(self, driver: Driver | str, *, database: str | None = None) -> None:
+        if isinstance(driver, str):
+            user = os.environ.get("NEO4J_USERNAME")
+            auth = None if user is None else (user, os.environ.get("NEO4J_PASSWORD", ""))
+            driver = GraphDatabase.driver(driver, auth=auth)
+        self._driver, self._database = driver, database
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """All in one transaction, in their order."""
+        try:
+            with self._driver.session(database=self._database) as session:
+                session.execute_write(_write, [query for event in events for query in queries(event)])
+        except (AuthError, DriverError) as error:
+            raise SinkDown(str(error)) from error
+        except Neo4jError as error:
+            if error.is_retryable():
+                raise SinkDown(str(error)) from error
+            raise
+
+
+def _write(transaction: Any, made: Sequence[Query]) -> None:
+    for text, parameters in made:
+        transaction.run(text, parameters).consume()
+
+
+def queries(event: Event) -> Iterator[Query]:
+    """What an event changes, in an order that is always the same."""
+    run = {"run": event.run}
+    about = {"key": event.key, "label": event.label, "attempt": event.attempt, "sovereign": event.sovereign}
+    yield RUN, {**run, **about}
+    if event.type == "START":
+        yield START, {**run, "at": event.at}
+    elif event.type in ("COMPLETE", "FAIL"):
+        yield END, {**run, "at": event.at, "outcome": event.type, "error": event.error}
+    if event.type == "UNDONE":
+        for name in sorted(event.outputs):
+            yield UNDONE, {**run, "name": name, "at": event.at}
+    if event.type == "COMPLETE":
+        yield from _data(event)
+
+
+def _data(event: Event) -> Iterator[Query]:
+    agreed = event.contract or {}
+    contract = f"{agreed['name']} {agreed['version']}" if agreed else None
+    for name in sorted(event.inputs):
+        yield READ, {"run": event.run, "name": name}
+    for name in sorted(event.outputs):
+        yield WROTE, {
+            "run": event.run, "name": name, "at": event.at, "result_hash": event.result_hash, "contract": contract,
+            "verdict": agreed.get("verdict"),
+        }  # fmt: skip
+        for each in sorted({*event.inputs} - {name}):
+            yield DERIVED, {"output": name, "input": each}

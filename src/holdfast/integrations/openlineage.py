@@ -1,0 +1,161 @@
+"""Events as OpenLineage run events: in a file, on the console, by HTTP, or through any transport of the client's.
+
+A run is an attempt, so its id is the same whenever it is told. What OpenLineage has no word for stands in facets of our
+own, whose schemas are beside this module. The client's own retries are off: that is for the relay to do, which knows
+what has been told.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attr
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from openlineage.client.facet_v2 import RunFacet, error_message_run
+from openlineage.client.serde import Serde
+from openlineage.client.transport.http import HttpConfig, HttpTransport
+from openlineage.client.transport.transport import Transport
+from requests import ConnectionError as Unreachable
+from requests import HTTPError, Timeout
+
+from holdfast import Event, SinkDown
+from holdfast.integrations.jsonlines import append
+
+PRODUCER = f"urn:holdfast:{version('holdfast')}"
+SCHEMA = "urn:holdfast:openlineage:1-0-0"
+SCHEMA_FILE = Path(__file__).parent / "schemas" / "openlineage.json"
+_STATES = {"MESSAGE": RunState.OTHER, "UNDONE": RunState.OTHER}
+_DOWN = (401, 403, 404, 408, 425, 429)
+"""What a server says of itself or of us, not of what it was sent."""
+
+
+@attr.define
+class IdempotencyRunFacet(RunFacet):
+    eventId: str  # noqa: N815
+    key: str
+    number: int
+    attempt: int
+    checksum: str | None = None
+    paramsHash: str | None = None  # noqa: N815
+    resultHash: str | None = None  # noqa: N815
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/IdempotencyRunFacet"
+
+
+@attr.define
+class LockRunFacet(RunFacet):
+    fence: int
+    heldSeconds: float | None = None  # noqa: N815
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/LockRunFacet"
+
+
+@attr.define
+class GovernanceRunFacet(RunFacet):
+    sovereigntyEvent: bool  # noqa: N815
+    actor: str | None = None
+    justification: str | None = None
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/GovernanceRunFacet"
+
+
+@attr.define
+class ContractRunFacet(RunFacet):
+    name: str
+    version: str
+    verdict: str | None = None
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/ContractRunFacet"
+
+
+@attr.define
+class MessageRunFacet(RunFacet):
+    topic: str
+    payload: str
+    """As JSON: OpenLineage would leave out what is null in it."""
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/MessageRunFacet"
+
+
+class OpenLineage:
+    """``to``: a file, ``-`` for the console, an ``http://`` or ``https://`` URL, or a transport of the client's.
+    ``namespace`` is that of jobs and datasets."""
+
+    def __init__(self, to: str | Path | Transport, *, namespace: str = "holdfast", timeout: float = 5.0) -> None:
+        self._namespace, self._to = namespace, to
+        if isinstance(to, str) and to.startswith(("http://", "https://")):
+            self._to = HttpTransport(HttpConfig(to, timeout=timeout, retry={"total": 0}))
+
+    def publish(self, events: Sequence[Event]) -> None:
+        made = [run_event(event, self._namespace) for event in events]
+        if isinstance(self._to, Transport):
+            for each in made:
+                self._emit(self._to, each)
+            return
+        text = "".join(f"{Serde.to_json(each)}\n" for each in made)
+        if str(self._to) == "-":
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            append(Path(self._to), text)
+
+    def _emit(self, transport: Transport, event: RunEvent) -> None:
+        try:
+            transport.emit(event)
+        except (Unreachable, Timeout) as error:
+            raise SinkDown(str(error)) from error
+        except HTTPError as error:
+            status = 0 if error.response is None else error.response.status_code
+            if status >= 500 or status in _DOWN:
+                raise SinkDown(str(error)) from error
+            raise
+
+
+def run_event(event: Event, namespace: str) -> RunEvent:
+    """The same event gives the same document, to the last byte."""
+    job = f"{event.pipeline}.{event.task}" if event.pipeline and event.task else event.label
+    return RunEvent(
+        eventTime=event.at,
+        producer=PRODUCER,
+        eventType=_STATES.get(event.type) or RunState[event.type],
+        run=Run(event.run, _facets(event)),
+        job=Job(namespace, job),
+        inputs=[InputDataset(namespace, name) for name in event.inputs],
+        outputs=[OutputDataset(namespace, name) for name in event.outputs],
+    )
+
+
+def _facets(event: Event) -> dict[str, RunFacet]:
+    who: dict[str, Any] = {"producer": PRODUCER}
+    found: dict[str, RunFacet] = {
+        "holdfast_idempotency": IdempotencyRunFacet(
+            event.id, event.key, event.number, event.attempt, event.checksum, event.params_hash, event.result_hash,
+            **who,
+        ),
+        "holdfast_lock": LockRunFacet(event.fence, event.held, **who),
+        "holdfast_governance": GovernanceRunFacet(event.sovereign, event.actor, event.justification, **who),
+    }  # fmt: skip
+    if event.contract is not None:
+        agreed = event.contract
+        found["holdfast_contract"] = ContractRunFacet(agreed["name"], agreed["version"], agreed.get("verdict"), **who)
+    if event.topic is not None:
+        payload = json.dumps(event.payload, separators=(",", ":"), sort_keys=True)
+        found["holdfast_message"] = MessageRunFacet(event.topic, payload, **who)
+    if event.error is not None:
+        found["errorMessage"] = error_message_run.ErrorMessageRunFacet(event.error, "PYTHON", **who)
+    return found

@@ -1,0 +1,172 @@
+-- Relays tell others what the log says. Where each has come to stands here, beside the log, and is moved only under the lease of that
+-- relay: one that was superseded cannot move it, and after a failover or a restore the two still fit each other.
+
+create table holdfast.relay (
+    name       text collate "C" primary key,
+    horizon    xid8 not null,
+    place      bigint not null,
+    told       bigint not null,
+    fence      bigint not null,
+    moved_at   timestamptz not null,
+    problem    text,
+    since      timestamptz,
+    check ((problem is null) = (since is null))
+);
+comment on column holdfast.relay.problem is 'why its sink takes nothing at present';
+comment on column holdfast.relay.told is 'events that its sink took, those that it was told twice counted twice';
+
+-- What a sink refused although it takes others.
+create table holdfast.parked (
+    relay     text collate "C" not null references holdfast.relay on delete cascade,
+    id        text collate "C" not null,
+    idem_key  text collate "C" not null,
+    event     text not null,
+    problem   text not null,
+    tries     int not null,
+    parked_at timestamptz not null,
+    again     boolean not null default false,
+    primary key (relay, id)
+);
+comment on column holdfast.parked.again is 'somebody wants it told again';
+create index parked_key on holdfast.parked (idem_key);
+create index outbox_key on holdfast.outbox (idem_key);
+
+-- Rows of the log in the order of wal_read, each with all that its events are made of: the log's columns, what was said of the
+-- operation before if something ends here, and what it emitted.
+create function holdfast.relay_read(after_horizon xid8, after_place bigint, most int)
+returns table (horizon xid8, place bigint, key text, number int, entries text, before text, outbox text, label text, pipeline text, task text, dataset text,
+               operation text, checksum text, params_hash text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select w.horizon, w.place, w.idem_key, w.number, w.entries,
+           case when w.number > 1 and w.entries ~ '"(success|failure|rollback|reset)"' then
+               (select json_agg(b.entries order by b.number)::text from holdfast.wal b where b.idem_key = w.idem_key and b.number < w.number) end,
+           case when w.entries like '%"success"%' then
+               (select json_agg(json_build_array(o.attempt, o.topic, o.payload) order by o.id)::text from holdfast.outbox o where o.idem_key = w.idem_key) end,
+           g.label, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash
+      from holdfast.wal w left join holdfast.idempotency_log g on g.idem_key = w.idem_key
+     where (after_place is null or (w.horizon, w.place) > (after_horizon, after_place))
+       and w.horizon < pg_snapshot_xmin(pg_current_snapshot())
+     order by w.horizon, w.place limit most;
+end $$;
+
+-- Where the relay stands, which is the beginning if there was none of that name.
+create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    perform holdfast.object_fence(lease, token);
+    insert into holdfast.relay values (relay_open.name, '0', 0, 0, 0, clock_timestamp(), null, null) on conflict do nothing;
+    select r.horizon, r.place into horizon, place from holdfast.relay r where r.name = relay_open.name;
+end $$;
+
+-- Everything up to there is told, or parked. ended: [[key, attempt], …] of which nothing of what they emitted waits any more;
+-- parked: [[id, key, event, problem, tries], …]; freed: ids that the sink took after all. problem: why nothing goes on.
+create function holdfast.relay_move(name text, lease text, token uuid, fence bigint, horizon xid8, place bigint, told bigint, ended text, parked text,
+    freed text, problem text, out moved boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    perform holdfast.object_fence(lease, token);
+    update holdfast.relay r set horizon = relay_move.horizon, place = relay_move.place, told = r.told + relay_move.told, fence = relay_move.fence,
+           moved_at = case when (r.horizon, r.place) = (relay_move.horizon, relay_move.place) then r.moved_at else clock_timestamp() end,
+           problem = relay_move.problem, since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
+     where r.name = relay_move.name;
+    moved := found;
+    update holdfast.outbox o set published_at = clock_timestamp() from json_array_elements(ended::json) e
+     where o.published_at is null and o.idem_key = e ->> 0 and o.attempt <= (e ->> 1)::int;
+    delete from holdfast.parked p using json_array_elements_text(freed::json) f where p.relay = relay_move.name and p.id = f;
+    insert into holdfast.parked
+    select relay_move.name, e ->> 0, e ->> 1, e ->> 2, e ->> 3, (e ->> 4)::int, clock_timestamp(), false from json_array_elements(parked::json) e
+        on conflict (relay, id) do update set problem = excluded.problem, tries = holdfast.parked.tries + excluded.tries, again = false;
+end $$;
+
+-- A backlog is counted as far as 100,000.
+create function holdfast.relay_list()
+returns table (name text, told bigint, fence bigint, moved_at double precision, problem text, since double precision, holder text, parked bigint,
+               entries bigint, lag double precision, cursor text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select r.name, r.told, r.fence, extract(epoch from r.moved_at)::double precision, r.problem, extract(epoch from r.since)::double precision,
+           (select l.holder from holdfast.lease l join holdfast.beat b on b.id = l.beat
+             where l.name = '@relay:' || r.name and not b.dead and b.expires_at > clock_timestamp()),
+           (select count(*) from holdfast.parked p where p.relay = r.name), w.waiting, coalesce(w.lag, 0), r.horizon || '/' || r.place
+      from holdfast.relay r cross join lateral (
+           select count(*) as waiting, extract(epoch from clock_timestamp() - min(b.at))::double precision as lag
+             from (select x.at from holdfast.wal x where (x.horizon, x.place) > (r.horizon, r.place) order by x.horizon, x.place limit 100000) b) w
+     order by 1;
+end $$;
+
+create function holdfast.relay_parked(name text, only_again boolean, most int)
+returns table (id text, key text, event text, problem text, tries int, parked_at double precision, again boolean)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    return query select p.id, p.idem_key, p.event, p.problem, p.tries, extract(epoch from p.parked_at)::double precision, p.again
+      from holdfast.parked p where p.relay = relay_parked.name and (p.again or not only_again) order by p.parked_at, p.id limit most;
+end $$;
+
+-- The relay is to tell it again, or all of them.
+create function holdfast.relay_retry(name text, id text, out asked int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    update holdfast.parked p set again = true where p.relay = relay_retry.name and (relay_retry.id is null or p.id = relay_retry.id);
+    get diagnostics asked = row_count;
+end $$;
+
+-- Nobody waits for it any more. For operators: what it has not told it never will.
+create function holdfast.relay_remove(name text, out removed int)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    delete from holdfast.relay r where r.name = relay_remove.name;
+    get diagnostics removed = row_count;
+end $$;
+
+-- Before the rows of a restored log are numbered anew.
+create function holdfast.relay_settle() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    update holdfast.relay r set horizon = '0', place = (select count(*) from holdfast.wal w where (w.horizon, w.place) <= (r.horizon, r.place));
+    return null;
+end $$;
+create trigger relay_settle after update on holdfast.meta for each row
+    when (old.home is distinct from new.home or old.cluster is distinct from new.cluster) execute function holdfast.relay_settle();
+
+-- Put the whole chain of an operation away, but for the one row that says so; whoever calls it has the entries in safety.
+-- state: archived | unpublished (its lineage is not told yet) | changed (it goes on, or has: "expected" is not its end).
+create function holdfast.wal_archive(key text, expected text, pointer text, number int, entries text, out state text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    last holdfast.wal;
+begin
+    update holdfast.idempotency_log g set wal_pointer = pointer where g.idem_key = key and g.wal_pointer = expected and g.status <> 'partial';
+    if not found then  -- a request whose answer was lost comes once more
+        state := case when exists (select from holdfast.idempotency_log g where g.idem_key = key and g.wal_pointer = pointer)
+                      then 'archived' else 'changed' end;
+        return;
+    end if;
+    select * into last from holdfast.wal w where w.idem_key = key order by w.number desc limit 1;
+    if exists (select from holdfast.outbox o where o.idem_key = key and o.published_at is null)
+       or exists (select from holdfast.relay r where (r.horizon, r.place) < (last.horizon, last.place))
+       or exists (select from holdfast.parked p where p.idem_key = key) then
+        update holdfast.idempotency_log g set wal_pointer = expected where g.idem_key = key;
+        state := 'unpublished';
+    else
+        delete from holdfast.wal w where w.idem_key = key;
+        delete from holdfast.outbox o where o.idem_key = key;
+        insert into holdfast.wal values (key, number, clock_timestamp(), entries);
+        state := 'archived';
+    end if;
+end $$;
+
+revoke all on function holdfast.relay_read(xid8, bigint, int), holdfast.relay_open(text, text, uuid),
+    holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text), holdfast.relay_list(),
+    holdfast.relay_parked(text, boolean, int), holdfast.relay_retry(text, text), holdfast.relay_remove(text), holdfast.relay_settle(),
+    holdfast.wal_archive(text, text, text, int, text) from public;
+
+insert into holdfast.schema_version (version, name) values (8, 'relay');

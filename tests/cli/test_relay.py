@@ -1,0 +1,119 @@
+"""holdfast relay, and holdfast ops verify --lineage, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.children import eventually
+from tests.cli.command import Running, ask, at, call, columns_of, valid
+
+PICKY = """
+class Picky:
+    def publish(self, events):
+        if any(event.label == "bad" for event in events):
+            raise ValueError("not that one")
+
+sink = Picky()
+"""
+
+
+@pytest.fixture
+def filled(sqlite_url: str) -> str:
+    with holdfast.Client(sqlite_url) as client:
+        for name in ("a", "bad", "b"):
+            key = holdfast.OperationKey(
+                pipeline="etl", task="load", dataset="parcels", operation="upsert", version=name
+            )
+            client.operation(name if name == "bad" else key).run(lambda op: op.emit("topic", 1))
+    return sqlite_url
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path) -> None:
+    file = tmp_path / "lineage.jsonl"
+    assert "9 events told" in call(*at(filled, "relay", "run", "r", f"jsonl:{file}", "--once")).stderr
+    told = lines(file)
+    assert len(told) == 9
+    verify = at(filled, "ops", "verify", "--lineage", str(file))
+    assert "3 operations, 9 events: sound" in ask(*verify)
+
+    def found(text: list[str], *more: str) -> dict[str, int]:
+        file.write_text("".join(text), encoding="utf-8")
+        done = call(*verify, *more, "--json")
+        about = valid("ops-verify", done.stdout)
+        assert done.returncode == (0 if about["passed"] else 1)
+        kinds = [each["what"] for each in about["problems"]]
+        return {kind: kinds.count(kind) for kind in kinds}
+
+    assert found(told + told[2:5]) == {}, "twice is once"
+    assert found(told[1:]) == {"missing": 1}
+    assert found([told[2], *told[:2], *told[3:]]) == {"reordered": 2}
+    assert found([*told[3:6], *told[:3], *told[6:]]) == {}, "another dataset has an order of its own"
+    assert found([*told, told[0].replace('"attempt":1', '"attempt":2')]) == {"differs": 1}
+    other = json.dumps({**json.loads(told[0]), "id": "6f2d2f2e-5f0b-5c0e-9a55-4b6f1f3c8f11"}) + "\n"
+    assert found([*told, other]) == {"unknown": 1}
+    with holdfast.Client(filled) as client:
+        client.operation("later").run(lambda: 1)
+    assert found(told) == {"missing": 2}
+    assert found(told, "--relay", "r") == {"waiting": 2}
+    for alone in (("--lineage",), ("--relay", "r"), ("--lineage", "--relay", "r")):
+        done = call(*at(filled, "ops", "verify", *alone, "--json"))
+        assert (done.returncode, [each["what"] for each in json.loads(done.stdout)["problems"]]) == (0, ["waiting"] * 2)
+    assert call(*at(filled, "ops", "verify", "--lineage", "nowhere.jsonl")).returncode == 2
+    for wrong in (("--relay", "x"), ("KEY",), ("--since", "5")):
+        assert call(*verify, *wrong).returncode == 2
+    file.write_text("nonsense\n", encoding="utf-8")
+    done = call(*verify)
+    assert (done.returncode, "line 1 is no event of a relay" in done.stderr) == (2, True)
+
+
+def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    here = str(tmp_path)
+    done = call(*at(filled, "relay", "run", "r", "picky:sink", "--once", "--tries", "1"), PYTHONPATH=here)
+    assert (done.returncode, "6 events told" in done.stderr) == (0, True), done.stderr
+    [row] = columns_of(ask(*at(filled, "relay", "ls")))
+    assert (row["relay"], row["told"], row["waiting"], row["parked"]) == ("r", "6", "0", "3")
+    [about] = valid("relay-ls", ask(*at(filled, "relay", "ls", "--json")))
+    assert (about["entries"], about["holder"], about["problem"]) == (0, None, None)
+    parked = valid("relay-parked", ask(*at(filled, "relay", "parked", "r", "--json")))
+    assert [each["event"]["type"] for each in parked] == ["START", "MESSAGE", "COMPLETE"]
+    assert {row["problem"] for row in columns_of(ask(*at(filled, "relay", "parked", "r")))} == {
+        "ValueError: not that one"
+    }
+    checked = valid("ops-verify", call(*at(filled, "ops", "verify", "--relay", "r", "--json")).stdout)
+    assert [each["what"] for each in checked["problems"]] == ["parked"] * 3
+    assert call(*at(filled, "relay", "retry", "r", "unknown")).returncode == 1
+    assert "3 to be told again" in call(*at(filled, "relay", "retry", "r")).stderr
+    assert "3 events told" in call(*at(filled, "relay", "run", "r", f"jsonl:{tmp_path / 'l'}", "--once")).stderr
+    assert call(*at(filled, "ops", "verify", "--relay", "r")).returncode == 0
+    assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
+    assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1
+    assert "no relay was ever run" in call(*at(filled, "relay", "ls")).stderr
+    done = call(*at(filled, "ops", "verify", "--lineage"))
+    assert (done.returncode, "no relay was ever run" in done.stderr) == (2, True)
+
+
+def test_it_runs_until_it_is_told_to_stop(either: str, tmp_path: Path) -> None:
+    file = tmp_path / "lineage.jsonl"
+    with (
+        Running(*at(either, "relay", "run", "r", f"jsonl:{file}", "--poll", "0.01")) as running,
+        holdfast.Client(either) as client,
+    ):
+        client.operation("a").run(lambda: 1)
+        eventually(lambda: file.exists() and len(lines(file)) == 2, "it is told")
+        assert running.end(signal.SIGTERM)[0] == 0
+
+
+def test_sinks_that_are_none_are_refused(sqlite_url: str) -> None:
+    for wrong in ("jsonl", "jsonl:", "nowhere:sink", "json:dumps", "json:nothing"):
+        done = call(*at(sqlite_url, "relay", "run", "r", wrong))
+        assert (done.returncode, "sink" in done.stderr) == (2, True), (wrong, done.stderr)

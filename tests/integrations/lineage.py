@@ -1,0 +1,40 @@
+"""A log with one operation that succeeded, one that failed, and one that was undone: for those who export it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast
+
+
+def key(dataset: str) -> holdfast.OperationKey:
+    return holdfast.OperationKey(pipeline="etl", task="load", dataset=dataset, operation="upsert", checksum="abc")
+
+
+def fill(url: str) -> dict[str, list[holdfast.Event]]:
+    """The events of each, by dataset."""
+
+    def load(op: Any) -> int:
+        op.emit("loaded", {"rows": 7})
+        return 7
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    with holdfast.Client(url) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        contract = holdfast.Contract("parcels", "2.1", lambda: True)
+        options: dict[str, Any] = {
+            "inputs": ["raw: ä"],
+            "contract": contract,
+            "actor": "jane",
+            "justification": "asked",
+        }
+        client.operation(key("parcels"), **options).run(load)
+        with pytest.raises(ValueError, match="broken"):
+            client.operation(key("roads"), inputs=["raw: ä"]).run(fail)
+        client.operation(key("rivers"), rollback="undo", outputs=["rivers", "lakes"]).run(load)
+        client.operations.rollback(key("rivers"), actor="jane", reason="wrong")
+        return {name: list(client.relays.events(key(name))) for name in ("parcels", "roads", "rivers")}

@@ -1,0 +1,155 @@
+"""OpenLineage: real documents, by the client's own classes and by the schemas that we ship."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from openlineage.client.serde import Serde
+from openlineage.client.transport.console import ConsoleConfig, ConsoleTransport
+
+import holdfast
+from holdfast.integrations import openlineage
+from holdfast.integrations.openlineage import OpenLineage
+
+SCHEMA = json.loads(openlineage.SCHEMA_FILE.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def events(sqlite_url: str) -> list[holdfast.Event]:
+    key = holdfast.OperationKey(
+        pipeline="etl", task="load", dataset="parcels", operation="upsert", checksum="abc", params={"a": 1}
+    )
+
+    def load(op: Any) -> int:
+        op.emit("loaded", {"rows": 7, "none": None})
+        return 7
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    with holdfast.Client(sqlite_url) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        contract = holdfast.Contract("parcels", "2.1", lambda: True)
+        client.operation(
+            key, inputs=["raw"], contract=contract, actor="jane", justification="asked", sovereign=True, rollback="undo"
+        ).run(load)
+        client.operations.rollback(key, actor="jane", reason="wrong")
+        with pytest.raises(ValueError, match="broken"):
+            client.operation("plain").run(fail)
+        return list(client.relays.events())
+
+
+def rebuilt(told: dict[str, Any]) -> RunEvent:
+    """As the client's own classes understand it; their validators raise."""
+    assert told["schemaURL"].startswith("https://openlineage.io/spec/")
+    facets: Any = told["run"]["facets"]
+    return RunEvent(
+        eventTime=told["eventTime"], producer=told["producer"], eventType=RunState[told["eventType"]],
+        run=Run(told["run"]["runId"], facets), job=Job(told["job"]["namespace"], told["job"]["name"]),
+        inputs=[InputDataset(each["namespace"], each["name"]) for each in told["inputs"]],
+        outputs=[OutputDataset(each["namespace"], each["name"]) for each in told["outputs"]],
+    )  # fmt: skip
+
+
+def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast.Event], tmp_path: Path) -> None:
+    file = tmp_path / "ol.jsonl"
+    sink = OpenLineage(file, namespace="shop")
+    sink.publish(events[:2])
+    with file.open("a", encoding="utf-8") as torn:
+        torn.write('{"eventTi')  # as a crash leaves it
+    sink.publish(events[2:])
+    told = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [each["eventType"] for each in told] == ["START", "OTHER", "COMPLETE", "OTHER", "START", "FAIL"]
+    assert len({each["run"]["runId"] for each in told}) == 2
+    for each in told:
+        assert Serde.to_dict(rebuilt(each)) == each
+        for name, facet in each["run"]["facets"].items():
+            if name.startswith("holdfast_"):
+                where = facet["_schemaURL"].removeprefix(f"{SCHEMA['$id']}#")
+                rules = {**SCHEMA, "$ref": f"#{where}"}
+                jsonschema.Draft202012Validator(
+                    rules, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+                ).validate(facet)
+                assert not jsonschema.Draft202012Validator(rules).is_valid({**facet, "more": 1})
+    start, message, complete, undone, _, fail = told
+    assert (start["job"], start["outputs"]) == ({"namespace": "shop", "name": "etl.load", "facets": {}}, [])
+    assert [each["name"] for each in complete["inputs"] + complete["outputs"]] == ["raw", "parcels"]
+    facets = complete["run"]["facets"]
+    assert facets["holdfast_contract"]["verdict"] == "passed"
+    assert (facets["holdfast_governance"]["sovereigntyEvent"], facets["holdfast_governance"]["actor"]) == (True, "jane")
+    assert facets["holdfast_idempotency"]["checksum"] == "abc"
+    assert json.loads(message["run"]["facets"]["holdfast_message"]["payload"]) == {"rows": 7, "none": None}
+    assert undone["run"]["facets"]["errorMessage"]["message"] == "rolled back by jane: wrong"
+    assert (fail["run"]["facets"]["errorMessage"]["message"], fail["job"]["name"]) == ("ValueError: broken", "plain")
+    sink.publish(events)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert lines[:6] == lines[6:], "told again it is the same, to the last byte"
+
+
+def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], sqlite_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "ol.jsonl"
+    OpenLineage(file).publish(events)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    with holdfast.Client(sqlite_url) as client:
+        assert client.relays.verify(lines).problems == ()
+        assert [each.what for each in client.relays.verify(lines[1:]).problems] == ["missing"]
+
+
+@contextmanager
+def answering(status: int) -> Iterator[tuple[str, list[Any]]]:
+    got: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events: list[holdfast.Event]) -> None:
+    with answering(201) as (url, got):
+        OpenLineage(url).publish(events)
+    assert [path for path, _ in got] == ["/api/v1/lineage"] * len(events)
+    assert [rebuilt(each).run.runId for _, each in got] == [each.run for each in events]
+    for status in (500, 503, 429, 401):
+        with answering(status) as (url, got), pytest.raises(holdfast.SinkDown, match=str(status)):
+            OpenLineage(url).publish(events)
+        assert len(got) == 1, "it is for the relay to try again"
+    with answering(422) as (url, _), pytest.raises(OSError, match="422"):
+        OpenLineage(url).publish(events)
+    with pytest.raises(holdfast.SinkDown):
+        OpenLineage(url).publish(events)  # nobody is there any more
+
+
+def test_on_the_console_and_through_the_clients_own_transports(
+    events: list[holdfast.Event], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    OpenLineage("-").publish(events)
+    assert [json.loads(line)["run"]["runId"] for line in capsys.readouterr().out.splitlines()] == [
+        each.run for each in events
+    ]
+    with caplog.at_level("INFO"):
+        OpenLineage(ConsoleTransport(ConsoleConfig())).publish(events)
+    assert sum(record.name.startswith("openlineage") for record in caplog.records) >= len(events)
