@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -239,16 +240,18 @@ def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_wit
 
 class Interrupt:
     """KeyboardInterrupt on the way into a function, where the interpreter looks for signals: number ``at`` of all that
-    are called in the block."""
+    are called in the block, and not by the garbage collector, where nobody would hear of it."""
 
     def __init__(self, at: int) -> None:
         self.left, self.raised = at, False
 
     def __enter__(self) -> None:
+        gc.disable()
         sys.settrace(self._called)
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
         if frame.f_code.co_name not in ("__exit__", "__del__") or frame.f_code.co_filename != __file__:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,9 +110,14 @@ ABOUT: dict[str, Any] = {
 CHAINS: dict[str, Any] = {"operations": 7, "entries": 28, "broken": [], "unpaired": 0}
 
 
-def verdicts(about: dict[str, Any], chains: dict[str, Any], missing: str | None = None) -> dict[str, tuple[str, str]]:
+def verdicts(
+    about: dict[str, Any], chains: dict[str, Any], missing: str | None = None, relays: Sequence[dict[str, Any]] = ()
+) -> dict[str, tuple[str, str]]:
     indexes = [{"name": name} for name in operations.NEEDED if name != missing]
-    facts = {"operation_health": [ABOUT | about], "operation_indexes": indexes, "chains": [CHAINS | chains]}
+    facts: dict[str, Any] = {
+        "operation_health": [ABOUT | about], "operation_indexes": indexes, "chains": [CHAINS | chains],
+        "relays": list(relays),
+    }  # fmt: skip
     return {each.check: (each.status, each.found) for each in operations.examine(facts)}
 
 
@@ -141,6 +147,27 @@ def test_what_is_not(check: str, status: str, about: Any, chains: Any, told: str
     assert found[check][0] == status
     assert told in found[check][1]
     assert {name for name, verdict in found.items() if verdict[0] != "ok"} == ({check} if status != "ok" else set())
+
+
+RELAY: dict[str, Any] = {"name": "catalogue", "parked": 0, "lag": 2.0, "entries": 4, "problem": None}
+
+
+@pytest.mark.parametrize(
+    ("relay", "status", "told"),
+    [
+        ({}, "ok", "nothing waits"),
+        ({"parked": 2}, "warn", "relay 'catalogue' has parked 2 events"),
+        (
+            {"lag": 7200.0, "problem": "it is down"},
+            "warn",
+            "4 entries wait for relay 'catalogue', the oldest for 2 h: it",
+        ),
+    ],
+)
+def test_what_relays_have_not_told(relay: dict[str, Any], status: str, told: str) -> None:
+    found = verdicts({}, {}, relays=[RELAY, RELAY | relay])["lineage"]
+    assert found[0] == status
+    assert told in found[1]
 
 
 @pytest.mark.parametrize("name", sorted(operations.NEEDED))
