@@ -19,14 +19,17 @@ from tests.driver.daemon import Daemon, reaches, runs, state, text
 IGNORES_TERM = "trap '' TERM; echo $$; while :; do sleep 0.1; done"
 LEAVES = """
 import os, sys, time
+reader, writer = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.environ.clear()
         print(os.getpid(), flush=True)
+        os.write(writer, b".")
         os.execve("/bin/sleep", ["sleep", "1000"], {})
     os._exit(0)
 os.wait()
+os.read(reader, 1)
 %s
 """
 
