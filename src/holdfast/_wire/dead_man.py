@@ -19,6 +19,7 @@ from typing import Any
 from holdfast._wire.clock import now
 
 _ABSOLUTE = 1
+_TO_PROCESS, _TO_THREAD = 0, 4
 
 
 class _Event(ctypes.Structure):
@@ -28,7 +29,8 @@ class _Event(ctypes.Structure):
         ("value", ctypes.c_void_p),
         ("number", ctypes.c_int),
         ("notify", ctypes.c_int),
-        ("_", ctypes.c_byte * 52),
+        ("thread", ctypes.c_int),
+        ("_", ctypes.c_byte * 48),
     )
 
 
@@ -50,14 +52,16 @@ class DeadMan:
         self._library: Any = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._library, "timer_create"):  # pragma: no cover - glibc before 2.34
             self._library = ctypes.CDLL("librt.so.1", use_errno=True)
-        timer, event = ctypes.c_void_p(), _Event(None, self._deadly(), 0)
+        first = self._pid == 1
+        number, to = (self._heard(), _TO_THREAD) if first else (signal.SIGKILL, _TO_PROCESS)
+        timer, event = ctypes.c_void_p(), _Event(None, number, to, self._pid if first else 0)
         self._check(self._library.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)))
         self._timer = timer
 
-    def _deadly(self) -> int:
-        """The first process of a container hears no SIGKILL from within, but it does hear what it has a handler for."""
-        if self._pid != 1:
-            return signal.SIGKILL
+    def _heard(self) -> int:
+        """The first process of a container hears no SIGKILL from within, but it does hear what it has a handler for.
+        Its main thread is told: a process that was stopped would leave it to whichever thread comes first, and the
+        others would go on meanwhile."""
         number = signal.SIGRTMAX - 1
         self._library.signal.restype = ctypes.c_void_p
         self._library.signal(number, ctypes.cast(self._library._exit, ctypes.c_void_p))
