@@ -137,6 +137,8 @@ def test_the_first_process_of_a_container_executes_nothing_either(sqlite_url: st
         outside.expect("works")
         pid = int(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text())
         assert Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
+        timers = Path(f"/proc/{pid}/timers")
+        assert not timers.exists() or "signal/tid." in timers.read_text(), "the main thread is told, and not just any"
         stand_still(pid)
         with holdfast.Client(sqlite_url) as client, client.lease("key", timeout=60):
             before = outside.work()
