@@ -18,13 +18,14 @@ from holdfast._wire.clock import now
 from holdfast.core.errors import Refused
 from holdfast.testing.server import until
 from tests.arena import Arena
-from tests.conftest import migrated
+from tests.conftest import MAJORS, migrated, server
 from tests.raw import Raw, acquisition, trials, waiters
 
 
-@pytest.fixture
-def arena(either: str) -> Iterator[Arena]:
-    made = Arena(migrated(either))
+@pytest.fixture(params=["sqlite", *(f"postgres{major}" for major in MAJORS)])
+def arena(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[Arena]:
+    engine = request.param.removeprefix("postgres")
+    made = Arena(migrated(sqlite_url if engine == "sqlite" else server(int(engine)).database()))
     yield made
     for raw in made.raws:
         raw.close()
