@@ -12,13 +12,6 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["counter", "histogram", "gauge"]
 
 
-class Reading(NamedTuple):
-    """A gauge as it is now."""
-
-    name: str
-    value: float
-
-
 class Metric(NamedTuple):
     name: str
     kind: Kind
