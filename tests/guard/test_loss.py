@@ -128,6 +128,11 @@ os.execvp("unshare", [*{FIRST!r}, sys.executable, "-u", "-c", {GUARDED!r}, *sys.
 """
 
 
+def heartbeat(url: str, key: str) -> None:
+    latest = ends_at(url, key)
+    eventually(lambda: ends_at(url, key) > latest, "a heartbeat")
+
+
 @pytest.mark.timeout(600)
 def test_the_first_process_of_a_container_executes_nothing_either(postgres_url: str, tmp_path: Path) -> None:
     """From within it is deaf to SIGKILL: another signal ends it, by a handler that nothing but the kernel calls. Each
@@ -145,8 +150,7 @@ def test_the_first_process_of_a_container_executes_nothing_either(postgres_url: 
             for pid, key in zip(inside, keys, strict=True):
                 assert Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
                 for _ in range(2):  # the one that is under way may have begun before the threads
-                    latest = ends_at(postgres_url, key)
-                    eventually(lambda latest=latest, key=key: ends_at(postgres_url, key) > latest, "a heartbeat")
+                    heartbeat(postgres_url, key)
             for pid in inside:
                 stand_still(pid)
             client = stack.enter_context(holdfast.Client(postgres_url))
