@@ -14,10 +14,11 @@ from fastapi import FastAPI
 
 import holdfast
 from holdfast.gateway import problem
+from holdfast.gateway.agents import routes as agents
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import Settings
 
-ROOMS: tuple[Any, ...] = ()
+ROOMS: tuple[Any, ...] = (agents,)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 import holdfast
+from holdfast.gateway.agents.desk import Desk
 from holdfast.gateway.settings import Settings
 
 
@@ -25,6 +26,7 @@ class Gateway:
     """Where the other replicas and those who are sent on can reach us, e.g. http://10.0.0.7:7411."""
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
+    agents: Desk = field(default_factory=Desk)
 
 
 @dataclass(slots=True)
