@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -27,6 +28,10 @@ class Gateway:
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
     agents: Desk = field(default_factory=Desk)
+    elector: Any = None
+    """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when we were told to end: what streams to a client ends then."""
 
 
 @dataclass(slots=True)

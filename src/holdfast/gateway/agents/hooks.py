@@ -20,11 +20,10 @@ from holdfast.gateway.agents.correlate import correlate
 from holdfast.gateway.agents.desk import DueStop, Swept
 from holdfast.gateway.agents.lifecycle import Hook, Kind, Turn
 from holdfast.gateway.context import Gateway, Here
+from holdfast.gateway.logs import say
 from holdfast.gateway.problem import Problem
 
 router = APIRouter(tags=["hooks"])
-log = logging.getLogger("holdfast.gateway.agents")
-
 Printable = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
 
@@ -138,7 +137,7 @@ async def _stop_later(here: Gateway, due: DueStop) -> None:
         await asyncio.sleep(due.delay)
         await stop(here, due)
     except (Problem, holdfast.HoldfastError) as error:
-        log.warning("command %s of agent %s was not completed: the watchdog will: %s", due.command, due.agent, error)
+        say("agent.stop_left_to_watchdog", logging.WARNING, agent=due.agent, command=due.command, why=str(error))
     finally:
         here.agents.waiting_stops -= 1
 

@@ -28,7 +28,6 @@ ConfigName = Annotated[str, Path(pattern=config_editor.NAME)]
 
 
 def loops(gateway: Gateway) -> list[Loop]:
-    summaries.load(gateway.settings.summariser)  # a wrong name is told at the start
     return [Loop("agents:stops", partial(hooks.run_stops, gateway)), *workers.loops(gateway)]
 
 

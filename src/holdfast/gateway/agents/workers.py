@@ -30,9 +30,9 @@ from holdfast.gateway.agents.desk import Swept
 from holdfast.gateway.agents.lifecycle import Agent, Turn
 from holdfast.gateway.agents.records import Known
 from holdfast.gateway.context import Gateway, Loop
+from holdfast.gateway.logs import say
 
 EVERY = 10.0
-log = logging.getLogger("holdfast.gateway.agents")
 
 
 class Worker(NamedTuple):
@@ -49,10 +49,7 @@ def loops(here: Gateway) -> list[Loop]:
 async def _run(here: Gateway, worker: Worker) -> None:
     while True:
         await asyncio.sleep(EVERY * random.uniform(0.8, 1.2))  # replicas that started together drift apart
-        try:
-            here.agents.cycles[worker.name] = await sweep(here, worker)
-        except holdfast.HoldfastError as error:
-            log.warning("the %s gave up this cycle: %s", worker.name, error)
+        here.agents.cycles[worker.name] = await sweep(here, worker)
 
 
 async def sweep(here: Gateway, worker: Worker) -> Swept:
@@ -78,6 +75,9 @@ async def _tend(here: Gateway, worker: Worker, number: int, now: float) -> bool:
     try:
         await worker.work(here, agent, now)
     except holdfast.Conflict:  # an expected agent has just got its session
+        return False
+    except OSError as error:  # its transcript; the others are looked after
+        say("agent.skipped", logging.WARNING, worker=worker.name, agent=number, why=str(error))
         return False
     return True
 
