@@ -11,6 +11,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 import holdfast
+from holdfast.gateway.agents.desk import Desk
 from holdfast.gateway.settings import Settings
 
 
@@ -27,6 +28,7 @@ class Gateway:
     """Where the other replicas and those who are sent on can reach us, e.g. http://10.0.0.7:7411."""
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
+    agents: Desk = field(default_factory=Desk)
     elector: Any = None
     """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
