@@ -13,11 +13,11 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import problem
+from holdfast.gateway import operators, pages, problem
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import Settings
 
-ROOMS: tuple[Any, ...] = ()
+ROOMS: tuple[Any, ...] = (operators, pages)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 

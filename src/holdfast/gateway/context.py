@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -25,6 +26,12 @@ class Gateway:
     """Where the other replicas and those who are sent on can reach us, e.g. http://10.0.0.7:7411."""
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
+    elector: Any = None
+    """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when we were told to end: what streams to a client ends then."""
+    rooms: dict[str, Any] = field(default_factory=dict)
+    """What a room keeps while we run, by its name."""
 
 
 @dataclass(slots=True)
