@@ -70,10 +70,19 @@ def _operations(client: holdfast.Client, mark: str) -> None:
             client.operation(f"publish tiles{mark}", max_attempts=2).run(_fail)
         except (RuntimeError, holdfast.OperationFailed):
             continue
+    client.operations.register("unpublish", rollback=_die)
     try:
-        client.relay(f"catalogue{mark}", Refusing(), tries=1).once()
+        client.operation(f"publish map{mark}", rollback="unpublish").run(_die)
+    except KeyboardInterrupt:
+        pass
+    try:
+        client.relay(f"catalogue{mark}", Refusing(), tries=1).step()
     except holdfast.SinkDown:
         pass
+
+
+def _die() -> None:
+    raise KeyboardInterrupt
 
 
 def _fail() -> None:

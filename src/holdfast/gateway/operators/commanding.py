@@ -102,6 +102,7 @@ class Desk:
         self._settings = gateway.settings
         self._client: holdfast.Client | None = None
         self._running: set[Future[Any]] = set()
+        self._closed = False
 
     async def run(self, work: Callable[[holdfast.Client], Any]) -> Any:
         if len(self._running) >= MOST:
@@ -131,6 +132,7 @@ class Desk:
         try:
             await asyncio.Event().wait()
         finally:
+            self._closed = True
             if self._running:
                 await asyncio.wait([asyncio.wrap_future(each) for each in self._running], timeout=_PATIENCE)
             if self._client is not None:

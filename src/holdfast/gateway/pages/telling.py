@@ -64,11 +64,13 @@ class Teller:
     async def serve(self) -> None:
         """Look as long as somebody watches."""
         stopping = self._gateway.stopping
-        while not stopping.is_set():
-            if self._watching:
-                await self.picture()
-            await _waited(stopping, EVERY)
-        self._bell.set()
+        try:
+            while not stopping.is_set():
+                if self._watching:
+                    await self.picture()
+                await _waited(stopping, EVERY)
+        finally:
+            self._bell.set()
 
     async def watch(self) -> AsyncIterator[str]:
         """The stream of one who watches: all of it first, then what changes."""
@@ -79,7 +81,7 @@ class Teller:
             picture = await self.picture()
             yield f"retry: 2000\n{self._message(picture, 0)}"
             while not self._gateway.stopping.is_set():
-                seen, bell = picture.number, self._bell
+                seen, bell = picture.number, self._bell  # which is rung at the end, too
                 if await _waited(bell, QUIET):
                     picture = self._picture or picture
                     if picture.number != seen:
