@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends
+from prometheus_client import CollectorRegistry
+from starlette.requests import HTTPConnection
 
 import holdfast
 from holdfast.gateway.settings import Settings
@@ -30,6 +32,10 @@ class Gateway:
     """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when we were told to end: what streams to a client ends then."""
+    rooms: dict[str, Any] = field(default_factory=dict)
+    """What a room keeps while we run, by its name."""
+    metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """What /metrics tells: a room may add its own."""
 
 
 @dataclass(slots=True)
@@ -38,8 +44,8 @@ class Loop:
     run: Callable[[], Coroutine[Any, Any, None]]
 
 
-async def _gateway(request: Request) -> Gateway:
-    gateway: Gateway = request.app.state.gateway
+async def _gateway(connection: HTTPConnection) -> Gateway:
+    gateway: Gateway = connection.app.state.gateway
     return gateway
 
 
