@@ -14,14 +14,15 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import operators, pages, problem
+from holdfast.gateway import leading, operators, pages, problem, sandboxes, sessions
+from holdfast.gateway.agents import routes as agents
 from holdfast.gateway.beside import Beside
 from holdfast.gateway.context import Gateway, Loop
 from holdfast.gateway.logs import say
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.shield import Shield
 
-ROOMS: tuple[Any, ...] = (operators, pages)
+ROOMS: tuple[Any, ...] = (sandboxes, sessions, leading, agents, operators, pages)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
