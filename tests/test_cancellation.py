@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import time
@@ -11,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 import holdfast
+from holdfast._wire.aio_waiting import AsyncSignal
 from tests.children import NONE, Child, eventually, query, rows
 from tests.conftest import migrated
 
@@ -119,3 +121,16 @@ def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(either: str) -> None
     with Child(_BUSY, either) as child:
         assert int(child.line()) > 20
         eventually(lambda: rows(either)["lease"] == 0, "nothing is left")
+
+
+async def test_a_cancellation_that_comes_with_the_signal_is_not_forgotten() -> None:
+    """As when an elector is told to end in the very moment in which its work does, or its lease is free."""
+    signal = AsyncSignal()
+    for timeout in (math.inf, 60.0):
+        waiting = asyncio.create_task(signal.wait(timeout))
+        await asyncio.sleep(0)
+        signal.set()
+        asyncio.get_running_loop().call_soon(waiting.cancel)  # heard in the same turn of the loop
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await signal.wait(0.0)

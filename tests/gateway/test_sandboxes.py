@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 import holdfast
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
+from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
 from holdfast.gateway.settings import Settings
 from holdfast.operator import run
+from holdfast.operator.gateway import to_be_deleted
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, runs
 from tests.gateway.replicas import Replica
@@ -226,15 +229,20 @@ def driver(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-async def replica_in_process(tmp_path: Path, driver: Daemon) -> AsyncIterator[Callable[[], Any]]:
-    """Starts a replica in this process; ended with the test."""
-    settings = Settings(f"sqlite:///{tmp_path / 'app.db'}", driver=driver.address)
+async def complete(tmp_path: Path, driver: Daemon) -> AsyncIterator[FastAPI]:
+    """A replica in this process, with a driver."""
+    app = create_app(Settings(f"sqlite:///{tmp_path / 'app.db'}", driver=driver.address))
+    async with app.router.lifespan_context(app):
+        yield app
 
-    def start() -> Any:
-        app = create_app(settings)
-        return app, app.router.lifespan_context(app)
 
-    yield start
+async def pid_of(gateway: Gateway, id: str) -> int:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = await gateway.driver.get(id)
+            if found is not None and found.details["pid"] is not None:
+                return int(found.details["pid"])
+            await asyncio.sleep(0.01)
 
 
 async def phase_is(gateway: Gateway, id: str, phase: str | None) -> Any:
@@ -248,57 +256,45 @@ async def phase_is(gateway: Gateway, id: str, phase: str | None) -> Any:
 
 @pytest.mark.parametrize("supervised", [False, True])
 async def test_a_crash_between_record_and_driver_comes_to_a_running_sandbox(
-    replica_in_process: Callable[[], Any], driver: Daemon, supervised: bool
+    complete: FastAPI, supervised: bool
 ) -> None:
     """And one between the mark and the driver to a dead process group."""
-    app, context = replica_in_process()
-    async with context:
-        gateway: Gateway = app.state.gateway
-        given = {
-            "argv": ["sleep", "1000"], "env": {}, "cwd": None, "limits": {}, "grace": 0.1, "log_bytes": None,
-            "supervised": supervised, "metadata": {},
-        }  # fmt: skip
-        payload = made(given, gateway.address, "lost with its replica" if supervised else None)
-        await gateway.client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
-        record = await phase_is(gateway, "web", "Provisioning" if supervised else "Ready")
-        pid = (await gateway.driver.get("web") or pytest.fail("it does not run")).details["pid"]
-        assert len(record.payload["tokens"]) == (2 if supervised else 0)
-        doomed = {**record.payload, "status": {"phase": "Deleting"}}
-        await gateway.client.objects.update("sandbox", "web", lambda _: doomed)
-        await phase_is(gateway, "web", None)
-        assert await gateway.driver.get("web") is None
-        assert not runs(pid)
-        assert gateway.reconciler.status().errors == 0
+    gateway: Gateway = complete.state.gateway
+    given = {**NewSandbox(argv=["sleep", "1000"], grace=0.1, supervised=supervised).model_dump(), "limits": {}}
+    payload = made(given, gateway.address, "lost with its replica" if supervised else None)
+    await gateway.client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
+    record = await phase_is(gateway, "web", "Provisioning" if supervised else "Ready")
+    pid = await pid_of(gateway, "web")
+    assert runs(pid)
+    assert len(record.payload["tokens"]) == (2 if supervised else 0)
+    await gateway.client.objects.update("sandbox", "web", lambda found: to_be_deleted(found.payload))
+    await phase_is(gateway, "web", None)
+    assert await gateway.driver.get("web") is None
+    assert not runs(pid)
+    assert gateway.reconciler.status().errors == 0
 
 
-async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(
-    replica_in_process: Callable[[], Any], driver: Daemon
-) -> None:
-    app, context = replica_in_process()
-    async with context:
-        gateway: Gateway = app.state.gateway
-        backends = gateway.rooms["backends"]
-        home = await backends.home()
-        for id, whose in (("stray", f"{home}/gone"), ("other", "elsewhere/1"), ("nobodys", None)):
-            await gateway.driver.create(id, ["sleep", "1000"], owner=whose, grace=0.1)
-        pid = (await gateway.driver.get("stray") or pytest.fail("it does not run")).details["pid"]
-        await backends.end_strays()
-        async with asyncio.timeout(PATIENCE):
-            while await gateway.driver.get("stray") is not None:
-                await asyncio.sleep(0.01)
-        assert pid is None or not runs(pid)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
-            taken = await http.post("/sandboxes", json={**NEW, "id": "other"})
-            assert taken.status_code == 409
-            assert (await http.get("/sandboxes/other")).status_code == 404
-        for id in ("other", "nobodys"):
-            found = await gateway.driver.get(id)
-            assert found is not None
-            assert not found.deleting
+async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(complete: FastAPI) -> None:
+    gateway: Gateway = complete.state.gateway
+    backends = gateway.rooms["backends"]
+    home = await backends.home()
+    for id, whose in (("stray", f"{home}/gone"), ("other", "elsewhere/1"), ("nobodys", None)):
+        await gateway.driver.create(id, ["sleep", "1000"], owner=whose, grace=0.1)
+    await backends.end_strays()
+    left = await gateway.driver.get("stray")
+    assert left is None or left.deleting
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=complete), base_url="http://localhost") as http:
+        taken = await http.post("/sandboxes", json={**NEW, "id": "other"})
+        assert taken.status_code == 409
+        assert (await http.get("/sandboxes/other")).status_code == 404
+    for id in ("other", "nobodys"):
+        found = await gateway.driver.get(id)
+        assert found is not None
+        assert not found.deleting
 
 
 def test_what_is_due() -> None:
-    payload = made({name: None for name in ("argv", "env", "cwd", "limits", "grace", "log_bytes", "supervised", "metadata")}, "", None)  # fmt: skip # noqa: E501, C420
+    payload = made(NewSandbox(argv=["true"]).model_dump(), "http://here", None)
     seen = {**payload, "status": {"phase": "Ready", "conditions": []}}
     going = {**payload, "status": {"phase": "Deleting"}}
     ours = holdfast.Backend("a", details={"owner": owner(payload, "home")})
