@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 import holdfast
+from holdfast._wire.aio_waiting import AsyncSignal
 from tests.children import NONE, Child, eventually, query, rows
 from tests.conftest import migrated
 
@@ -119,3 +120,24 @@ def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(either: str) -> None
     with Child(_BUSY, either) as child:
         assert int(child.line()) > 20
         eventually(lambda: rows(either)["lease"] == 0, "nothing is left")
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancellation_that_comes_together_with_a_signal_is_not_lost(turns: int) -> None:
+    """Whoever is told to end at the very moment in which it is woken would go on for ever."""
+    signal = AsyncSignal()
+    woken = []
+
+    async def wait() -> None:
+        woken.append(await signal.wait(60))
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0.01)
+    signal.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done
+    assert task.cancelled()

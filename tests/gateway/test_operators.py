@@ -16,6 +16,7 @@ from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commanding import MOST, Desk
 from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
+from holdfast.gateway.tokens import Token
 from holdfast.operator import running
 from tests.conftest import fresh
 from tests.gateway.scenes import HOSTILE, busy
@@ -231,6 +232,21 @@ async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncCl
     assert told["title"] == "Unsettled"
     assert (entry.action, entry.outcome) == ("leader.resign", told["outcome"])
     assert told["outcome"].startswith("unknown: ")
+
+
+async def test_with_tokens_the_actor_is_whose_token_it_is(url: str) -> None:
+    tokens = (Token("oncall", "operate", "s" * 20), Token("viewer", "read", "v" * 20))
+    app = create_app(Settings(url, driver="unix:/nowhere/driver.sock", tokens=tokens))
+    order = {"actor": "somebody else", "reason": "looking", "dry_run": True}
+    transport = httpx.ASGITransport(app=app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as asking:
+        for token, status in zip(tokens, (200, 403), strict=True):
+            headers = {"authorization": f"Bearer {token.secret}"}
+            path = "http://localhost/api/commands/wal.verify"
+            answer = await asking.post(path, json=order, headers=headers)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert answer.json()["actor"] == "oncall"
 
 
 async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(url: str) -> None:

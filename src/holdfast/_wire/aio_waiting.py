@@ -101,8 +101,9 @@ class AsyncSignal:
 
     async def wait(self, timeout: float) -> bool:
         """True when it was set; it is cleared again for the next time."""
-        try:
-            await asyncio.wait_for(self._event.wait(), None if timeout == math.inf else timeout)
+        try:  # not wait_for, which on Python 3.11 loses a cancellation that comes together with what it waits for
+            async with asyncio.timeout(None if timeout == math.inf else timeout):
+                await self._event.wait()
         except TimeoutError:
             return False
         self._event.clear()
