@@ -219,7 +219,12 @@ async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncCl
     leading, over = threading.Event(), threading.Event()
     with holdfast.Client(url) as client:
         elector = client.elector("stubborn")
-        thread = threading.Thread(target=elector.run, args=(lambda term: (leading.set(), over.wait()),))
+
+        def lead(term: object) -> None:
+            leading.set()
+            over.wait()
+
+        thread = threading.Thread(target=elector.run, args=(lead,))
         thread.start()
         try:
             assert await asyncio.to_thread(leading.wait, 10)
