@@ -102,6 +102,13 @@ def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], s
     with holdfast.Client(sqlite_url) as client:
         assert client.relays.verify(lines).problems == ()
         assert [each.what for each in client.relays.verify(lines[1:]).problems] == ["missing"]
+        for old, new in (
+            ('"COMPLETE"', '"FAIL"'), ('"passed"', '"failed"'), ('"name": "raw"', '"name": "x"'), ('"jane"', '"joe"'),
+            ('"sovereigntyEvent": true', '"sovereigntyEvent": false'), ('"outputs": [{', '"outputs": [], "more": [{'),
+        ):  # fmt: skip
+            assert old in lines[2], old
+            forged = [*lines[:2], lines[2].replace(old, new), *lines[3:]]
+            assert [each.what for each in client.relays.verify(forged).problems] == ["differs"], new
 
 
 @contextmanager

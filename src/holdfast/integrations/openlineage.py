@@ -148,7 +148,7 @@ def _facets(event: Event) -> dict[str, RunFacet]:
             **who,
         ),
         "holdfast_lock": LockRunFacet(event.fence, event.held, **who),
-        "holdfast_governance": GovernanceRunFacet(event.sovereign, event.actor, event.justification, **who),
+        "holdfast_governance": GovernanceRunFacet(event.sovereignty_event, event.actor, event.justification, **who),
     }  # fmt: skip
     if event.contract is not None:
         agreed = event.contract

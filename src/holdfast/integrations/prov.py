@@ -70,7 +70,7 @@ def _nodes(event: Event) -> Iterable[Node]:
     if event.actor is not None:
         yield {"@id": iri("agent", event.actor), "@type": "prov:Agent", "rdfs:label": event.actor}
         _add(run, {"prov:wasAssociatedWith": {"@id": iri("agent", event.actor)}})
-    if event.sovereign:
+    if event.sovereignty_event:
         _add(run, {"holdfast:sovereigntyEvent": True})
     if event.contract is not None:
         agreed = iri("contract", event.contract["name"], event.contract["version"])

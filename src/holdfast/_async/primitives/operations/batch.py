@@ -165,6 +165,8 @@ class AsyncBatch:
     async def _execute(self, place: int, op: AsyncRunning, function: Function) -> Outcome:
         try:
             value = await call(function, op, self._items[place])
+            if self._all.plan.lineage.contract is not None:
+                await self._all.check_after(op)
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})

@@ -162,6 +162,8 @@ class Batch:
     def _execute(self, place: int, op: Running, function: Function) -> Outcome:
         try:
             value = call(function, op, self._items[place])
+            if self._all.plan.lineage.contract is not None:
+                self._all.check_after(op)
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})

@@ -182,7 +182,8 @@ class Governance:
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
             "params_hash": key.params_hash, "attempt": max(prior.attempt, self.tried) + 1, "failures": prior.failures,
             "sovereign": terms.sovereign, "actor": terms.actor, "justification": terms.justification,
-            "exposed": governed.exposed, **more,
+            "exposed": governed.exposed, "inputs": self.plan.lineage.inputs, "outputs": self.plan.lineage.outputs,
+            **more,
         })  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from holdfast._sync.primitives.operations.mending import Mending
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
+from holdfast.core.errors import PolicyDenied
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.lineage import Lineage
+from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
@@ -102,6 +103,7 @@ class Operations(OperationLog):
         justification: str | None = None,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        contract: Contract | None = None,
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
@@ -127,7 +129,7 @@ class Operations(OperationLog):
         }  # fmt: skip
         plan = self.plan(
             rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
-            lineage=Lineage.check(inputs, outputs, None),
+            lineage=Lineage.check(inputs, outputs, contract),
         )  # fmt: skip
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
@@ -139,14 +141,19 @@ class Operations(OperationLog):
     def recover(self, *, most: int = MOST) -> dict[str, str]:
         """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
 
-        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with.
+        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with. So does one
+        that the policy lets only some roll back: nobody in particular is at it here.
         """
         done: dict[str, str] = {}
         for record in self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
                 continue
             try:
+                self._permit_recovery(record)
                 outcome = self._mending(record).recover()
+            except PolicyDenied as error:
+                log.warning("operation %r is not rolled back by itself: %s", record.label, error)
+                continue
             except Exception:
                 log.exception("operation %r cannot be recovered", record.label)
                 continue
@@ -176,6 +183,13 @@ class Operations(OperationLog):
         if record is not None:
             self._mending(record).reset(actor, reason)
         self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+
+    def _permit_recovery(self, record: OperationRecord) -> None:
+        """Where it is declared who may roll back, that is nobody who happens to start."""
+        handlers = self._handlers.get(record.rollback or "")
+        if record.effect_started and handlers is not None and handlers.verify is None:
+            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
+            self._permit("reset", label=record.label, **about)
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
         about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
@@ -224,7 +238,8 @@ class Operations(OperationLog):
                 return plan
             from holdfast.core.policy import governed
 
-            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload)
+            outputs = () if lineage is None else lineage.outputs
+            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=outputs)
             sovereign = governing is not None and governing.demands.sovereign
             return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
