@@ -62,6 +62,9 @@ class Event:
     """Whether the dataset is a sovereign one."""
     contract: Mapping[str, Any] | None = None
     """The data contract: ``name``, ``version`` and, at the end, ``verdict``: passed | failed | unchecked."""
+    energy: Mapping[str, Any] | None = None
+    """What the execution is estimated to have cost, where the client was told to: ``cpu_seconds``, ``wall_seconds``,
+    ``energy_joules``, ``carbon_grams``, ``method`` and its ``parameters``."""
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -156,9 +159,12 @@ def _events(row: Row, runs: dict[int, _Run], entry: Entry) -> Iterator[Event]:
             event = _event(row, run, entry, attempt, "MESSAGE", f"/{ordinal}")
             yield replace(event, topic=topic, payload=json.loads(payload))
         event = _event(row, run, entry, attempt, "COMPLETE")
-        yield replace(event, outputs=_outputs(row, run), result_hash=entry.payload_hash, held=run.held)
+        yield replace(
+            event, outputs=_outputs(row, run), result_hash=entry.payload_hash, held=run.held, energy=told.get("energy")
+        )
     elif entry.kind == "failure":
-        yield replace(_event(row, run, entry, attempt, "FAIL"), error=told.get("error"), held=run.held)
+        event = _event(row, run, entry, attempt, "FAIL")
+        yield replace(event, error=told.get("error"), held=run.held, energy=told.get("energy"))
     elif entry.kind in ("rollback", "reset"):
         by = f" by {told['actor']}: {told.get('reason')}" if told.get("actor") else ""
         why = f"{'rolled back' if entry.kind == 'rollback' else 'reset'}{by or ': its owner died'}"

@@ -45,6 +45,12 @@ def _from_openlineage(told: Content) -> dict[str, Any]:
     ours, governance = facets["holdfast_idempotency"], facets["holdfast_governance"]
     contract, message = facets.get("holdfast_contract"), facets.get("holdfast_message")
     agreed = contract and {name: contract[name] for name in ("name", "version", "verdict") if name in contract}
+    cost = facets.get("holdfast_energy")
+    spent = cost and {
+        **{name: cost[name] for name in ("estimate", "method", "parameters")},
+        "energy_joules": cost["energyJoules"], "carbon_grams": cost["carbonGrams"],
+        "cpu_seconds": cost["cpuSeconds"], "wall_seconds": cost["wallSeconds"],
+    }  # fmt: skip
     return {
         "id": ours["eventId"], "at": told["eventTime"], "run": told["run"]["runId"], "key": ours["key"],
         "number": ours["number"], "attempt": ours["attempt"], "checksum": ours.get("checksum"),
@@ -54,7 +60,8 @@ def _from_openlineage(told: Content) -> dict[str, Any]:
         "sovereignty_event": governance["sovereigntyEvent"], "contract": agreed,
         "inputs": [each["name"] for each in told["inputs"]], "outputs": [each["name"] for each in told["outputs"]],
         "topic": message and message["topic"], "payload": message and json.loads(message["payload"]),
-        "error": facets.get("errorMessage", {}).get("message"), "openlineage": told["eventType"],
+        "error": facets.get("errorMessage", {}).get("message"), "energy": spent,
+        "openlineage": told["eventType"],
     }  # fmt: skip
 
 

@@ -22,6 +22,8 @@ CONTEXT = {
     "holdfast": "urn:holdfast:term:",
 }
 
+ENERGY = {"energy_joules": "estimatedEnergyJoules", "carbon_grams": "estimatedCarbonGrams"}
+
 Node = dict[str, Any]
 
 
@@ -81,6 +83,8 @@ def _nodes(event: Event) -> Iterable[Node]:
         _add(run, {"prov:startedAtTime": when})
     elif event.type in ("COMPLETE", "FAIL"):
         _add(run, {"prov:endedAtTime": when, "holdfast:outcome": event.type, "holdfast:error": event.error})
+        if event.energy is not None:
+            _add(run, {f"holdfast:{to}": event.energy[name] for name, to in ENERGY.items()})
     elif event.type == "MESSAGE":
         payload = json.dumps(event.payload, separators=(",", ":"), sort_keys=True)
         yield {

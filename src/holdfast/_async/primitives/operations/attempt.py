@@ -23,6 +23,7 @@ from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
 PAGE = 1000
@@ -53,6 +54,8 @@ class AsyncPlan(NamedTuple):
     lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
+    energy: Meter | None = None
+    """What says what the execution cost, if that is wanted."""
 
     @property
     def lease(self) -> str:
@@ -81,6 +84,13 @@ async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) 
     if 0 <= place <= len(args):
         return await settled(function(*args[:place], op, *args[place:], **kwargs))
     return await settled(function(*args, op=op, **kwargs))
+
+
+async def costing(meter: Meter, function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and note what that costs."""
+    from holdfast._wire.aio_metering import spending
+
+    return await spending(op, meter, call, function, op, *args, **kwargs)
 
 
 def _place(function: Function) -> int | None:

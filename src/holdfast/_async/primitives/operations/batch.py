@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.operations.attempt import AsyncPlan, call, kept, line
+from holdfast._async.primitives.operations.attempt import AsyncPlan, call, costing, kept, line
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import run
 from holdfast._async.primitives.operations.running import AsyncRunning
@@ -164,7 +164,10 @@ class AsyncBatch:
 
     async def _execute(self, place: int, op: AsyncRunning, function: Function) -> Outcome:
         try:
-            value = await call(function, op, self._items[place])
+            if (meter := self._all.plan.energy) is None:
+                value = await call(function, op, self._items[place])
+            else:
+                value = await costing(meter, function, op, self._items[place])
             if self._all.plan.lineage.contract is not None:
                 await self._all.check_after(op)
         except Exception as error:

@@ -24,6 +24,7 @@ from holdfast.core.outcome import OperationRecord, Outcome
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Rules
 
 log = logger("holdfast.operation")
@@ -47,8 +48,9 @@ class Handlers(NamedTuple):
 
 
 class AsyncOperations(AsyncOperationLog):
-    def __init__(self, engine: AsyncEngine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, rules: Rules | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
+        self._energy = energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -231,7 +233,7 @@ class AsyncOperations(AsyncOperationLog):
             found = as_key(key)
             plan = AsyncPlan(
                 self._engine, found, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage or Lineage(),
+                lineage=lineage or Lineage(), energy=self._energy,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
