@@ -1,0 +1,47 @@
+"""What every route and every loop works with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+import holdfast
+from holdfast.gateway.settings import Settings
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One replica, while it runs."""
+
+    settings: Settings
+    client: holdfast.AsyncClient
+    driver: holdfast.AsyncProcessDriver
+    replica: str
+    """Who we are in leases, logs and on pages: unique to this running instance."""
+    address: str
+    """Where the other replicas and those who are sent on can reach us, e.g. http://10.0.0.7:7411."""
+    loops: list[Loop] = field(default_factory=list)
+    """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
+    elector: Any = None
+    """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when we were told to end: what streams to a client ends then."""
+
+
+@dataclass(slots=True)
+class Loop:
+    name: str
+    run: Callable[[], Coroutine[Any, Any, None]]
+
+
+async def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+Here = Annotated[Gateway, Depends(_gateway)]
+"""``async def route(here: Here)``: the replica that answers."""

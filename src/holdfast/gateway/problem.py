@@ -1,0 +1,83 @@
+"""Every error as application/problem+json (RFC 9457), with the number under which the logs know the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+import holdfast
+
+
+class Problem(Exception):
+    """Raised by a route: the answer. ``more`` are members of the document beside the usual ones."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        title: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers, self.more = status, detail, dict(headers or {}), more
+        self.title = title or HTTPStatus(status).phrase
+
+    def document(self, request_id: str) -> dict[str, Any]:
+        told = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
+        return told | self.more | {"requestId": request_id}
+
+
+def problem_of(error: Exception) -> Problem:
+    """What an error of the library is to a client."""
+    match error:
+        case Problem():
+            return error
+        case holdfast.Conflict():
+            return Problem(412, str(error), current=error.current)
+        case holdfast.AlreadyExists():
+            return Problem(409, str(error), current=error.current, owner=error.owner)
+        case holdfast.PolicyDenied():
+            return Problem(403, str(error), review=error.review)
+        case holdfast.NotAcquired():
+            return Problem(503, str(error), headers={"Retry-After": "1"})
+        case holdfast.DriverError():
+            return Problem(502 if error.status is None else 409, str(error))
+        case holdfast.HoldfastError():
+            return Problem(503, f"{type(error).__name__}: {error}", headers={"Retry-After": "1"})
+        case ValueError():
+            return Problem(422, str(error))
+    raise error
+
+
+def answer(error: Exception, request_id: str) -> JSONResponse:
+    problem = problem_of(error)
+    return JSONResponse(
+        problem.document(request_id), problem.status, problem.headers, media_type="application/problem+json"
+    )
+
+
+def register(app: FastAPI) -> None:
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return answer(error, request.state.request_id)
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return answer(Problem(error.status_code, str(error.detail), headers=error.headers), request.state.request_id)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        return answer(Problem(422, "; ".join(wrong), errors=wrong), request.state.request_id)
+
+    for kind in (Problem, holdfast.HoldfastError, ValueError):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
