@@ -8,7 +8,14 @@
 
 from __future__ import annotations
 
+import os
+
 from holdfast._wire.telemetry import Listener, listen, readings
 from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, Metric
 
-__all__ = ["BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "Listener", "Metric", "listen", "readings"]
+__all__ = ["BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "Listener", "Metric", "environment", "listen", "readings"]
+
+
+def environment(env: str | None) -> str:
+    """What the label ``env`` says: what was given, else $HOLDFAST_ENV, else nothing."""
+    return os.environ.get("HOLDFAST_ENV", "") if env is None else env

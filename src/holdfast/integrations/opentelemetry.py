@@ -26,7 +26,8 @@ def instrument(
 ) -> Callable[[], None]:
     """Export what this process does from now on; call what comes back to end it.
 
-    ``env``: what the label of that name says wherever a metric has it."""
+    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV."""
+    where = telemetry.environment(env)
     if meter_provider is None and find_spec("opentelemetry.sdk") is None:
         return lambda: None
     meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
@@ -35,7 +36,7 @@ def instrument(
         meter.create_observable_gauge(prefix + each.name, [_reader(each.name)], unit=each.unit, description=each.about)
 
     def hear(event: str, fields: dict[str, Any]) -> None:
-        known = fields if env is None else {"env": env, **fields}
+        known = {"env": where, **fields}
         for each in telemetry.BY_EVENT.get(event, ()):
             record[each.name](each.amount(known), each.labelled(known))
 

@@ -10,6 +10,7 @@ from holdfast._async.primitives.operation_log import AsyncOperationLog
 from holdfast._async.primitives.operations.attempt import AsyncPlan
 from holdfast._async.primitives.operations.batch import AsyncBatch, Progress
 from holdfast._async.primitives.operations.mending import AsyncMending
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
 from holdfast.core.canonical import digest
@@ -148,6 +149,7 @@ class AsyncOperations(AsyncOperationLog):
         done: dict[str, str] = {}
         for record in await self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
+                _tell("operation.partial", record, fate="left")
                 continue
             try:
                 self._permit_recovery(record)
@@ -157,9 +159,12 @@ class AsyncOperations(AsyncOperationLog):
                 continue
             except Exception:
                 log.exception("operation %r cannot be recovered", record.label)
+                _tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:
                 done[record.key] = outcome
+                _tell("operation.partial", record, fate="recovered")
+                _tell("operation.rewritten", record, reason="recovered")
         return done
 
     async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -169,6 +174,7 @@ class AsyncOperations(AsyncOperationLog):
         record = await self._known(key)
         self._permit_reset(record, actor, reason)
         await self._mending(record).roll_back(actor, reason)
+        _tell("operation.rewritten", record, reason="rollback")
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
@@ -183,6 +189,7 @@ class AsyncOperations(AsyncOperationLog):
         self._permit_reset(subject, actor, reason)
         if record is not None:
             await self._mending(record).reset(actor, reason)
+            _tell("operation.rewritten", record, reason="reset")
         await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
     def _permit_recovery(self, record: OperationRecord) -> None:
@@ -257,3 +264,11 @@ class AsyncOperations(AsyncOperationLog):
             return handlers.rollback, verify or handlers.verify, rollback
         name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
         return rollback, verify, name
+
+
+def _tell(event: str, record: OperationRecord, **more: str) -> None:
+    """Whether it was a sovereign one is in its log, and not asked for here."""
+    if telemetry.listeners:
+        from holdfast._wire.measured import labels
+
+        telemetry.tell(event, **labels(record), **more)

@@ -11,6 +11,7 @@ from holdfast._sync.primitives.operation_log import OperationLog
 from holdfast._sync.primitives.operations.attempt import Plan
 from holdfast._sync.primitives.operations.batch import Batch, Progress
 from holdfast._sync.primitives.operations.mending import Mending
+from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
@@ -149,6 +150,7 @@ class Operations(OperationLog):
         done: dict[str, str] = {}
         for record in self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
+                _tell("operation.partial", record, fate="left")
                 continue
             try:
                 self._permit_recovery(record)
@@ -158,9 +160,12 @@ class Operations(OperationLog):
                 continue
             except Exception:
                 log.exception("operation %r cannot be recovered", record.label)
+                _tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:
                 done[record.key] = outcome
+                _tell("operation.partial", record, fate="recovered")
+                _tell("operation.rewritten", record, reason="recovered")
         return done
 
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -170,6 +175,7 @@ class Operations(OperationLog):
         record = self._known(key)
         self._permit_reset(record, actor, reason)
         self._mending(record).roll_back(actor, reason)
+        _tell("operation.rewritten", record, reason="rollback")
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
@@ -184,6 +190,7 @@ class Operations(OperationLog):
         self._permit_reset(subject, actor, reason)
         if record is not None:
             self._mending(record).reset(actor, reason)
+            _tell("operation.rewritten", record, reason="reset")
         self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
     def _permit_recovery(self, record: OperationRecord) -> None:
@@ -258,3 +265,11 @@ class Operations(OperationLog):
             return handlers.rollback, verify or handlers.verify, rollback
         name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
         return rollback, verify, name
+
+
+def _tell(event: str, record: OperationRecord, **more: str) -> None:
+    """Whether it was a sovereign one is in its log, and not asked for here."""
+    if telemetry.listeners:
+        from holdfast._wire.measured import labels
+
+        telemetry.tell(event, **labels(record), **more)
