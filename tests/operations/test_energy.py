@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
+import holdfast.telemetry
 from holdfast import Energy, Estimate
 from holdfast.integrations.codecarbon import CodeCarbon
 from holdfast.integrations.prov import document
@@ -127,6 +128,36 @@ async def test_of_tasks_on_one_loop_each_pays_for_its_own_steps(sqlite_url: str)
     assert found["idle"]["cpu_seconds"] < BUSY <= found["idle"]["wall_seconds"]
     assert [found[name]["method"] for name in ("busy", "block")] == ["cpu_time:task", "cpu_time:loop"]
     judge(found["block"], "cpu_time:loop")
+
+
+def test_whoever_listens_is_told_what_all_attempts_of_a_run_cost(sqlite_url: str) -> None:
+    tried: list[int] = []
+    heard: list[dict[str, Any]] = []
+
+    def flaky() -> None:
+        burn()
+        tried.append(1)
+        if len(tried) == 1:
+            raise ValueError("broken")
+
+    stop = holdfast.telemetry.listen(lambda event, fields: heard.append({"event": event, **fields}))
+    try:
+        with holdfast.Client(sqlite_url, energy=METER) as client:
+            client.operation("a", retries=1).run(flaky)
+            with client.operation("b"):
+                burn()
+            client.operations.run_many(["c"], lambda _: burn())
+            costs = {label: [each.energy for each in ends(client) if each.label == label] for label in "abc"}
+        with holdfast.Client(sqlite_url) as client:
+            client.operation("d").run(burn)
+    finally:
+        stop()
+    told = [each for each in heard if each["event"] == "operation.ended"]
+    assert [len(costs[label]) for label in "abc"] == [2, 1, 1]
+    for label, fields in zip("abc", told, strict=False):
+        for name in ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams"):
+            assert fields[name] == pytest.approx(sum(cost[name] for cost in costs[label] if cost))
+    assert "energy_joules" not in told[3]
 
 
 def test_nothing_is_measured_unless_somebody_asks(sqlite_url: str) -> None:
