@@ -92,7 +92,8 @@ def _fail() -> None:
 def _records(client: holdfast.Client, mark: str) -> None:
     create = holdfast.MustCreate()
     for number, phase in enumerate(("Ready", "Ready", "Provisioning", "Error")):
-        ready = {"type": "Ready", "status": phase == "Ready", "reason": "Exited", "message": f"exited with 1{mark}"}
+        told = f"exited with 1{mark}" if phase == "Error" else ""
+        ready = {"type": "Ready", "status": phase == "Ready", "reason": "", "message": told}
         status = {"phase": phase, "conditions": [ready]}
         payload = {"spec": {"command": ["sleep", mark]}, "status": status, "token": "tell-nobody"}
         client.objects.put_if("sandbox", f"sb-{number}", payload, create, name=f"web-{number}{mark}")

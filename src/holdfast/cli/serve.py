@@ -70,4 +70,4 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
         sys.exit(run(settings, ready))
     except (Refused, holdfast.HoldfastError) as error:
         click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "code", 1))

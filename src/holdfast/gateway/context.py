@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends
+from prometheus_client import CollectorRegistry
 from starlette.requests import HTTPConnection
 
 import holdfast
@@ -37,6 +38,8 @@ class Gateway:
     """Keeps the records of sandboxes true while we lead; its ``exclusive(id)`` is for those who write one here."""
     rooms: dict[str, Any] = field(default_factory=dict)
     """What a room keeps while we run, by its name."""
+    metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """What /metrics tells: a room may add its own."""
 
 
 @dataclass(slots=True)

@@ -155,7 +155,9 @@ class AsyncLeaseGrant:
         """Leave it to whoever has its token, which is returned: closing the client does not release it. For a lease
         that this process does not renew (``auto_renew=False``)."""
         if self._terms.auto_renew:
-            raise ValueError(f"{self.kind} {self.name!r} lives with this process: only auto_renew=False can be detached")
+            raise ValueError(
+                f"{self.kind} {self.name!r} lives with this process: only auto_renew=False can be detached"
+            )
         self._engine.unkept.pop(self.token, None)
         return self.token
 

@@ -105,8 +105,9 @@ class Desk:
         self._closed = False
 
     async def run(self, work: Callable[[holdfast.Client], Any]) -> Any:
-        if len(self._running) >= MOST:
-            raise Problem(503, f"{MOST} commands are under way: wait until one has ended", headers={"Retry-After": "1"})
+        if self._closed or len(self._running) >= MOST:
+            why = "this replica ends" if self._closed else f"{MOST} commands are under way: wait until one has ended"
+            raise Problem(503, why, headers={"Retry-After": "1"})
         if self._client is None:
             self._client = holdfast.Client(self._settings.url, schema=self._settings.schema)
         return await asyncio.wrap_future(self._begin(work, self._client))

@@ -170,7 +170,7 @@ def _glance(sight: Sight) -> Part:
     ready = f"ready of {len(sight.sandboxes)}"
     return {
         "tiles": [
-            {"part": "leases", "what": "Leases", "figure": len(sight.leases), "note": "held"},
+            {"part": "leases", "what": "Leases", "figure": len(sight.leases), "note": f"{slots['held']} of them slots"},
             {"part": "locks", "what": "Locks", "figure": locks["held"], "note": f"{locks['waiting']} waiting"},
             {"part": "slots", "what": "Slots", "figure": slots["held"], "note": f"of {slots['capacity']}"},
             {"part": "operations", "what": "Operations", "figure": counts["running"], "note": f"running, {unfinished}"},
