@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 
 from holdfast._wire.telemetry import Listener, listen, readings
-from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, Metric
+from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Metric
 
-__all__ = ["BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "Listener", "Metric", "environment", "listen", "readings"]
+__all__ = [
+    "BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "OPERATION", "Listener", "Metric", "environment", "listen", "readings",
+]  # fmt: skip
 
 
 def environment(env: str | None) -> str:

@@ -87,6 +87,13 @@ METRICS: tuple[Metric, ...] = (
     _gauge("slots_in_use", "As the last reconciliation found them."),
     _seconds("reconciler_sweep_seconds", "A whole sweep.", "reconciler.swept", "seconds"),
     _counter("reconciler_errors", "Sweeps, watches and records that failed; each is tried again.", "reconciler.failed"),
+    _counter("reconciler_records", "What it did and met with.", "reconciler.counted", "what", value="count"),
+    _gauge("reconciler_sweep_age_seconds", "Since the last complete sweep of a reconciler that runs here.", "s"),
+    _counter("relay_published", "Events that sinks have taken.", "relay.published", value="events"),
+    _counter("relay_parked", "Events that a sink refused for good.", "relay.parked"),
+    _counter("relay_failures", "Passes that were cut short; each is tried again.", "relay.failed", "reason"),
+    _gauge("relay_lag_seconds", "Since a relay that runs here had told everything there was.", "s"),
+    _gauge("relay_lag_events", "Read and not told by relays that run here; more may wait in the log."),
     _told("idempotent_replays", "operation.replayed", "Runs that were given the recorded result: nothing was called."),
     _told("lock_acquire_failures", "operation.locked_out", "Runs that did not get their lock.", "reason"),
     _told(

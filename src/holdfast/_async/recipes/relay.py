@@ -8,7 +8,7 @@ same events again, with the same ids. Operations neither wait for it nor know of
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -18,11 +18,11 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._async.recipes.elector import AsyncElector
 from holdfast._async.recipes.term import AsyncTerm
-from holdfast._wire import Row, drivers
+from holdfast._wire import Row, drivers, telemetry
 from holdfast._wire.aio_crew import pause
 from holdfast._wire.aio_running import AsyncFlag
 from holdfast._wire.aio_waiting import called_aside, check_called
-from holdfast._wire.clock import jitter
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core import relay
 from holdfast.core.election import ElectorStatus, ElectorTerms
@@ -34,6 +34,8 @@ from holdfast.core.relay import RelayTerms
 log = logger("holdfast.relay")
 
 Ends = list[tuple[str, int]]
+_TROUBLE = (SinkDown, EngineError, FencedOut)
+"""What passes, or ends the term: when it is fenced out, that is about to end."""
 
 
 class AsyncSink(Protocol):
@@ -62,6 +64,11 @@ class AsyncRelay:
         """Events in a row that the sink did not take, each after all its tries."""
         self._sure = False
         """Whether it has got through a batch: one that is begun before may be what those before have died of."""
+        self._behind: float | None = None
+        """When it had last told all that there was; None while somebody else does it."""
+        self._waiting = 0
+        """Events that were read, and not told."""
+        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"
@@ -79,6 +86,13 @@ class AsyncRelay:
         """Who does it, as far as we know; asks nobody. How far it has come is in ``client.relays``."""
         return self._elector.status()
 
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        """Asks nobody, so it goes on while the database or the sink is away."""
+        behind = self._behind
+        if behind is not None:
+            yield "relay_lag_seconds", now() - behind
+            yield "relay_lag_events", self._waiting
+
     async def step(self) -> int:
         """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
         it takes nothing at present."""
@@ -88,25 +102,41 @@ class AsyncRelay:
         )  # fmt: skip
         async with AsyncLease(self._engine, terms, 0.0) as grant:
             course = _AsyncPass(self, grant, AsyncFlag())
-            while await course.go():
-                pass
+            try:
+                while await course.go():
+                    pass
+            except _TROUBLE as error:
+                _tell_failure(error)
+                raise
             return course.told
 
     async def _work(self, term: AsyncTerm) -> None:
         grant = term.grant_for("")
         assert grant is not None
-        failures = 0
-        while not term.stopping.is_set():
-            try:
-                course = _AsyncPass(self, grant, term.stopping)
-                while await course.go() and not term.stopping.is_set():
-                    pass
-                failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
-            except (SinkDown, EngineError, FencedOut) as error:  # when it is fenced out, the term is about to end
-                failures += 1
-                wait = relay.pause(failures, jitter(0.0, 1.0))
-                log.warning("%r: waits for %.1f s: %s", self, wait, error)
-            await pause(term.stopping, wait)
+        failures, known = 0, False
+        self._behind = now()
+        try:
+            while not term.stopping.is_set():
+                try:
+                    if not known:
+                        self._behind, known = now() - await self._lag(), True
+                    course = _AsyncPass(self, grant, term.stopping)
+                    while await course.go() and not term.stopping.is_set():
+                        pass
+                    failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
+                except _TROUBLE as error:
+                    failures += 1
+                    wait = relay.pause(failures, jitter(0.0, 1.0))
+                    log.warning("%r: waits for %.1f s: %s", self, wait, error)
+                    _tell_failure(error)
+                await pause(term.stopping, wait)
+        finally:
+            self._behind = None
+
+    async def _lag(self) -> float:
+        """What whoever did it before us has left, by the database's clock; from then on our own will do."""
+        rows = await self._engine.call("relay_list", {})
+        return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
 
 
 class _AsyncPass:
@@ -135,11 +165,16 @@ class _AsyncPass:
             self._tries = json.loads(self._place["tries"])
             await self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
+        asked_at = now()
         rows = await self._engine.call("relay_read", {**after, "most": self._owner._batch})
         if rows:
+            batch = [(row, self._events(row)) for row in rows]
+            self._owner._waiting = sum(len(events) for _, events in batch)
             async with self._noted():
-                await self._tell_all([(row, self._events(row)) for row in rows])
+                await self._tell_all(batch)
             self._owner._sure = True
+        elif self._owner._behind is not None:
+            self._owner._behind, self._owner._waiting = asked_at, 0
         return bool(rows)
 
     def _events(self, row: Row) -> list[Event]:
@@ -254,6 +289,12 @@ class _AsyncPass:
             "tries": json.dumps({id: tries for id, tries in self._tries.items() if tries}),
         })  # fmt: skip
         self.told += self._took
+        self._owner._waiting = max(0, self._owner._waiting - self._took - len(self._parked))
+        if telemetry.listeners:
+            if self._took:
+                telemetry.tell("relay.published", events=self._took)
+            for _ in self._parked:
+                telemetry.tell("relay.parked")
         self._clear()
         if state["state"] == "gone":
             raise SinkDown(f"relay {self._terms.name!r} was removed meanwhile: it begins anew")
@@ -269,3 +310,7 @@ class _AsyncPass:
         if row["state"] == "fenced":
             raise fenced_out(self._grant.name)
         return row
+
+
+def _tell_failure(error: Exception) -> None:
+    telemetry.tell("relay.failed", reason="sink" if isinstance(error, SinkDown) else "database")

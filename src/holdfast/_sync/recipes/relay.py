@@ -9,7 +9,7 @@ same events again, with the same ids. Operations neither wait for it nor know of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._sync.recipes.elector import Elector
 from holdfast._sync.recipes.term import Term
-from holdfast._wire import Row, drivers
-from holdfast._wire.clock import jitter
+from holdfast._wire import Row, drivers, telemetry
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import pause
 from holdfast._wire.log import logger
 from holdfast._wire.running import Flag
@@ -35,6 +35,8 @@ from holdfast.core.relay import RelayTerms
 log = logger("holdfast.relay")
 
 Ends = list[tuple[str, int]]
+_TROUBLE = (SinkDown, EngineError, FencedOut)
+"""What passes, or ends the term: when it is fenced out, that is about to end."""
 
 
 class Sink(Protocol):
@@ -63,6 +65,11 @@ class Relay:
         """Events in a row that the sink did not take, each after all its tries."""
         self._sure = False
         """Whether it has got through a batch: one that is begun before may be what those before have died of."""
+        self._behind: float | None = None
+        """When it had last told all that there was; None while somebody else does it."""
+        self._waiting = 0
+        """Events that were read, and not told."""
+        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"
@@ -80,6 +87,13 @@ class Relay:
         """Who does it, as far as we know; asks nobody. How far it has come is in ``client.relays``."""
         return self._elector.status()
 
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        """Asks nobody, so it goes on while the database or the sink is away."""
+        behind = self._behind
+        if behind is not None:
+            yield "relay_lag_seconds", now() - behind
+            yield "relay_lag_events", self._waiting
+
     def step(self) -> int:
         """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
         it takes nothing at present."""
@@ -89,25 +103,41 @@ class Relay:
         )  # fmt: skip
         with Lease(self._engine, terms, 0.0) as grant:
             course = _Pass(self, grant, Flag())
-            while course.go():
-                pass
+            try:
+                while course.go():
+                    pass
+            except _TROUBLE as error:
+                _tell_failure(error)
+                raise
             return course.told
 
     def _work(self, term: Term) -> None:
         grant = term.grant_for("")
         assert grant is not None
-        failures = 0
-        while not term.stopping.is_set():
-            try:
-                course = _Pass(self, grant, term.stopping)
-                while course.go() and not term.stopping.is_set():
-                    pass
-                failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
-            except (SinkDown, EngineError, FencedOut) as error:  # when it is fenced out, the term is about to end
-                failures += 1
-                wait = relay.pause(failures, jitter(0.0, 1.0))
-                log.warning("%r: waits for %.1f s: %s", self, wait, error)
-            pause(term.stopping, wait)
+        failures, known = 0, False
+        self._behind = now()
+        try:
+            while not term.stopping.is_set():
+                try:
+                    if not known:
+                        self._behind, known = now() - self._lag(), True
+                    course = _Pass(self, grant, term.stopping)
+                    while course.go() and not term.stopping.is_set():
+                        pass
+                    failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
+                except _TROUBLE as error:
+                    failures += 1
+                    wait = relay.pause(failures, jitter(0.0, 1.0))
+                    log.warning("%r: waits for %.1f s: %s", self, wait, error)
+                    _tell_failure(error)
+                pause(term.stopping, wait)
+        finally:
+            self._behind = None
+
+    def _lag(self) -> float:
+        """What whoever did it before us has left, by the database's clock; from then on our own will do."""
+        rows = self._engine.call("relay_list", {})
+        return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
 
 
 class _Pass:
@@ -136,11 +166,16 @@ class _Pass:
             self._tries = json.loads(self._place["tries"])
             self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
+        asked_at = now()
         rows = self._engine.call("relay_read", {**after, "most": self._owner._batch})
         if rows:
+            batch = [(row, self._events(row)) for row in rows]
+            self._owner._waiting = sum(len(events) for _, events in batch)
             with self._noted():
-                self._tell_all([(row, self._events(row)) for row in rows])
+                self._tell_all(batch)
             self._owner._sure = True
+        elif self._owner._behind is not None:
+            self._owner._behind, self._owner._waiting = asked_at, 0
         return bool(rows)
 
     def _events(self, row: Row) -> list[Event]:
@@ -255,6 +290,12 @@ class _Pass:
             "tries": json.dumps({id: tries for id, tries in self._tries.items() if tries}),
         })  # fmt: skip
         self.told += self._took
+        self._owner._waiting = max(0, self._owner._waiting - self._took - len(self._parked))
+        if telemetry.listeners:
+            if self._took:
+                telemetry.tell("relay.published", events=self._took)
+            for _ in self._parked:
+                telemetry.tell("relay.parked")
         self._clear()
         if state["state"] == "gone":
             raise SinkDown(f"relay {self._terms.name!r} was removed meanwhile: it begins anew")
@@ -270,3 +311,7 @@ class _Pass:
         if row["state"] == "fenced":
             raise fenced_out(self._grant.name)
         return row
+
+
+def _tell_failure(error: Exception) -> None:
+    telemetry.tell("relay.failed", reason="sink" if isinstance(error, SinkDown) else "database")
