@@ -74,7 +74,8 @@ def labels(node: Any, known: dict[str, Labels]) -> Labels:
                 return frozenset()
             if node.func.name == "histogram_quantile":
                 assert "le" in given[-1], "there are no buckets"
-            return given[-1] - {"le"}
+                return given[-1] - {"le"}
+            return given[-1]
         case promql.AggregateExpr():
             inner = labels(node.expr, known)
             wanted = frozenset(node.modifier.labels if node.modifier else ())

@@ -76,6 +76,18 @@ def test_a_span_says_what_became_of_the_operation_and_has_what_is_inside_for_chi
     assert parents([first, second]) == ids(found["around"]) * 2
 
 
+def test_a_span_says_what_it_is_estimated_to_have_cost(sqlite_url: str, traced: Traced) -> None:
+    with holdfast.Client(sqlite_url, energy=holdfast.Energy(watts=10, grams_per_kwh=360)) as client:
+        client.operation("a").run(lambda: sum(range(10_000)))
+    [span] = traced.ended()["holdfast.operation"]
+    assert span.attributes is not None
+    found: dict[str, Any] = dict(span.attributes)
+    assert found["holdfast.cpu_seconds"] > 0
+    assert found["holdfast.energy_joules"] == pytest.approx(10 * found["holdfast.cpu_seconds"], rel=1e-4)
+    assert found["holdfast.carbon_grams"] == pytest.approx(found["holdfast.energy_joules"] / 10_000, rel=1e-4)
+    assert found["holdfast.energy_is_estimate"] is True
+
+
 def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: str, traced: Traced) -> None:
     tries = iter([1, 2, 3])
 
