@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import holdfast
@@ -71,14 +71,10 @@ def _operations(client: holdfast.Client, mark: str) -> None:
         except (RuntimeError, holdfast.OperationFailed):
             continue
     client.operations.register("unpublish", rollback=_die)
-    try:
+    with suppress(KeyboardInterrupt):
         client.operation(f"publish map{mark}", rollback="unpublish").run(_die)
-    except KeyboardInterrupt:
-        pass
-    try:
+    with suppress(holdfast.SinkDown):
         client.relay(f"catalogue{mark}", Refusing(), tries=1).step()
-    except holdfast.SinkDown:
-        pass
 
 
 def _die() -> None:

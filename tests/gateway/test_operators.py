@@ -139,7 +139,9 @@ async def test_a_command_is_rehearsed_then_run_and_on_the_record(url: str, http:
         client.lease("nightly-import", holder="worker-1").acquire()
         before = client.audit.list()
         dry = await run(http, "lease.release", parameters={"name": "nightly-import"}, dry_run=True)
-        assert dry["changes"] == [f"lease 'nightly-import', held by worker-1 with fence {_fence(client)}, is taken away"]
+        assert dry["changes"] == [
+            f"lease 'nightly-import', held by worker-1 with fence {_fence(client)}, is taken away"
+        ]
         assert (dry["entry"], dry["fence"], dry["dry_run"]) == (None, None, True)
         assert client.audit.list() == before
         assert client.leases.get("nightly-import") is not None
@@ -218,7 +220,12 @@ async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncCl
     leading, over = threading.Event(), threading.Event()
     with holdfast.Client(url) as client:
         elector = client.elector("stubborn")
-        thread = threading.Thread(target=elector.run, args=(lambda term: (leading.set(), over.wait()),))
+
+        def lead(term: object) -> None:
+            leading.set()
+            over.wait()
+
+        thread = threading.Thread(target=elector.run, args=(lead,))
         thread.start()
         try:
             assert await asyncio.to_thread(leading.wait, 10)
