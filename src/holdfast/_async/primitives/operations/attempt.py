@@ -206,6 +206,8 @@ class AsyncAttempt(AsyncGovernance, ABC):
         if act is Act.REPLAY:
             self.permit_replay(prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
+        if act is Act.EXPIRED:
+            return Outcome("expired", True, prior.attempt)
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
             raise operation.refusal(act, prior, self.plan.key)
         return None
