@@ -49,15 +49,6 @@ with client.guard(key, ttl=float(ttl), heartbeat=float(heartbeat), strict="stric
 print("done", flush=True)
 """
 )
-IN_THE_MAIN_THREAD = (
-    SYNC
-    + """
-with client.guard(key, ttl=float(ttl), heartbeat=float(heartbeat)) as grant:
-    os.write(work, b"began")
-    print("works", flush=True)
-    toil()
-"""
-)
 ASYNC = (
     SYNC
     + """

@@ -31,6 +31,7 @@ COMMANDS = {
     "release": "holdfast.cli.leases:release",
     "reviews": "holdfast.cli.reviews:reviews",
     "run": "holdfast.cli.run_command:run",
+    "serve": "holdfast.cli.serve:serve",
     "version": "holdfast.cli.version:version",
 }
 
@@ -58,7 +59,7 @@ def app(context: click.Context, url: str | None, schema: str | None) -> None:
     The database is --url, else HOLDFAST_URL, else `url` in ./holdfast.toml, else ./holdfast.db.
 
     \b
-    Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 `run` did not get the lease.
+    Exit codes: 0 done, 1 refused or unreachable, 2 called wrongly, 75 somebody else has it.
 
     \b
     Examples:

@@ -1,5 +1,5 @@
 """Where the database is: --url, else HOLDFAST_URL, else holdfast.toml in this folder, else a file here, said aloud.
-And what holdfast.toml says may be done to which datasets."""
+And what else holdfast.toml says: what may be done to which datasets, how the gateway is set up."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def policy() -> Policy | None:
     import holdfast
 
     return holdfast.Policy.read(CONFIG)
+
+
+def gateway() -> dict[str, Any]:
+    """The table [gateway] of holdfast.toml, as it is."""
+    table: dict[str, Any] = _read().get("gateway", {}) if os.path.exists(CONFIG) else {}
+    return table
 
 
 def _first(key: str, option: str | None, from_file: dict[str, Any]) -> str | None:
@@ -76,8 +82,10 @@ def _read() -> dict[str, Any]:
         raise ValueError(f"{CONFIG} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{CONFIG} is not valid TOML: {error}") from None
-    if unknown := sorted(table.keys() - {"datasets", "url", "schema"}):
-        raise ValueError(f"{CONFIG} has {unknown[0]!r}, and known are: datasets, schema, url")
+    if unknown := sorted(table.keys() - {"datasets", "gateway", "url", "schema"}):
+        raise ValueError(f"{CONFIG} has {unknown[0]!r}, and known are: datasets, gateway, schema, url")
+    if not isinstance(table.get("gateway", {}), dict):
+        raise ValueError(f"gateway in {CONFIG} must be a table: [gateway]")
     for key in ("url", "schema"):
         if not isinstance(table.get(key, ""), str):  # its value is not repeated: a password may be in it
             raise ValueError(f"{key} in {CONFIG} must be a string, not {type(table[key]).__name__}")

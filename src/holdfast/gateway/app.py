@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -13,54 +14,100 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import problem
-from holdfast.gateway.context import Gateway
+from holdfast.gateway import leading, operators, pages, problem, sandboxes, sessions
+from holdfast.gateway.agents import routes as agents
+from holdfast.gateway.beside import Beside
+from holdfast.gateway.context import Gateway, Loop
+from holdfast.gateway.logs import say
 from holdfast.gateway.settings import Settings
+from holdfast.gateway.shield import Shield
 
-ROOMS: tuple[Any, ...] = ()
+ROOMS: tuple[Any, ...] = (sandboxes, sessions, leading, agents, operators, pages)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
-def create_app(settings: Settings) -> FastAPI:
+
+def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(holdfast.AsyncClient(settings.url, schema=settings.schema))
-            gateway = Gateway(
-                settings, client, holdfast.AsyncProcessDriver(settings.driver), _instance(), _address(settings)
-            )
-            app.state.gateway = gateway
-            await stack.enter_async_context(_running(gateway))
+            app.state.gateway = await _opened(settings, replica or instance(), stack)
+            await stack.enter_async_context(_running(app.state.gateway))
             yield
 
-    app = FastAPI(title="holdfast", version=holdfast.__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="holdfast", version=holdfast.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        redirect_slashes=False,
+    )  # fmt: skip
     problem.register(app)
     for room in ROOMS:
         app.include_router(room.router)
+    app.add_middleware(Shield, settings=settings)
     return app
+
+
+async def _opened(settings: Settings, replica: str, stack: AsyncExitStack) -> Gateway:
+    """What is closed last comes first: the driver goes when the leases are released."""
+    loops, address = [], settings.driver
+    if address is None:
+        beside = Beside(settings.driver_folder, end_sandboxes=settings.end_sandboxes)
+        stack.push_async_callback(beside.close)
+        await beside.ensure()
+        loops, address = [Loop("driver", beside.keep)], beside.address
+    driver = holdfast.AsyncProcessDriver(address)
+    client = await stack.enter_async_context(holdfast.AsyncClient(settings.url, schema=settings.schema))
+    await client.leases.list()  # SQLite migrates itself; PostgreSQL says the command
+    return Gateway(settings, client, driver, replica, settings.advertise or _address(settings), loops)
 
 
 @asynccontextmanager
 async def _running(gateway: Gateway) -> AsyncIterator[None]:
-    """All loops, until the requests are over."""
+    """All loops, until we are told to end, or leave the block."""
     for room in ROOMS:
         if hasattr(room, "loops"):
             gateway.loops += room.loops(gateway)
-    tasks = [asyncio.create_task(loop.run(), name=loop.name) for loop in gateway.loops]
+    tasks = [asyncio.create_task(_kept(loop), name=loop.name) for loop in gateway.loops]
+
+    async def end() -> None:
+        await gateway.stopping.wait()
+        for task in tasks:
+            task.cancel()
+
+    ending = asyncio.create_task(end())
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
+        gateway.stopping.set()
+        await ending
         for task in tasks:
             with suppress(asyncio.CancelledError):
                 await task
 
 
-def _instance() -> str:
+async def _kept(loop: Loop) -> None:
+    """Run it again when it fails, later each time, unless it went well for a while."""
+    clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
+    while True:
+        began = clock()
+        try:
+            return await loop.run()
+        except Exception as error:
+            pause = _FIRST_PAUSE if clock() - began > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
+            say("loop.failed", logging.ERROR, loop=loop.name, again_in=pause, error=error)
+        await asyncio.sleep(pause)
+
+
+def instance() -> str:
+    """A name that no other running replica has."""
     name = os.environ.get("HOLDFAST_REPLICA_ID") or socket.gethostname()
     return f"{name}:{os.getpid()}:{uuid4().hex[:8]}"
 
 
 def _address(settings: Settings) -> str:
-    return f"http://{settings.host}:{settings.port}"
+    """One that leads somewhere: all addresses of this machine are none to go to."""
+    host = settings.host
+    if host in ("0.0.0.0", "::", ""):
+        with suppress(OSError):
+            host = socket.gethostbyname(socket.gethostname())
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

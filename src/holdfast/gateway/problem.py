@@ -9,9 +9,40 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 import holdfast
+
+
+class Document(BaseModel):
+    """A problem, as it is told; some have further members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    requestId: str = Field(description="Under which the logs know the request.")  # noqa: N815
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Not Found",
+                    "status": 404,
+                    "detail": "there is no such thing",
+                    "requestId": "5f0c3a1be2d94c7e",
+                }
+            ]
+        },
+    )
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For ``responses=`` of a route: the problems that it may answer with."""
+    told = {"application/problem+json": {"schema": Document.model_json_schema()}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": told} for status in statuses}
 
 
 class Problem(Exception):

@@ -1,0 +1,104 @@
+"""Real replicas: `holdfast serve` in processes of their own, to be asked, stopped and killed; none is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tests.children import PATIENCE
+from tests.cli.command import SCRIPT, environment
+from tests.driver.daemon import Daemon, clean
+
+
+class Replica:
+    """``options`` are flags of `holdfast serve`, ``more`` variables of its environment. Without ``driver=`` it starts
+    one beside itself, on ``folder / "d"``."""
+
+    def __init__(
+        self, url: str, folder: Path, *options: str, name: str = "replica", driver: str | None = None, **more: str
+    ) -> None:
+        self.url, self.folder, self.name = url, folder, name
+        beside = ["--driver-folder", str(folder / "d")] if driver is None else ["--driver", driver]
+        self._command = [SCRIPT, "serve", "--port", "0", "--json", *beside, *options]
+        self._environment = environment(HOLDFAST_URL=url, HOLDFAST_REPLICA_ID=name, **more)
+        self.log = folder / f"{name}.log"
+        self.begin()
+
+    def begin(self) -> None:
+        """Without waiting until it answers."""
+        with self.log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=self.folder,
+                env=self._environment, start_new_session=True,
+            )  # fmt: skip
+
+    def ready(self) -> Self:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text(encoding="utf-8")
+        self.told: dict[str, Any] = json.loads(line)
+        self.address: str = self.told["address"]
+        self.http = httpx.Client(base_url=self.address, timeout=PATIENCE)
+        return self
+
+    def events(self, event: str | None = None) -> list[dict[str, Any]]:
+        """What it logged, or those of one name."""
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [each for each in found if event in (None, each.get("event"))]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit code; nothing went wrong inside that nobody handled."""
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE)
+        self._close()
+        return code
+
+    def restart(self) -> Self:
+        if self.process.returncode is None:
+            self.end()
+        self.begin()
+        return self.ready()
+
+    def _close(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        if hasattr(self, "http"):
+            self.http.close()
+
+    def __enter__(self) -> Self:
+        return self.ready()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE)
+        self._close()
+        clean(self.folder / "d")
+
+
+@contextmanager
+def fleet(url: str, folder: Path, *options: str, count: int = 3, **more: str) -> Iterator[list[Replica]]:
+    """So many replicas on one database, with one driver that survives them; started side by side."""
+    with ExitStack() as stack:
+        driver = stack.enter_context(Daemon(folder / "d"))
+        made = [
+            Replica(url, folder, *options, name=f"replica-{number}", driver=driver.address, **more)
+            for number in range(1, count + 1)
+        ]
+        try:
+            yield [stack.enter_context(each) for each in made]
+        finally:
+            for each in made:
+                if each.process.poll() is None:
+                    each.process.send_signal(signal.SIGTERM)
