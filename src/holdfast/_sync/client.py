@@ -195,6 +195,7 @@ class Client(Recipes):
         preconditions: Sequence[Function] = (),
         postconditions: Sequence[Function] = (),
         keep: float | None = None,
+        reuse: bool = True,
         marks_effect: bool = False,
         sovereign: bool = False,
         actor: str | None = None,
@@ -214,7 +215,8 @@ class Client(Recipes):
         else is at it: "wait" for the result and "backoff" (``timeout`` seconds at most), "skip", "fail", "escalate". A
         failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
         ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
-        which the key may be used anew. ``marks_effect``: the function says ``op.effect_started()`` itself.
+        which the key may be used anew; with ``reuse=False`` it may not, and the outcome is "expired". ``marks_effect``:
+        the function says ``op.effect_started()`` itself.
         ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log, and where a lock
         that somebody else has is up for review. ``actor`` and ``justification``: who and why, for log and policy.
         ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
@@ -228,7 +230,8 @@ class Client(Recipes):
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
             "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
-            "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor, "justification": justification,
+            "reuse": reuse, "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor,
+            "justification": justification,
         }  # fmt: skip
         plan = self.operations.plan(
             rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms,

@@ -43,7 +43,7 @@ class AsyncGovernance:
         terms = self.plan.terms
         return operation.decide(
             prior, self.plan.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
-            undoes=self.plan.rollback is not None, approved=self.approved,
+            undoes=self.plan.rollback is not None, approved=self.approved, reuse=terms.reuse,
         )  # fmt: skip
 
     async def permit(self) -> None:

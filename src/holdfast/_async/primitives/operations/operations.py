@@ -33,7 +33,8 @@ log = logger("holdfast.operation")
 MOST = 10_000
 MENDING = OperationTerms.check(
     when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
-    keep=None, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False, probes=False,
+    keep=None, reuse=True, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False,
+    probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
@@ -126,8 +127,8 @@ class AsyncOperations(AsyncOperationLog):
             raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r}")
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
-            "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
-            "sovereign": sovereign, "actor": actor, "justification": justification,
+            "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
+            "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.plan(
             rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,

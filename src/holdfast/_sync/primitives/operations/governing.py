@@ -44,7 +44,7 @@ class Governance:
         terms = self.plan.terms
         return operation.decide(
             prior, self.plan.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
-            undoes=self.plan.rollback is not None, approved=self.approved,
+            undoes=self.plan.rollback is not None, approved=self.approved, reuse=terms.reuse,
         )  # fmt: skip
 
     def permit(self) -> None:
