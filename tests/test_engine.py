@@ -191,3 +191,4 @@ def test_a_listing_tells_which_process_holds_a_lease(connect: Connect, either: s
     [record] = client.leases.list()
     assert record.info["label"]
     assert record.info["started"]
+    assert record.info["ttl"] == 30

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import holdfast
+import holdfast.telemetry
 from holdfast.testing.contract import waiting
 from tests.children import Child, eventually, query, rows
 from tests.raw import Raw
@@ -338,3 +339,37 @@ def test_after_a_kill_the_gauge_is_right_at_once_and_in_use_with_the_expiry(
         eventually(lambda: slots.in_use() == 1, "its lease expires")
         assert slots.reconcile(sessions) == 1
         os.kill(one.pid, signal.SIGTERM)
+
+
+def test_a_slot_that_is_handed_over_lives_as_long_as_it_is_renewed_elsewhere(connect: Connect, either: str) -> None:
+    """Whoever claimed it neither renews it nor, when it closes, gives it back: whoever has the token does."""
+    claimer, other = connect(either), connect(either)
+    claim = claimer.slots("tuner", 4, ttl=0.6, auto_renew=False).claim(owner="session-1")
+    slot, token = claim.slot, claim.detach()
+    claimer.close()
+    slots = other.slots("tuner", 4)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        slots.adopt(slot, token).renew()
+        time.sleep(0.1)
+    assert slots.owners() == {slot: "session-1"}
+    assert slots.adopt(slot, token).release() is True
+    with pytest.raises(holdfast.LeaseLost, match=rf"slot {slot} of pool 'tuner'"):
+        slots.adopt(slot, token)
+    with pytest.raises(ValueError, match="slot must be a whole number from 1"):
+        slots.adopt(0, token)
+    again = other.slots("tuner", 4, ttl=0.2, auto_renew=False).claim(owner="session-2")
+    again.detach()
+    eventually(lambda: slots.owners() == {}, "nobody renews it, so it expires")
+    with pytest.raises(ValueError, match="lives with this process"):
+        slots.claim(owner="session-3").detach()
+
+
+def test_what_was_reconciled_is_no_gauge_once_somebody_else_goes_on(client: holdfast.Client) -> None:
+    slots = client.slots("tuner", 4)
+    grant = slots.claim(owner="session-1")
+    before = holdfast.telemetry.readings()["slots_in_use"]
+    assert slots.reconcile([{"id": "session-1", "slot": grant.slot}]) == 1
+    assert holdfast.telemetry.readings()["slots_in_use"] == before + 1
+    slots.forget()
+    assert holdfast.telemetry.readings()["slots_in_use"] == before

@@ -68,13 +68,16 @@ class AsyncProcessDriver:
         limits: Mapping[str, int] | None = None,
         grace: float | None = None,
         log_bytes: int | None = None,
+        owner: str | None = None,
     ) -> Backend:
         """Have it run. Asked again with the same arguments it is the same sandbox; with others, DriverError 409.
 
         ``cwd``: else a folder of its own, which goes with it. ``limits``: memory_bytes, cpu_seconds, open_files,
         processes. ``grace``: seconds between TERM and KILL when it is deleted, 10. ``log_bytes``: how much is kept of
-        what it writes, 10 MiB."""
-        given = {"env": env, "cwd": cwd, "limits": limits, "grace": grace, "log_bytes": log_bytes}
+        what it writes, 10 MiB. ``owner``: whose it is, told in its details."""
+        given = {
+            "env": env, "cwd": cwd, "limits": limits, "grace": grace, "log_bytes": log_bytes, "owner": owner
+        }  # fmt: skip
         spec = {"argv": [*argv], **{name: value for name, value in given.items() if value is not None}}
         return await self._ask(_backend, "PUT", _path(id), json.dumps(spec).encode())
 

@@ -27,6 +27,12 @@ from holdfast.cli import settings as places
 @click.option("--driver-folder", metavar="PATH", help="Of the driver beside. Default: holdfast-driver.")
 @click.option("--end-sandboxes", is_flag=True, help="End what runs with the driver beside; else it goes on.")
 @click.option("--pools", metavar="NAME=N", multiple=True, help="A pool and its slots. Default: default=8.")
+@click.option("--stop-delay", metavar="S", help="From an agent's stop until its command is complete. Default: 5.")
+@click.option("--command-limit", metavar="S", help="Of silence, until an agent's command is over. Default: 1800.")
+@click.option("--agent-silence", metavar="S", help="Of silence, until an agent has ended. Default: 86400.")
+@click.option("--transcripts", metavar="PATH", help="The folder below which transcripts of agents are read.")
+@click.option("--agent-config", metavar="PATH", help="The folder of settings that are edited for agents.")
+@click.option("--summariser", metavar="MODULE:FUNCTION", help="Makes a text of the turns of a command.")
 @click.option("--stop-within", metavar="S", help="Seconds to end in when told to. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as a JSON object.")
 @click.pass_context

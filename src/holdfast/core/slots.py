@@ -116,6 +116,13 @@ def check_pool(pool: str, capacity: int) -> str:
     return f"{OWN}slot:{check_name(pool, 'pool', most=180)}"
 
 
+def check_slot(prefix: str, slot: object) -> str:
+    """The name of its lease. Any number there can be: the capacity may have been another one."""
+    if isinstance(slot, bool) or not isinstance(slot, int) or not 1 <= slot <= MOST:
+        raise ValueError(f"slot must be a whole number from 1 to {MOST}, not {slot!r}")
+    return f"{prefix}:{slot}"
+
+
 def refusal(pool: str, capacity: int, held: Held, waited: float | None) -> NotAcquired:
     if held.remaining is None:
         message = f"no slot of pool {pool!r} is to be had: all {capacity} are taken, or just being changed by somebody"

@@ -82,7 +82,7 @@ class Runs:
                 raise Taken(f"there is a sandbox {id!r} whose folder is damaged ({box.facts.damage}): delete it first")
             if box.facts.deleting is not None:
                 raise Taken(f"sandbox {id!r} is being deleted")
-            if {name: box.facts.spec[name] for name in spec} != spec:
+            if {name: box.facts.spec.get(name) for name in spec} != spec:
                 raise Taken(f"there is a sandbox {id!r} with another spec")
             self.look(box)
             return box, False

@@ -88,6 +88,11 @@ def _log_bytes(value: object) -> list[str]:
     return [] if type(value) is int and LEAST_LOG <= value <= MOST_LOG else [f": must be {LEAST_LOG} to {MOST_LOG}"]
 
 
+def _owner(value: object) -> list[str]:
+    good = value is None or (isinstance(value, str) and 1 <= len(value) <= 200 and value.isprintable())
+    return [] if good else [": must be a text of 1 to 200 printable characters"]
+
+
 def _number(value: object, least: float, most: float) -> list[str]:
     good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
     return [] if good else [f": must be a number from {least:g} to {most:g}"]
@@ -112,6 +117,7 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
     "limits": (_limits, {}),
     "grace": (_grace, GRACE),
     "log_bytes": (_log_bytes, LOG_BYTES),
+    "owner": (_owner, None),
 }
 
 
@@ -139,6 +145,7 @@ def describe(facts: Facts) -> dict[str, Any]:
         "deleting": facts.deleting is not None,
         "details": {
             "run": spec["run"],
+            "owner": spec.get("owner"),
             "argv": spec["argv"],
             "env": sorted(spec["env"]),
             "cwd": spec["cwd"],

@@ -14,7 +14,8 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import health, openapi, problem
+from holdfast.gateway import health, leading, openapi, operators, pages, problem, sandboxes, sessions
+from holdfast.gateway.agents import routes as agents
 from holdfast.gateway.beside import Beside
 from holdfast.gateway.context import Gateway, Loop
 from holdfast.gateway.logs import say
@@ -23,7 +24,7 @@ from holdfast.gateway.settings import Settings
 from holdfast.gateway.shield import Shield
 from holdfast.integrations.prometheus import export
 
-ROOMS: tuple[Any, ...] = (health,)
+ROOMS: tuple[Any, ...] = (health, sandboxes, sessions, leading, agents, operators, pages)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import HTTPConnection
 
 import holdfast
+from holdfast.gateway.agents.desk import Desk
 from holdfast.gateway.settings import Settings
 
 
@@ -28,14 +29,17 @@ class Gateway:
     """Where the other replicas and those who are sent on can reach us, e.g. http://10.0.0.7:7411."""
     loops: list[Loop] = field(default_factory=list)
     """What runs beside the requests, declared by the rooms at start: each is cancelled at the end, and awaited."""
+    agents: Desk = field(default_factory=Desk)
     elector: Any = None
     """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when we were told to end: what streams to a client ends then."""
-    rooms: dict[str, Any] = field(default_factory=dict)
-    """What a room keeps while we run, by its name."""
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
     """What /metrics tells: a room may add its own."""
+    reconciler: Any = None
+    """Keeps the records of sandboxes true while we lead; its ``exclusive(id)`` is for those who write one here."""
+    rooms: dict[str, Any] = field(default_factory=dict)
+    """What a room keeps while we run, by its name."""
 
 
 @dataclass(slots=True)

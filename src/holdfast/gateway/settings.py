@@ -34,6 +34,18 @@ class Settings:
     """Whether what runs ends with the driver that was started beside us."""
     pools: Mapping[str, int] = field(default_factory=lambda: {"default": 8})
     """Which pools of slots there are, and how many slots each has."""
+    stop_delay: float = 5.0
+    """Seconds after an agent's stop until its command is complete, unless it goes on."""
+    command_limit: float = 1800.0
+    """Seconds of silence after which the command of an agent is over."""
+    agent_silence: float = 86400.0
+    """Seconds of silence after which an agent has ended."""
+    transcripts: str | None = None
+    """The folder below which transcripts of agents are read; None: they are not."""
+    agent_config: str | None = None
+    """The folder of the settings that are edited for agents; None: none are."""
+    summariser: str | None = None
+    """``module:function`` that makes a text of the turns of a command; None: the one built in."""
 
     @property
     def loopback(self) -> bool:
@@ -109,6 +121,14 @@ def _seconds(value: Any) -> float:
     return _number(value, 1, 3600)
 
 
+def _delay(value: Any) -> float:
+    return _number(value, 0, 3600)
+
+
+def _long(value: Any) -> float:
+    return _number(value, 1, 365 * 86400)
+
+
 def _rate(value: Any) -> float:
     return _number(value, 0, 1_000_000)
 
@@ -177,8 +197,23 @@ def _tokens(value: Any) -> tuple[Token, ...]:
     return tokens.parse(text)
 
 
+def _folder(value: Any) -> str:
+    if not Path(text := _text(value)).is_dir():
+        raise ValueError(f"there is no folder {text!r:.200}")
+    return text
+
+
+def _summariser(value: Any) -> str:
+    from holdfast.gateway.agents.summaries import load
+
+    load(text := _text(value))
+    return text
+
+
 KNOBS: Mapping[str, Callable[[Any], Any]] = {
     "host": _text, "port": _port, "advertise": _address, "hosts": _hosts, "tokens_file": _tokens, "writes": _rate,
     "stop_within": _seconds, "driver": _driver, "driver_folder": _text, "end_sandboxes": _switch, "pools": _pools,
+    "stop_delay": _delay, "command_limit": _long, "agent_silence": _long, "transcripts": _folder,
+    "agent_config": _folder, "summariser": _summariser,
 }  # fmt: skip
 """What can be said in all three places, and how it is read."""

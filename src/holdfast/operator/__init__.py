@@ -8,6 +8,7 @@ The modules that own what a command is about declare it with ``command``; whoeve
 """
 
 from holdfast.operator import builtin as _builtin  # noqa: F401 - declares the commands
+from holdfast.operator import gateway as _gateway  # noqa: F401 - and these
 from holdfast.operator import operations as _operations  # noqa: F401 - and these
 from holdfast.operator import reviews as _reviews  # noqa: F401 - and these
 from holdfast.operator.checking import check

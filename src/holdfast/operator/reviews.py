@@ -9,7 +9,7 @@ from holdfast.operator.registry import CommandRefused, Parameter, Steps, command
 if TYPE_CHECKING:
     from holdfast.operator.running import Window
 
-_NUMBER = Parameter("the number of the review", int)
+_NUMBER = Parameter("the number of the review", int, least=1, most=2**63 - 1)
 
 
 @command("review.approve", gate="reviews", subject="review {number}", destructive=False, atomic=True, number=_NUMBER)

@@ -151,6 +151,16 @@ class AsyncLeaseGrant:
         self._engine.keeper.release_later(self.name, self.token)
         self._finish()
 
+    def detach(self) -> str:
+        """Leave it to whoever has its token, which is returned: closing the client does not release it. For a lease
+        that this process does not renew (``auto_renew=False``)."""
+        if self._terms.auto_renew:
+            raise ValueError(
+                f"{self.kind} {self.name!r} lives with this process: only auto_renew=False can be detached"
+            )
+        self._engine.unkept.pop(self.token, None)
+        return self.token
+
     def keep(self, beat: str, session_key: int | None) -> None:
         """From now on the heartbeat renews it."""
         heard = self._heard if self._terms.apart else None

@@ -61,14 +61,16 @@ class AsyncRecipes:
 
         return AsyncGates(self._engine)
 
-    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> AsyncSlots:
+    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0, auto_renew: bool = True) -> AsyncSlots:
         """A counting semaphore: ``await client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
 
         A slot is a lease, free again ``ttl`` seconds after its holder dies. The capacity may be another one each time.
+        ``auto_renew=False``: whoever it is claimed for calls ``grant.renew()``; in another process, after
+        ``grant.detach()`` here and ``adopt(slot, token)`` there.
         """
         from holdfast._async.recipes.slots import AsyncSlots
 
-        return AsyncSlots(self._engine, pool, capacity, ttl)
+        return AsyncSlots(self._engine, pool, capacity, ttl, auto_renew)
 
     def elector(
         self,

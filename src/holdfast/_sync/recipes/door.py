@@ -60,14 +60,16 @@ class Recipes:
 
         return Gates(self._engine)
 
-    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0) -> Slots:
+    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0, auto_renew: bool = True) -> Slots:
         """A counting semaphore: ``client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
 
         A slot is a lease, free again ``ttl`` seconds after its holder dies. The capacity may be another one each time.
+        ``auto_renew=False``: whoever it is claimed for calls ``grant.renew()``; in another process, after
+        ``grant.detach()`` here and ``adopt(slot, token)`` there.
         """
         from holdfast._sync.recipes.slots import Slots
 
-        return Slots(self._engine, pool, capacity, ttl)
+        return Slots(self._engine, pool, capacity, ttl, auto_renew)
 
     def elector(
         self,

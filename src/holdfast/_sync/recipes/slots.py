@@ -10,10 +10,12 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Handle
 from holdfast._wire import telemetry
+from holdfast._wire.clock import now
+from holdfast._wire.identity import check_token
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled
 from holdfast.core import slots
-from holdfast.core.errors import NotAcquired
+from holdfast.core.errors import LeaseLost, NotAcquired
 from holdfast.core.grant import Held, LeaseTerms, check_name
 from holdfast.core.renewal import Trust
 
@@ -56,9 +58,10 @@ class SlotClaim(Handle[SlotGrant]):
 class Slots:
     """The slots of a pool. The capacity is the caller's: another one, larger or smaller, may follow at any time."""
 
-    def __init__(self, engine: Engine, pool: str, capacity: int, ttl: float) -> None:
+    def __init__(self, engine: Engine, pool: str, capacity: int, ttl: float, auto_renew: bool) -> None:
         self.pool, self.capacity = pool, capacity
         self._engine, self._prefix, self._ttl = engine, slots.check_pool(pool, capacity), ttl
+        self._auto_renew = auto_renew
         self._terms(None)
 
     def slot(self, *, owner: str | None = None, timeout: float | None = 0.0) -> SlotClaim:
@@ -70,6 +73,19 @@ class Slots:
         """Any free slot, as a grant with ``slot``; NotAcquired when there is none, AcquireTimeout after ``timeout``
         seconds (None: wait for ever)."""
         return self.slot(owner=owner, timeout=timeout).acquire()
+
+    def adopt(self, slot: int, token: str) -> SlotGrant:
+        """The grant of a slot from its token, handed over by whoever claimed it: to ``renew()``, to ``release()``.
+        LeaseLost when it is not good."""
+        name, asked_at = slots.check_slot(self._prefix, slot), now()
+        rows = self._engine.call("lease_status", {"name": name, "token": check_token(token)})
+        if not rows:
+            raise LeaseLost(f"slot {slot} of pool {self.pool!r}: the token is not, or no longer, the one that holds it")
+        [row] = rows
+        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        return SlotGrant(
+            self._engine, self._terms(row["holder"]), row["holder"], check_token(token), row["fence"], trust, name
+        )
 
     def release(self, grant: SlotGrant) -> bool:
         """Give it back; True if it was still ours."""
@@ -103,6 +119,10 @@ class Slots:
         self._engine.slots_in_use[self.pool] = len(true)
         return len(true)
 
+    def forget(self) -> None:
+        """What was reconciled here last is no gauge any more: somebody else goes on."""
+        self._engine.slots_in_use.pop(self.pool, None)
+
     def _judge(self, read: Callable[[], Sessions]) -> tuple[set[int], list[slots.Violation]]:
         before = self._held()
         told = list(settled(read()))
@@ -121,7 +141,7 @@ class Slots:
         if owner is not None:
             check_name(owner, "owner")
         terms = LeaseTerms.check(
-            self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag",
-            failover="ttl",
+            self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=self._auto_renew, renew_every=None,
+            on_lost="flag", failover="ttl",
         )  # fmt: skip
         return terms._replace(reenter=False)

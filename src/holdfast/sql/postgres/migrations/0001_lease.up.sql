@@ -465,7 +465,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     return query select l.name, l.holder, l.fence, extract(epoch from l.acquired_at)::double precision, extract(epoch from b.expires_at)::double precision,
            extract(epoch from b.expires_at - clock_timestamp())::double precision, b.host, b.pid,
-           coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started))
+           coalesce(b.info, '{}') || jsonb_build_object('label', b.label, 'started', extract(epoch from b.started), 'ttl', extract(epoch from b.ttl))
       from holdfast.lease l join holdfast.beat b on b.id = l.beat
      where not b.dead and b.expires_at > clock_timestamp() and (only_name is null or l.name = only_name)
      order by l.name;

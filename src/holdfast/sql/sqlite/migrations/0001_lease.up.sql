@@ -54,7 +54,7 @@ create table holdfast_history (
 -- Leases whose beat lives: everything else is free for the taking.
 create view holdfast_live as
 select l.name, l.holder, l.beat, l.token, l.fence, l.acquired_at, l.kept, b.ttl, b.expires_at, b.session_key, b.host, b.pid,
-       json_patch(coalesce(b.info, '{}'), json_object('label', b.label, 'started', b.started)) as info,
+       json_patch(coalesce(b.info, '{}'), json_object('label', b.label, 'started', b.started, 'ttl', b.ttl)) as info,
        b.expires_at - (julianday('now') - 2440587.5) * 86400.0 as remaining
   from holdfast_lease l join holdfast_beat b on b.id = l.beat
  where not b.dead and b.expires_at > (julianday('now') - 2440587.5) * 86400.0;

@@ -1,0 +1,17 @@
+"""What operators see and what they may do, over HTTP: as ``holdfast`` tells and does it on the command line.
+
+answers     what is told, field by field: what is not named there is not told
+reading     what there is: leases, history, locks, operations, the log, relays, reviews, gates, the audit
+commanding  governed commands, each by somebody, for a reason, and on the record
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from holdfast.gateway.operators import commanding, reading
+
+router = APIRouter(prefix="/api", tags=["operators"])
+router.include_router(reading.router)
+router.include_router(commanding.router)
+loops = commanding.loops

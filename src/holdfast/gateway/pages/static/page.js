@@ -1,0 +1,82 @@
+// Keeps the page current: parts that the server has rendered are put in their places as they change, and what counts
+// up or down is counted here, by the server's clock. Nothing but /events is asked.
+"use strict";
+
+(() => {
+  const live = document.getElementById("live");
+  const said = document.getElementById("said");
+  let ahead = Number(document.body.dataset.now) - Date.now() / 1000;
+
+  const now = () => Date.now() / 1000 + ahead;
+
+  function span(seconds) {
+    const whole = Math.max(0, Math.floor(seconds));
+    if (whole < 60) return `${whole} s`;
+    const two = (n) => String(n).padStart(2, "0");
+    const [s, m, h, d] = [whole % 60, Math.floor(whole / 60) % 60, Math.floor(whole / 3600) % 24, Math.floor(whole / 86400)];
+    if (d) return `${d} d ${h} h`;
+    return h ? `${h} h ${two(m)} m` : `${m} m ${two(s)} s`;
+  }
+
+  function put(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function tick() {
+    const at = now();
+    for (const node of document.querySelectorAll("time[data-for]")) put(node, span(at - node.dataset.for));
+    for (const node of document.querySelectorAll("time[data-ago]")) put(node, `${span(at - node.dataset.ago)} ago`);
+    for (const node of document.querySelectorAll("time[data-left]")) put(node, `${span(node.dataset.left - at)} left`);
+    for (const node of document.querySelectorAll("progress[data-until]")) {
+      node.value = Math.min(node.max, Math.max(0, node.dataset.until - at));
+      node.classList.toggle("low", node.value < 0.3 * node.max);
+    }
+  }
+
+  function replace(name, html) {
+    const place = document.querySelector(`[data-part="${name}"]`);
+    if (!place) return;
+    const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    place.innerHTML = html; // rendered by the server, which escapes whatever is shown
+    if (focused) {
+      const again = [...place.querySelectorAll("a")].find((each) => each.getAttribute("href") === focused);
+      if (again) again.focus({ preventScroll: true });
+    }
+  }
+
+  function tell() {
+    const found = [...document.querySelectorAll(".problems > li > h3")];
+    document.title = `${found.length ? `(${found.length}) ` : ""}holdfast`;
+    const words = found.length ? found.map((each) => each.textContent.trim()).join(". ") : "All is well";
+    put(said, words); // heard when it changes, and only then
+  }
+
+  function show(state, words) {
+    live.className = `live ${state}`;
+    put(live, words);
+  }
+
+  function follow() {
+    const stream = new EventSource("/events");
+    stream.addEventListener("open", () => show("on", "live"));
+    stream.addEventListener("state", (event) => {
+      const told = JSON.parse(event.data);
+      ahead = told.now - Date.now() / 1000;
+      for (const [name, html] of Object.entries(told.parts)) replace(name, html);
+      tell();
+      tick();
+    });
+    stream.addEventListener("clock", (event) => {
+      ahead = JSON.parse(event.data).now - Date.now() / 1000;
+    });
+    stream.addEventListener("error", () => {
+      show("off", "not live, trying again");
+      if (stream.readyState === EventSource.CLOSED) setTimeout(follow, 3000); // it was refused: not tried by itself
+    });
+    window.addEventListener("pagehide", () => stream.close());
+  }
+
+  tick();
+  setInterval(tick, 500);
+  follow();
+})();

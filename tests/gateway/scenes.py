@@ -1,0 +1,100 @@
+"""A database with something in every part of the page: all of it well, half of it wrong, or all of it hostile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import holdfast
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+"""As a name: an element, both quotes, an entity, a template."""
+
+
+class Refusing:
+    """A sink that takes nothing of what it is given."""
+
+    def publish(self, events: Any) -> None:
+        raise ValueError(f"refused {HOSTILE}")
+
+
+@contextmanager
+def busy(url: str, *, mark: str = "") -> Iterator[holdfast.Client]:
+    """Leases, a leader, a lock with one who waits, slots, operations of every status, a review, a relay with something
+    parked, sandboxes, agents and sessions; ``mark`` is in every name and text."""
+    with holdfast.Client(url) as client, holdfast.Client(url) as other, ExitStack() as stack:
+        for name in ("nightly-import", "invoices", "search-index"):
+            stack.enter_context(client.lease(f"{name}{mark}", holder=f"worker-{len(name)}{mark}"))
+        _leader(client, stack, mark)
+        _locks(client, other, stack, mark)
+        pool = client.slots("default", 8)
+        for number in (1, 2, 3):
+            stack.callback(pool.claim(owner=f"session-{number}{mark}").release)
+        _operations(client, mark)
+        _records(client, mark)
+        yield client
+
+
+def _leader(client: holdfast.Client, stack: ExitStack, mark: str) -> None:
+    leading, over = threading.Event(), threading.Event()
+
+    def work(term: Any) -> None:
+        leading.set()
+        over.wait()
+
+    elector = client.elector("gateway:leader", holder=f"replica-a{mark}")
+    thread = threading.Thread(target=elector.run, args=(work,))
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(over.set)
+    stack.callback(elector.stop)
+    assert leading.wait(10)
+
+
+def _locks(client: holdfast.Client, other: holdfast.Client, stack: ExitStack, mark: str) -> None:
+    stack.enter_context(client.lock(("agent", 9)))
+    grant = client.lock(f"report{mark}").acquire()
+    waiter = threading.Thread(target=lambda: other.lock(f"report{mark}", timeout=60).acquire().release())
+    waiter.start()
+    stack.callback(waiter.join)
+    stack.callback(grant.release)
+
+
+def _operations(client: holdfast.Client, mark: str) -> None:
+    client.operation(f"load parcels{mark}").run(lambda: 7)
+    client.operation(f"load rivers{mark}").run(lambda: 8)
+    for _ in range(3):
+        try:
+            client.operation(f"publish tiles{mark}", max_attempts=2).run(_fail)
+        except (RuntimeError, holdfast.OperationFailed):
+            continue
+    client.operations.register("unpublish", rollback=_die)
+    with suppress(KeyboardInterrupt):
+        client.operation(f"publish map{mark}", rollback="unpublish").run(_die)
+    with suppress(holdfast.SinkDown):
+        client.relay(f"catalogue{mark}", Refusing(), tries=1).step()
+
+
+def _die() -> None:
+    raise KeyboardInterrupt
+
+
+def _fail() -> None:
+    raise RuntimeError(f"the bucket is read-only {HOSTILE}")
+
+
+def _records(client: holdfast.Client, mark: str) -> None:
+    create = holdfast.MustCreate()
+    for number, phase in enumerate(("Ready", "Ready", "Provisioning", "Error")):
+        ready = {"type": "Ready", "status": phase == "Ready", "reason": "Exited", "message": f"exited with 1{mark}"}
+        status = {"phase": phase, "conditions": [ready]}
+        payload = {"spec": {"command": ["sleep", mark]}, "status": status, "token": "tell-nobody"}
+        client.objects.put_if("sandbox", f"sb-{number}", payload, create, name=f"web-{number}{mark}")
+    for number, state in enumerate(("idle", "processing", f"odd{mark}")):
+        payload = {"state": state, "token": "tell-nobody"}
+        client.objects.put_if("agent", f"agent-{number}", payload, create, name=f"agent-{number}{mark}")
+    for number in (1, 2, 3):
+        payload = {"state": "RUNNING", "pool": "default", "slot": number, "token": "tell-nobody"}
+        client.objects.put_if("session", f"session-{number}", payload, create)

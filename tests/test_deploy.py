@@ -1,0 +1,169 @@
+"""What is in deploy/ is what it looks like, and what it calls is there: commands, flags, variables, paths, probes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+from dockerfile_parse import DockerfileParser
+
+from holdfast.cli.app import app
+from holdfast.gateway.settings import KNOBS
+from tests.cli.command import ROOT
+
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+VARIABLES = {f"HOLDFAST_{name.upper()}" for name in KNOBS} | {
+    "HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_DRIVER_TOKEN", "HOLDFAST_REPLICA_ID",
+}  # fmt: skip
+GATEWAY_PORT = 7411
+
+
+def understood(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """What holdfast makes of a command line, without doing it; a mistake in it is an error here."""
+    context = click.Context(app, info_name="holdfast")
+    name, command, rest = app.resolve_command(context, list(words))
+    assert name is not None
+    assert command is not None
+    for index, word in enumerate(rest[:-1]):  # a file that is there only where it is deployed
+        if word == "--token-file":
+            rest[index + 1] = os.devnull
+    with command.make_context(name, rest, parent=context) as found:
+        return name, dict(found.params)
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def containers() -> Iterator[dict[str, Any]]:
+    for path in MANIFESTS:
+        for document in documents(path):
+            pod = document.get("spec", {}).get("template", {}).get("spec", {})
+            yield from (*pod.get("initContainers", ()), *pod.get("containers", ()))
+
+
+def manifest(kind: str, name: str = "holdfast") -> dict[str, Any]:
+    [found] = [
+        each
+        for path in MANIFESTS
+        for each in documents(path)
+        if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    ]
+    return found
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_are_valid(path: Path) -> None:
+    for document in documents(path):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_every_container_calls_what_there_is_with_secrets_from_secrets() -> None:
+    called = []
+    for each in containers():
+        called.append(understood(each["args"])[0])
+        for variable in each.get("env", ()):
+            assert variable["name"] in VARIABLES | {"POD_IP"}
+            secret = variable["name"] in {"HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_DRIVER_TOKEN"}
+            assert secret == ("secretKeyRef" in variable.get("valueFrom", {}))
+        assert each["securityContext"]["allowPrivilegeEscalation"] is False
+    assert sorted(called) == ["driver", "migrate", "serve"]
+
+
+def test_the_deployment_has_probes_a_budget_and_time_to_hand_over() -> None:
+    deployment, budget, service = manifest("Deployment"), manifest("PodDisruptionBudget"), manifest("Service")
+    pod = deployment["spec"]["template"]
+    [gateway] = pod["spec"]["containers"]
+    labels = pod["metadata"]["labels"].items()
+    assert deployment["spec"]["replicas"] == 3
+    for chosen in (
+        deployment["spec"]["selector"]["matchLabels"],
+        budget["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+    ):
+        assert chosen.items() <= labels
+    assert budget["spec"]["maxUnavailable"] == 1
+    probes = {name: gateway[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz",
+    }  # fmt: skip
+    assert gateway["ports"] == [{"name": "http", "containerPort": GATEWAY_PORT}]
+    assert {probe["port"] for probe in probes.values()} == {"http"}
+    [*_, script] = gateway["lifecycle"]["preStop"]["exec"]["command"]
+    assert script.startswith("kill -USR1 1")
+    [before] = re.findall(r"sleep (\d+)", script)
+    [within] = [int(each["value"]) for each in gateway["env"] if each["name"] == "HOLDFAST_STOP_WITHIN"]
+    assert int(before) + within < pod["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_driver_is_where_the_replicas_look_for_it() -> None:
+    service = manifest("Service", "holdfast-driver")
+    [gateway] = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
+    [address] = [each["value"] for each in gateway["env"] if each["name"] == "HOLDFAST_DRIVER"]
+    assert address == f"http://holdfast-driver:{service['spec']['ports'][0]['port']}"
+
+
+def test_the_image_is_built_of_what_there_is_and_runs_as_nobody_of_importance() -> None:
+    steps = DockerfileParser(path=str(DEPLOY / "Dockerfile")).structure
+    by_name: dict[str, list[str]] = {}
+    for step in steps:
+        by_name.setdefault(step["instruction"], []).append(step["value"])
+    assert all(re.match(r"\S+:\d\S*", image) for image in by_name["FROM"]), "a version of each"
+    for copied in by_name["COPY"]:
+        for source in copied.split()[:-1]:
+            assert (ROOT / source).exists(), source
+    assert by_name["USER"] == ["10001"]
+    assert by_name["STOPSIGNAL"] == ["SIGTERM"]
+    [entry], [command] = by_name["ENTRYPOINT"], by_name["CMD"]
+    assert yaml.safe_load(entry) == ["holdfast"]
+    name, options = understood(yaml.safe_load(command))
+    assert (name, options["host"]) == ("serve", "0.0.0.0")
+    assert by_name["EXPOSE"] == [str(GATEWAY_PORT)]
+    assert f"127.0.0.1:{GATEWAY_PORT}/healthz" in by_name["HEALTHCHECK"][0]
+
+
+def test_compose_has_three_replicas_on_one_database_and_secrets_in_files() -> None:
+    [compose] = documents(DEPLOY / "compose.yaml")
+    services: dict[str, Any] = compose["services"]
+    replicas = [each for name, each in services.items() if name.startswith("replica-")]
+    assert len(replicas) == 3
+    for each in (*replicas, services["migrate"], services["driver"]):
+        understood(each["command"])
+        assert (DEPLOY / each["build"]["context"] / each["build"]["dockerfile"]).is_file()
+        assert set(each.get("environment", {})) <= VARIABLES
+        assert set(each["secrets"]) <= set(compose["secrets"])
+        assert set(each.get("depends_on", {})) <= set(services)
+    published = [port for each in replicas for port in each["ports"]]
+    assert published == [f"127.0.0.1:{GATEWAY_PORT + n}:{GATEWAY_PORT}" for n in range(3)]
+    assert [each["environment"]["HOLDFAST_ADVERTISE"] for each in replicas] == [
+        f"http://{port.rpartition(':')[0]}" for port in published
+    ]
+    assert len({each["environment"]["HOLDFAST_REPLICA_ID"] for each in replicas}) == 3
+    script = services["replica-1"]["entrypoint"][2].replace("$$", "$")
+    subprocess.run(["/bin/sh", "-n", "-c", script], check=True, timeout=30)
+    assert set(re.findall(r"HOLDFAST_\w+", script)) <= VARIABLES
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_start_what_there_is(unit: Path) -> None:
+    [start] = re.findall(r"^ExecStart=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
+    words = shlex.split(start)
+    name, _ = understood(words[words.index("holdfast") + 1 :])
+    assert name == {"holdfast-gateway": "serve", "holdfast-driver": "driver"}[unit.stem]
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(
+            ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert f"{unit.name}:" not in done.stderr, done.stderr
