@@ -63,7 +63,8 @@ class Beside:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), _END_WITHIN)
+            async with asyncio.timeout(_END_WITHIN):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
