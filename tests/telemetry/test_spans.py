@@ -91,16 +91,15 @@ def test_a_span_says_what_it_is_estimated_to_have_cost(sqlite_url: str, traced: 
 def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: str, traced: Traced) -> None:
     tries = iter([1, 2, 3])
 
-    def fail() -> None:
-        traced.work(f"try {next(tries)}")
+    def fail(what: str = "") -> None:
+        traced.work(what or f"try {next(tries)}")
         raise ArithmeticError("no")
 
     with holdfast.Client(sqlite_url) as client:
         with pytest.raises(ArithmeticError):
             client.operation("a", retries=2).run(fail)
         with pytest.raises(ArithmeticError), client.operation("b"):
-            traced.work("block")
-            raise ArithmeticError("no")
+            fail("block")
     found = traced.ended()
     run, block = found["holdfast.operation"]
     assert parents([found[f"try {number}"][0] for number in (1, 2, 3)]) == ids([run]) * 3
