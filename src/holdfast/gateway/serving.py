@@ -9,8 +9,9 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -61,6 +62,7 @@ async def _serve(settings: Settings, replica: str, listening: socket.socket, rea
         app = create_app(settings, replica=replica)
         async with app.router.lifespan_context(app):
             gateway: Gateway = app.state.gateway
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
             server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
@@ -125,15 +127,23 @@ async def _alone(settings: Settings) -> AsyncIterator[None]:
     if not settings.single:
         yield
         return
-    async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client, AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(client.guard(GUARD))
-        except SystemExit as end:
-            if end.code == TAKEN and (first := await client.leases.get(GUARD)) is not None:
-                who = f"process {first.pid} on {first.host}"
-                raise Refused(f"{who} serves this file already. A file is for one: take PostgreSQL", TAKEN) from None
-            raise
-        yield
+    async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client:
+        while (first := await client.leases.get(GUARD)) is not None and _is_dead(first):
+            say("instance.waits", pid=first.pid, seconds=round(first.remaining, 1))
+            await asyncio.sleep(max(0.05, first.remaining))
+        if first is not None:
+            who = f"process {first.pid} on {first.host}"
+            raise Refused(f"{who} serves this file already. A file is for one: take PostgreSQL", TAKEN)
+        async with client.guard(GUARD, ttl=10, heartbeat=2.5):
+            yield
+
+
+def _is_dead(first: Any) -> bool:
+    """Killed a moment ago, on this very machine: its lease has not expired yet, and soon will. One that had our own
+    number was here before us, as in a container that was started again."""
+    if first.host != os.uname().nodename or first.pid is None:
+        return False
+    return first.pid == os.getpid() or not Path(f"/proc/{first.pid}").exists()
 
 
 def _told_to_end(within: float) -> asyncio.Event:
@@ -152,6 +162,15 @@ def _told_to_end(within: float) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     return told
+
+
+def _hand_over(gateway: Gateway) -> None:
+    """On USR1: another replica leads from here on, and /readyz sends requests elsewhere; those that come are answered.
+    For whoever ends replicas one after the other, before TERM."""
+    say("gateway.hands_over")
+    gateway.leaving = True
+    if gateway.elector is not None:
+        gateway.elector.stop()
 
 
 def _overdue() -> None:
