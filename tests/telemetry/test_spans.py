@@ -87,8 +87,7 @@ def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: 
         with pytest.raises(ArithmeticError):
             client.operation("a", retries=2).run(fail)
         with pytest.raises(ArithmeticError), client.operation("b"):
-            traced.work("block")
-            raise ArithmeticError("no")
+            _fail_in(traced)
     found = traced.ended()
     run, block = found["holdfast.operation"]
     assert parents([found[f"try {number}"][0] for number in (1, 2, 3)]) == ids([run]) * 3
@@ -102,6 +101,11 @@ def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: 
     assert run.attributes is not None
     assert run.attributes["holdfast.attempt"] == 3
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+def _fail_in(traced: Traced) -> None:
+    traced.work("block")
+    raise ArithmeticError("no")
 
 
 def test_tasks_do_not_get_into_each_others_spans(sqlite_url: str, traced: Traced) -> None:
