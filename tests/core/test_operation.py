@@ -19,9 +19,11 @@ from holdfast.core.wal import load, verify
 SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f")
 
 
-def act(on_partial: Any = "refuse", undoes: bool = False, fingerprint: str | None = "f", **prior: Any) -> Act:
+def act(
+    on_partial: Any = "refuse", undoes: bool = False, fingerprint: str | None = "f", reuse: bool = True, **prior: Any
+) -> Act:
     return decide(
-        SEEN._replace(**prior), fingerprint, max_attempts=3, on_partial=on_partial, undoes=undoes
+        SEEN._replace(**prior), fingerprint, max_attempts=3, on_partial=on_partial, undoes=undoes, reuse=reuse
     )  # fmt: skip
 
 
@@ -31,6 +33,10 @@ def act(on_partial: Any = "refuse", undoes: bool = False, fingerprint: str | Non
         (Act.EXECUTE, {"status": None, "fingerprint": None}),
         (Act.REPLAY, {"status": "success"}),
         (Act.EXECUTE, {"status": "success", "expired": True, "fingerprint": "another"}),
+        (Act.EXPIRED, {"status": "success", "expired": True, "reuse": False}),
+        (Act.REPLAY, {"status": "success", "reuse": False}),
+        (Act.MISMATCH, {"status": "success", "expired": True, "reuse": False, "fingerprint": "another"}),
+        (Act.EXECUTE, {"status": "failure", "expired": True, "error": '{"reset": true}', "reuse": False}),
         (Act.MISMATCH, {"status": "success", "fingerprint": "another"}),
         (Act.MISMATCH, {"status": "partial", "fingerprint": None}),
         (Act.RUNNING, {"status": "partial", "alive": True, "effect_started": True}),

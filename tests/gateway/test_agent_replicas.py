@@ -34,8 +34,14 @@ def hook(replica: Replica, kind: str, session: str, **more: Any) -> httpx.Respon
     return replica.http.post(f"/hook/{kind}", json={"session_id": session, **more})
 
 
-def waiting(replica: Replica, number: int) -> bool:
-    return bool(replica.http.get("/api/advisory-locks").json()["waiting"] == number)
+def all_wait(client: holdfast.Client, number: int) -> None:
+    """Until each of the replicas stands in the server's line for the agent."""
+
+    def in_line() -> int:
+        locks = client.locks.list()
+        return sum(not each.granted and (each.namespace, each.entity_id) == ("agent", number) for each in locks)
+
+    eventually(lambda: in_line() == 3, "each replica waits for the lock")
 
 
 def test_hooks_of_one_agent_are_handled_one_after_the_other(
@@ -48,7 +54,7 @@ def test_hooks_of_one_agent_are_handled_one_after_the_other(
         prompts: list[Future[httpx.Response]] = [
             pool.submit(hook, each, "user-prompt-submit", "one", prompt="go on") for each in replicas * 7
         ]
-        eventually(lambda: waiting(replicas[0], 3), "each replica waits for the lock")
+        all_wait(client, number)
         assert not any(each.done() for each in prompts)
     answers = [each.result() for each in prompts]
     assert [answer.status_code for answer in answers] == [200] * len(prompts)
@@ -67,13 +73,15 @@ def test_hooks_of_different_agents_do_not_wait_for_each_other(
     assert busy != idle
     with client.lock(("agent", busy)):
         waits = [pool.submit(hook, each, "user-prompt-submit", "busy", prompt="?") for each in replicas]
-        eventually(lambda: waiting(replicas[0], 3), "each replica waits for the lock")
+        all_wait(client, busy)
         for each in replicas:
             assert hook(each, "user-prompt-submit", "idle", prompt="!").status_code == 200
             assert each.http.get("/hook/status").json()["under_way"] == 1
         assert not any(each.done() for each in waits)
         held = replicas[0].http.get("/api/advisory-locks").json()
-        assert (held["count"], held["locks"][0]["namespace"], held["locks"][0]["entity_id"]) == (1, "agent", busy)
+        assert held["count"] == len(held["locks"])
+        assert [each["entity_id"] for each in held["locks"] if each["namespace"] == "agent"] == [busy]
+        assert held["waiting"] >= 3, "beside those who stand by to lead"
     assert sorted(each.result().json()["turn"] for each in waits) == [1, 2, 3]
 
 
@@ -84,7 +92,7 @@ def test_of_injections_through_all_replicas_one_is_made(
     with client.lock(("agent", number)):
         path, body = f"/agents/{number}/injection", {"prompt": "be brief"}
         answers = [pool.submit(each.http.post, path, json=body) for each in replicas]
-        eventually(lambda: waiting(replicas[0], 3), "each has read the record, and waits for the lock")
+        all_wait(client, number)  # and each has read the record before
     assert sorted(each.result().json()["injected"] for each in answers) == [False, False, True]
     told = [hook(each, "user-prompt-submit", "injected").json()["additional_context"] for each in replicas]
     assert told == ["be brief", None, None]

@@ -16,6 +16,7 @@ from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commanding import MOST, Desk
 from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
+from holdfast.gateway.tokens import Token
 from holdfast.operator import running
 from tests.conftest import fresh
 from tests.gateway.scenes import HOSTILE, busy
@@ -107,8 +108,8 @@ async def test_pages_follow_each_other_without_a_gap(url: str, http: httpx.Async
         while page["next"]:
             page = await told(http, "/leases", most=2, after=page["next"])
             names += [each["name"] for each in page["leases"]]
-        assert names == [f"l{number}" for number in range(5)]
-        assert page["count"] == 5
+        assert [each for each in names if each.startswith("l")] == [f"l{number}" for number in range(5)]
+        assert page["count"] >= 5, "the gateway has one, too, once it leads"
         seen: list[str] = []
         after: dict[str, str] = {}
         while (page := await told(http, "/wal", most=2, **after))["wal"]:
@@ -119,19 +120,19 @@ async def test_pages_follow_each_other_without_a_gap(url: str, http: httpx.Async
         assert seen == [each["hash"] for each in (await told(http, "/wal", most=1000))["wal"]]
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/operations/nobody-ran-it", 404), ("/operations/a%2Fb", 404), ("/operations/", 422),
-        ("/operations?status=odd", 422), ("/operations?dataset=%00", 422), ("/leases?most=0", 422),
-        ("/leases?most=1001", 422), ("/history?name=" + "x" * 201, 422), ("/wal?after=odd", 422),
-        ("/wal?after=999999999999999999/1/1", 410), ("/reviews?status=odd", 422), ("/audit?most=x", 422),
-    ],
-)  # fmt: skip
-async def test_what_makes_no_sense_is_a_problem(http: httpx.AsyncClient, path: str, status: int) -> None:
-    answer = await http.get(path)
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
-    assert answer.json()["requestId"]
+WRONG = [
+    ("/operations/nobody-ran-it", 404), ("/operations/a%2Fb", 404), ("/operations/", 422),
+    ("/operations?status=odd", 422), ("/operations?dataset=%00", 422), ("/leases?most=0", 422),
+    ("/leases?most=1001", 422), ("/history?name=" + "x" * 201, 422), ("/wal?after=odd", 422),
+    ("/wal?after=999999999999999999/1/1", 410), ("/reviews?status=odd", 422), ("/audit?most=x", 422),
+]  # fmt: skip
+
+
+async def test_what_makes_no_sense_is_a_problem(http: httpx.AsyncClient) -> None:
+    for path, status in WRONG:
+        answer = await http.get(path)
+        assert (path, answer.status_code, answer.headers["content-type"]) == (path, status, "application/problem+json")
+        assert answer.json()["requestId"]
 
 
 async def test_a_command_is_rehearsed_then_run_and_on_the_record(url: str, http: httpx.AsyncClient) -> None:
@@ -139,7 +140,9 @@ async def test_a_command_is_rehearsed_then_run_and_on_the_record(url: str, http:
         client.lease("nightly-import", holder="worker-1").acquire()
         before = client.audit.list()
         dry = await run(http, "lease.release", parameters={"name": "nightly-import"}, dry_run=True)
-        assert dry["changes"] == [f"lease 'nightly-import', held by worker-1 with fence {_fence(client)}, is taken away"]
+        assert dry["changes"] == [
+            f"lease 'nightly-import', held by worker-1 with fence {_fence(client)}, is taken away"
+        ]
         assert (dry["entry"], dry["fence"], dry["dry_run"]) == (None, None, True)
         assert client.audit.list() == before
         assert client.leases.get("nightly-import") is not None
@@ -173,35 +176,33 @@ async def test_commands_say_what_they_need_and_which_are_not_for_http(http: http
         assert "holdfast do" in (await run(http, name, 403))["detail"]
 
 
-@pytest.mark.parametrize(
-    ("name", "order", "status", "why"),
-    [
-        ("lease.relase", {}, 404, "there is no command 'lease.relase'"),
-        ("lease.release", {}, 422, "needs 'name'"),
-        ("lease.release", {"parameters": {"nam": "x"}}, 422, "has no parameter 'nam'"),
-        ("lease.release", {"parameters": {"name": ""}}, 422, "1 to 200 characters"),
-        ("lease.release", {"parameters": {"name": "x"}, "break_glass": True}, 422, "break_glass"),
-        ("lease.release", {"parameters": {"name": "holdfast:runtime"}}, 409, "break-glass"),
-        ("lock.break", {"parameters": {"pid": True}}, 422, "pid"),
-        ("lock.break", {"parameters": {"pid": 2**31}}, 422, "pid must be int"),
-        ("review.approve", {"parameters": {"number": 10**30}}, 422, "number must be int"),
-        ("review.approve", {"parameters": {"number": 7}}, 409, "there is no review 7"),
-        ("wal.verify", {"actor": None}, 422, "actor must be given"),
-        ("wal.verify", {"reason": " "}, 422, "reason must not be empty"),
-        ("wal.verify", {"reason": "a\x00b"}, 422, "reason"),
-        ("leader.resign", {"parameters": {"name": "x", "wait": 1e999}}, 422, "wait must be float"),
-    ],
-)  # fmt: skip
-async def test_a_wrong_order_is_told_what_is_wrong_and_changes_nothing(
-    http: httpx.AsyncClient, name: str, order: dict[str, Any], status: int, why: str
-) -> None:
-    body = WHY | order
-    text = json.dumps(body)  # which writes Infinity, as httpx does not
-    answer = await http.post(f"/commands/{name}", content=text, headers={"content-type": "application/json"})
-    assert answer.status_code == status, answer.text
-    assert why in answer.json()["detail"]
-    if status in (404, 422):
-        assert (await told(http, "/audit"))["audit"] == []
+ORDERS: list[tuple[str, dict[str, Any], int, str]] = [
+    ("lease.relase", {}, 404, "there is no command 'lease.relase'"),
+    ("lease.release", {}, 422, "needs 'name'"),
+    ("lease.release", {"parameters": {"nam": "x"}}, 422, "has no parameter 'nam'"),
+    ("lease.release", {"parameters": {"name": ""}}, 422, "1 to 200 characters"),
+    ("lease.release", {"parameters": {"name": "x"}, "break_glass": True}, 422, "break_glass"),
+    ("lease.release", {"parameters": {"name": "holdfast:runtime"}}, 409, "break-glass"),
+    ("lock.break", {"parameters": {"pid": True}}, 422, "pid"),
+    ("lock.break", {"parameters": {"pid": 2**31}}, 422, "pid must be int"),
+    ("review.approve", {"parameters": {"number": 10**30}}, 422, "number must be int"),
+    ("review.approve", {"parameters": {"number": 7}}, 409, "there is no review 7"),
+    ("wal.verify", {"actor": None}, 422, "actor must be given"),
+    ("wal.verify", {"reason": " "}, 422, "reason must not be empty"),
+    ("wal.verify", {"reason": "a\x00b"}, 422, "reason"),
+    ("leader.resign", {"parameters": {"name": "x", "wait": 1e999}}, 422, "wait must be float"),
+]
+
+
+async def test_a_wrong_order_is_told_what_is_wrong_and_changes_nothing(http: httpx.AsyncClient) -> None:
+    for name, order, status, why in ORDERS:
+        body = json.dumps(WHY | order)  # which writes Infinity, as httpx does not
+        before = (await told(http, "/audit"))["audit"]
+        answer = await http.post(f"/commands/{name}", content=body, headers={"content-type": "application/json"})
+        assert (name, order, answer.status_code) == (name, order, status)
+        assert why in answer.json()["detail"]
+        if status in (404, 422):
+            assert (await told(http, "/audit"))["audit"] == before
 
 
 async def test_one_command_at_a_time_and_who_waits_in_vain_is_told(
@@ -218,7 +219,12 @@ async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncCl
     leading, over = threading.Event(), threading.Event()
     with holdfast.Client(url) as client:
         elector = client.elector("stubborn")
-        thread = threading.Thread(target=elector.run, args=(lambda term: (leading.set(), over.wait()),))
+
+        def lead(term: object) -> None:
+            leading.set()
+            over.wait()
+
+        thread = threading.Thread(target=elector.run, args=(lead,))
         thread.start()
         try:
             assert await asyncio.to_thread(leading.wait, 10)
@@ -231,6 +237,21 @@ async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncCl
     assert told["title"] == "Unsettled"
     assert (entry.action, entry.outcome) == ("leader.resign", told["outcome"])
     assert told["outcome"].startswith("unknown: ")
+
+
+async def test_with_tokens_the_actor_is_whose_token_it_is(url: str) -> None:
+    tokens = (Token("oncall", "operate", "s" * 20), Token("viewer", "read", "v" * 20))
+    app = create_app(Settings(url, driver="unix:/nowhere/driver.sock", tokens=tokens))
+    order = {"actor": "somebody else", "reason": "looking", "dry_run": True}
+    transport = httpx.ASGITransport(app=app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as asking:
+        for token, status in zip(tokens, (200, 403), strict=True):
+            headers = {"authorization": f"Bearer {token.secret}"}
+            path = "http://localhost/api/commands/wal.verify"
+            answer = await asking.post(path, json=order, headers=headers)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert answer.json()["actor"] == "oncall"
 
 
 async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(url: str) -> None:

@@ -12,6 +12,8 @@ from holdfast.core.operation import Act, Prior
 from holdfast.core.operation_terms import OnPartial
 from holdfast.core.outcome import Outcome
 
+SPENT = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")
+"""What all attempts of a run cost together, where that is estimated."""
 _runs = count(1)
 
 
@@ -26,13 +28,14 @@ def labels(about: Any, *, sovereign: bool | None = None) -> dict[str, Any]:
 class Measured:
     """``run``: the number, in this process, by which start and end belong together."""
 
-    __slots__ = ("_attempt", "_began", "_key", "_labels", "_op", "_since", "run")
+    __slots__ = ("_attempt", "_began", "_key", "_labels", "_op", "_since", "_spent", "run")
 
     def __init__(self, key: Any, *, sovereign: bool) -> None:
         self.run, self._since, self._key = next(_runs), now(), key.digest
         self._labels = labels(key, sovereign=sovereign)
         self._began, self._attempt = False, 0
         self._op: Any = None
+        self._spent: dict[str, float] = {}
         self._tell("operation.started", run=self.run, key=self._key)
 
     def found(self, act: Act, prior: Prior) -> None:
@@ -65,6 +68,8 @@ class Measured:
         """The attempt is over, in the thread or task that began it."""
         op, self._op = self._op, None
         if op is not None:
+            if op.spent is not None:
+                self._spent = {name: self._spent.get(name, 0.0) + op.spent[name] for name in SPENT}
             self._tell("operation.left", run=self.run, held=op.held())
 
     def over(self, how: Outcome | BaseException) -> None:
@@ -81,7 +86,7 @@ class Measured:
 
     def _end(self, outcome: str, attempt: int, error: BaseException | None) -> None:
         about = {"run": self.run, "key": self._key, "attempt": attempt, "error": error}
-        self._tell("operation.ended", outcome=outcome, seconds=now() - self._since, **about)
+        self._tell("operation.ended", outcome=outcome, seconds=now() - self._since, **about, **self._spent)
 
     def _tell(self, event: str, **fields: Any) -> None:
         tell(event, **self._labels, **fields)

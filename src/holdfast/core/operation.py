@@ -42,6 +42,7 @@ Key = OperationKey | PlainKey | StoredKey
 class Act(Enum):
     EXECUTE = "execute"
     REPLAY = "replay"
+    EXPIRED = "say that it was done: its result is not kept any more"
     MISMATCH = "mismatch"
     RUNNING = "running"
     ROLL_BACK = "roll back, then execute"
@@ -116,16 +117,17 @@ NOTHING = Prior.nothing(0.0)
 
 def decide(
     prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool,
-    approved: bool = False,
+    approved: bool = False, reuse: bool = True,
 ) -> Act:  # fmt: skip
     """``undoes``: whether there is a rollback that can be called. ``approved``: somebody has looked at it, and lets it
-    be tried once more."""
-    if prior.fresh:
+    be tried once more. ``reuse``: whether the key is anybody's again when the time of its result is over."""
+    used = prior.expired and prior.status == "success" and not reuse
+    if prior.fresh and not used:
         return Act.EXECUTE
     if prior.fingerprint != fingerprint:
         return Act.MISMATCH
     if prior.status == "success":
-        return Act.REPLAY
+        return Act.EXPIRED if used else Act.REPLAY
     if prior.alive:
         return Act.RUNNING
     if prior.told.get("remembered"):

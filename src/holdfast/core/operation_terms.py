@@ -24,6 +24,7 @@ class OperationTerms(NamedTuple):
     on_partial: OnPartial
     remember_errors: tuple[type[BaseException], ...]
     keep: float | None
+    reuse: bool
     marks_effect: bool
     sovereign: bool
     actor: str | None
@@ -41,6 +42,7 @@ class OperationTerms(NamedTuple):
         on_partial: OnPartial | None,
         remember_errors: Sequence[type[BaseException]],
         keep: float | None,
+        reuse: bool,
         marks_effect: bool,
         sovereign: bool,
         actor: str | None,
@@ -63,7 +65,7 @@ class OperationTerms(NamedTuple):
         return cls(
             when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL), max_attempts, retries,
             chosen, kinds, None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),
-            marks_effect, sovereign, None if actor is None else check_name(actor, "actor"),
+            reuse, marks_effect, sovereign, None if actor is None else check_name(actor, "actor"),
             None if justification is None else check_name(justification, "justification", 1000),
         )  # fmt: skip
 

@@ -13,9 +13,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. ``status``: "success", "skipped" because somebody else was at it, and in a batch "failed"."""
+    """How a run ended. ``status``: "success", "skipped" because somebody else was at it, "expired" when it was done and
+    the result is not kept any more (``reuse=False``), and in a batch "failed"."""
 
-    status: Literal["success", "skipped", "failed"]
+    status: Literal["success", "skipped", "expired", "failed"]
     replayed: bool
     attempt: int
     committed: bool = True
@@ -27,11 +28,14 @@ class Outcome:
 
     @property
     def result(self) -> Any:
-        """What the function returned, now or when it ran; RuntimeError when it was skipped, the error if it failed."""
+        """What the function returned, now or when it ran; RuntimeError when it was skipped or has expired, the error if
+        it failed."""
         if self.error is not None:
             raise self.error
         if self.status == "skipped":
             raise RuntimeError("the operation was skipped because somebody else was at it: there is no result")
+        if self.status == "expired":
+            raise RuntimeError("the operation was done, and its result is not kept any more")
         return self.value
 
 

@@ -11,6 +11,8 @@ from uuid import uuid4
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN = frozenset({"/healthz", "/readyz"})
 """Asked by what keeps replicas running, which has no token."""
+SUPERVISOR = re.compile(r"/sandboxes/[^/]+/supervisor")
+"""Where supervisors connect, each with the token of its sandbox: it is looked at there."""
 BODY_BYTES = 1 << 20
 MOST_HEADERS = 100
 LONGEST_PATH, LONGEST_QUERY = 2048, 8192

@@ -9,8 +9,9 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -125,15 +126,23 @@ async def _alone(settings: Settings) -> AsyncIterator[None]:
     if not settings.single:
         yield
         return
-    async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client, AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(client.guard(GUARD))
-        except SystemExit as end:
-            if end.code == TAKEN and (first := await client.leases.get(GUARD)) is not None:
-                who = f"process {first.pid} on {first.host}"
-                raise Refused(f"{who} serves this file already. A file is for one: take PostgreSQL", TAKEN) from None
-            raise
-        yield
+    async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client:
+        while (first := await client.leases.get(GUARD)) is not None and _is_dead(first):
+            say("instance.waits", pid=first.pid, seconds=round(first.remaining, 1))
+            await asyncio.sleep(max(0.05, first.remaining))
+        if first is not None:
+            who = f"process {first.pid} on {first.host}"
+            raise Refused(f"{who} serves this file already. A file is for one: take PostgreSQL", TAKEN)
+        async with client.guard(GUARD, ttl=10, heartbeat=2.5):
+            yield
+
+
+def _is_dead(first: Any) -> bool:
+    """Killed a moment ago, on this very machine: its lease has not expired yet, and soon will. One that had our own
+    number was here before us, as in a container that was started again."""
+    if first.host != os.uname().nodename or first.pid is None:
+        return False
+    return first.pid == os.getpid() or not Path(f"/proc/{first.pid}").exists()
 
 
 def _told_to_end(within: float) -> asyncio.Event:

@@ -67,7 +67,8 @@ class Shield:
             raise Problem(414, f"a path has at most {rules.LONGEST_PATH} characters, a query {rules.LONGEST_QUERY}")
         if not rules.is_host_ours(headers.get("host", ""), self._hosts):
             raise Problem(421, "this host is not served here: name it in `hosts` ([gateway], HOLDFAST_HOSTS, --hosts)")
-        token = LOCAL if scope["path"] in rules.OPEN else self._known(headers.get("authorization"))
+        own = scope["type"] == "websocket" and rules.SUPERVISOR.fullmatch(scope["path"])  # has a token of its own kind
+        token = LOCAL if own or scope["path"] in rules.OPEN else self._known(headers.get("authorization"))
         if method in rules.SAFE:
             return token
         if not rules.is_origin_ours(headers):

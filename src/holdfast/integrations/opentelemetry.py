@@ -19,6 +19,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from holdfast import __version__, telemetry
 
 _SCOPE = "holdfast"
+_SPENT = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")
 _FAILED = ("failed", "interrupted", "locked", "refused")
 
 
@@ -95,6 +96,9 @@ class _Spans:
             "holdfast.status": "success" if replayed else outcome, "holdfast.replayed": replayed,
             "holdfast.attempt": fields["attempt"],
         })  # fmt: skip
+        if "energy_joules" in fields:
+            spent = {f"holdfast.{name}": fields[name] for name in _SPENT}
+            span.set_attributes({**spent, "holdfast.energy_is_estimate": True})
         if error is not None:
             span.record_exception(error)
         if outcome in _FAILED:

@@ -213,6 +213,19 @@ class OperationContract(MendingContract):
         assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
         assert client.operation(key).run(effects.do(3)).result == 2
 
+    def test_a_key_that_is_not_used_anew_says_that_it_was_done(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        client.operation(key, keep=0.001, payload=1).run(effects.do(1))
+        threading.Event().wait(0.01)
+        for _ in range(2):
+            outcome = client.operation(key, reuse=False, payload=1).run(effects.do(2))
+            assert (outcome.status, outcome.replayed, effects) == ("expired", True, [1])
+            with pytest.raises(RuntimeError, match="not kept any more"):
+                _ = outcome.result
+            with pytest.raises(holdfast.KeyReused):
+                client.operation(key, reuse=False, payload=2).run(effects.do(2))
+            client.operations.expire()
+
     def test_of_many_at_once_one_does_it_and_all_have_its_result(self, connect: Connect, url: str) -> None:
         clients, key, effects = [connect(url) for _ in range(4)], name(), Effects()
         barrier = threading.Barrier(4)

@@ -91,13 +91,27 @@ def _lost(sight: Sight) -> Iterator[Found]:
             by = f" by {each.actor}: {each.reason}" if each.actor else ""
             lost.append(About(each.name, f"{each.holder}: {words[each.outcome]}{by}", ("ago", at)))
     todo = "Did its holder crash, or was it paused? holdfast history tells who had it when."
-    yield from _found("warning", "A lease was lost in the last 15 minutes", "leases were lost in the last 15 minutes", lost, todo, "leases")
+    yield from _found(
+        "warning",
+        "A lease was lost in the last 15 minutes",
+        "leases were lost in the last 15 minutes",
+        lost,
+        todo,
+        "leases",
+    )
 
 
 def _relays(sight: Sight) -> Iterator[Found]:
     parked = [About(each.name, f"{number(each.parked)} parked") for each in sight.relays if each.parked]
     todo = "holdfast relay parked tells why; holdfast relay retry tells them again."
-    yield from _found("warning", "A relay has something that its sink refused", "relays have something that their sinks refused", parked, todo, "operations")
+    yield from _found(
+        "warning",
+        "A relay has something that its sink refused",
+        "relays have something that their sinks refused",
+        parked,
+        todo,
+        "operations",
+    )
     stuck = [
         About(
             each.name,
@@ -118,7 +132,9 @@ def _operations(sight: Sight) -> Iterator[Found]:
         if each.status == "partial"
     ]
     todo = "Whoever ran it died. It is mended when it is run again, or by operation.rollback or operation.reset."
-    yield from _found("critical", "An operation was left half done", "operations were left half done", partial, todo, "operations")
+    yield from _found(
+        "critical", "An operation was left half done", "operations were left half done", partial, todo, "operations"
+    )
     reviews = [
         About(each.label, f"review {each.id}, {each.reason}: {each.detail}", ("ago", each.opened_at.timestamp()))
         for each in sight.reviews
@@ -138,7 +154,9 @@ def _locks(sight: Sight) -> Iterator[Found]:
         if not each.granted and (each.duration or 0) > WAITED
     ]
     todo = "Who holds it is told below. lock.break ends a session that is stuck."
-    yield from _found("warning", "A lock is waited for too long", "locks are waited for too long", waiting, todo, "locks")
+    yield from _found(
+        "warning", "A lock is waited for too long", "locks are waited for too long", waiting, todo, "locks"
+    )
 
 
 def _slots(sight: Sight) -> Iterator[Found]:
@@ -147,7 +165,14 @@ def _slots(sight: Sight) -> Iterator[Found]:
         for (pool, kind), count in sight.violations.items()
     ]
     todo = "A session and the lease of its slot contradict each other: the log of this replica tells which."
-    yield from _found("critical", "A pool's slots are not what its sessions say", "kinds of slots are not what their sessions say", wrong, todo, "slots")
+    yield from _found(
+        "critical",
+        "A pool's slots are not what its sessions say",
+        "kinds of slots are not what their sessions say",
+        wrong,
+        todo,
+        "slots",
+    )
 
 
 def _sandboxes(sight: Sight) -> Iterator[Found]:

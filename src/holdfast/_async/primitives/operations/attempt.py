@@ -23,6 +23,7 @@ from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
 PAGE = 1000
@@ -53,6 +54,8 @@ class AsyncPlan(NamedTuple):
     lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
+    energy: Meter | None = None
+    """What says what the execution cost, if that is wanted."""
 
     @property
     def lease(self) -> str:
@@ -81,6 +84,13 @@ async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) 
     if 0 <= place <= len(args):
         return await settled(function(*args[:place], op, *args[place:], **kwargs))
     return await settled(function(*args, op=op, **kwargs))
+
+
+async def costing(meter: Meter, function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and note what that costs."""
+    from holdfast._wire.aio_metering import spending
+
+    return await spending(op, meter, call, function, op, *args, **kwargs)
 
 
 def _place(function: Function) -> int | None:
@@ -208,6 +218,8 @@ class AsyncAttempt(AsyncGovernance, ABC):
             if self.measured is not None:
                 self.measured.found(act, prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
+        if act is Act.EXPIRED:
+            return Outcome("expired", True, prior.attempt)
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
             if self.measured is not None:
                 self.measured.found(act, prior)

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.operations.attempt import AsyncPlan, call, kept, line
+from holdfast._async.primitives.operations.attempt import AsyncPlan, call, costing, kept, line
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import measure, run
 from holdfast._async.primitives.operations.running import AsyncRunning
@@ -183,7 +183,12 @@ class AsyncBatch:
 
     async def _execute(self, place: int, op: AsyncRunning, function: Function) -> Outcome:
         try:
-            value = await call(function, op, self._items[place])
+            if (meter := self._all.plan.energy) is None:
+                value = await call(function, op, self._items[place])
+            else:
+                value = await costing(meter, function, op, self._items[place])
+            if self._all.plan.lineage.contract is not None:
+                await self._all.check_after(op)
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})

@@ -43,7 +43,7 @@ class AsyncGovernance:
         terms = self.plan.terms
         return operation.decide(
             prior, self.plan.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
-            undoes=self.plan.rollback is not None, approved=self.approved,
+            undoes=self.plan.rollback is not None, approved=self.approved, reuse=terms.reuse,
         )  # fmt: skip
 
     async def permit(self) -> None:
@@ -194,7 +194,8 @@ class AsyncGovernance:
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
             "params_hash": key.params_hash, "attempt": max(prior.attempt, self.tried) + 1, "failures": prior.failures,
             "sovereign": terms.sovereign, "actor": terms.actor, "justification": terms.justification,
-            "exposed": governed.exposed, **more,
+            "exposed": governed.exposed, "inputs": self.plan.lineage.inputs, "outputs": self.plan.lineage.outputs,
+            **more,
         })  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, call
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, call, costing
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import within
@@ -83,6 +83,11 @@ class AsyncOperation:
             raise
         attempt.enter()
         self._entered.append((here(), attempt, op))
+        if plan.energy is not None:
+            from holdfast._wire.aio_metering import BLOCK, Metering
+
+            op.metering = Metering(op, plan.energy, BLOCK)
+            op.metering.__enter__()
         return op
 
     async def __aexit__(
@@ -93,6 +98,8 @@ class AsyncOperation:
         _, attempt, op = entry
         if attempt is None:
             return
+        if op.metering is not None:
+            op.metering.__exit__()
         attempt.leave()
         if error is not None:
             try:
@@ -171,7 +178,10 @@ async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: An
         try:
             attempt.enter()
             await attempt.check(op)
-            value = await call(function, op, *args, **kwargs)
+            if attempt.plan.energy is None:
+                value = await call(function, op, *args, **kwargs)
+            else:
+                value = await costing(attempt.plan.energy, function, op, *args, **kwargs)
             await attempt.check_after(op)
             attempt.leave()
             return await attempt.succeed(op, value)

@@ -14,9 +14,10 @@ from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
 from holdfast.core.canonical import digest
+from holdfast.core.errors import PolicyDenied
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.lineage import Lineage
+from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
@@ -24,6 +25,7 @@ from holdfast.core.outcome import OperationRecord, Outcome
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Rules
 
 log = logger("holdfast.operation")
@@ -31,7 +33,8 @@ log = logger("holdfast.operation")
 MOST = 10_000
 MENDING = OperationTerms.check(
     when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
-    keep=None, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False, probes=False,
+    keep=None, reuse=True, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False,
+    probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
@@ -47,8 +50,9 @@ class Handlers(NamedTuple):
 
 
 class AsyncOperations(AsyncOperationLog):
-    def __init__(self, engine: AsyncEngine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, rules: Rules | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
+        self._energy = energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -102,6 +106,7 @@ class AsyncOperations(AsyncOperationLog):
         justification: str | None = None,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        contract: Contract | None = None,
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
@@ -122,12 +127,12 @@ class AsyncOperations(AsyncOperationLog):
             raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r}")
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
-            "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "marks_effect": False,
-            "sovereign": sovereign, "actor": actor, "justification": justification,
+            "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
+            "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
         plan = self.plan(
             rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
-            lineage=Lineage.check(inputs, outputs, None),
+            lineage=Lineage.check(inputs, outputs, contract),
         )  # fmt: skip
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
@@ -139,7 +144,8 @@ class AsyncOperations(AsyncOperationLog):
     async def recover(self, *, most: int = MOST) -> dict[str, str]:
         """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
 
-        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with.
+        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with. So does one
+        that the policy lets only some roll back: nobody in particular is at it here.
         """
         done: dict[str, str] = {}
         for record in await self.list(status="partial", most=most):
@@ -147,7 +153,11 @@ class AsyncOperations(AsyncOperationLog):
                 _tell("operation.partial", record, fate="left")
                 continue
             try:
+                self._permit_recovery(record)
                 outcome = await self._mending(record).recover()
+            except PolicyDenied as error:
+                log.warning("operation %r is not rolled back by itself: %s", record.label, error)
+                continue
             except Exception:
                 log.exception("operation %r cannot be recovered", record.label)
                 _tell("operation.partial", record, fate="left")
@@ -182,6 +192,13 @@ class AsyncOperations(AsyncOperationLog):
             await self._mending(record).reset(actor, reason)
             _tell("operation.rewritten", record, reason="reset")
         await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+
+    def _permit_recovery(self, record: OperationRecord) -> None:
+        """Where it is declared who may roll back, that is nobody who happens to start."""
+        handlers = self._handlers.get(record.rollback or "")
+        if record.effect_started and handlers is not None and handlers.verify is None:
+            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
+            self._permit("reset", label=record.label, **about)
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
         about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
@@ -224,13 +241,14 @@ class AsyncOperations(AsyncOperationLog):
             found = as_key(key)
             plan = AsyncPlan(
                 self._engine, found, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage or Lineage(),
+                lineage=lineage or Lineage(), energy=self._energy,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
             from holdfast.core.policy import governed
 
-            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload)
+            outputs = () if lineage is None else lineage.outputs
+            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=outputs)
             sovereign = governing is not None and governing.demands.sovereign
             return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 

@@ -24,6 +24,7 @@ from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
 PAGE = 1000
@@ -54,6 +55,8 @@ class Plan(NamedTuple):
     lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
+    energy: Meter | None = None
+    """What says what the execution cost, if that is wanted."""
 
     @property
     def lease(self) -> str:
@@ -82,6 +85,13 @@ def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
     if 0 <= place <= len(args):
         return settled(function(*args[:place], op, *args[place:], **kwargs))
     return settled(function(*args, op=op, **kwargs))
+
+
+def costing(meter: Meter, function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and note what that costs."""
+    from holdfast._wire.metering import spending
+
+    return spending(op, meter, call, function, op, *args, **kwargs)
 
 
 def _place(function: Function) -> int | None:
@@ -209,6 +219,8 @@ class Attempt(Governance, ABC):
             if self.measured is not None:
                 self.measured.found(act, prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
+        if act is Act.EXPIRED:
+            return Outcome("expired", True, prior.attempt)
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
             if self.measured is not None:
                 self.measured.found(act, prior)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from holdfast._sync.primitives.grant import LeaseGrant
-from holdfast._sync.primitives.operations.attempt import Plan, call, kept, line
+from holdfast._sync.primitives.operations.attempt import Plan, call, costing, kept, line
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import measure, run
 from holdfast._sync.primitives.operations.running import Running
@@ -180,7 +180,12 @@ class Batch:
 
     def _execute(self, place: int, op: Running, function: Function) -> Outcome:
         try:
-            value = call(function, op, self._items[place])
+            if (meter := self._all.plan.energy) is None:
+                value = call(function, op, self._items[place])
+            else:
+                value = costing(meter, function, op, self._items[place])
+            if self._all.plan.lineage.contract is not None:
+                self._all.check_after(op)
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})

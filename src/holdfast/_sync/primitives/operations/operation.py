@@ -8,7 +8,7 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call
+from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call, costing
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import within
@@ -84,6 +84,11 @@ class Operation:
             raise
         attempt.enter()
         self._entered.append((here(), attempt, op))
+        if plan.energy is not None:
+            from holdfast._wire.metering import BLOCK, Metering
+
+            op.metering = Metering(op, plan.energy, BLOCK)
+            op.metering.__enter__()
         return op
 
     def __exit__(
@@ -94,6 +99,8 @@ class Operation:
         _, attempt, op = entry
         if attempt is None:
             return
+        if op.metering is not None:
+            op.metering.__exit__()
         attempt.leave()
         if error is not None:
             try:
@@ -170,7 +177,10 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
         try:
             attempt.enter()
             attempt.check(op)
-            value = call(function, op, *args, **kwargs)
+            if attempt.plan.energy is None:
+                value = call(function, op, *args, **kwargs)
+            else:
+                value = costing(attempt.plan.energy, function, op, *args, **kwargs)
             attempt.check_after(op)
             attempt.leave()
             return attempt.succeed(op, value)

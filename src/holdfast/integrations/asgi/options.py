@@ -1,0 +1,54 @@
+"""What the middleware is told, checked before the application starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal
+
+import holdfast
+from holdfast.integrations.asgi.answer import NEVER, REPEATED, Answer
+from holdfast.integrations.asgi.problem import Scope
+
+Found = Answer | bool
+OnPartial = Literal["refuse", "retry"] | Callable[[Scope, bytes], Found | Awaitable[Found]]
+Client = holdfast.AsyncClient | Callable[[Scope], holdfast.AsyncClient]
+
+
+def check_functions(principal: Any, client: Any, on_partial: Any) -> None:
+    if not callable(principal) or inspect.iscoroutinefunction(principal):
+        raise TypeError(
+            f"principal must be a function of the scope that says whose key it is, not {principal!r}: without it one "
+            "user's key would get another user's answer"
+        )
+    if not isinstance(client, holdfast.AsyncClient) and not callable(client):
+        raise TypeError(f"client must be an AsyncClient, or a function of the scope that finds it, not {client!r}")
+    if on_partial not in ("refuse", "retry") and not callable(on_partial):
+        raise ValueError(f'on_partial must be "refuse", "retry" or a function, not {on_partial!r}')
+
+
+def check_number(what: str, value: Any, least: float, most: float) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{what} must be from {least} to {most}, not {value}")
+    return value
+
+
+def check_methods(methods: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.upper() for name in _names("methods", methods))
+
+
+def check_headers(names: Iterable[str]) -> frozenset[str]:
+    """All that are repeated."""
+    found = REPEATED | {name.lower() for name in _names("replay_headers", names)}
+    if never := sorted(found & NEVER):
+        raise ValueError(f"replay_headers must not have {', '.join(never)}: that is of one client or one connection")
+    return found
+
+
+def _names(what: str, names: Any) -> list[str]:
+    found = [] if isinstance(names, str) else list(names)
+    if isinstance(names, str) or not all(isinstance(each, str) and each for each in found):
+        raise TypeError(f"{what} must be names, in a list or the like, not {names!r}")
+    return found

@@ -1,0 +1,152 @@
+"""The store behind the middleware: shared by replicas, down, lost in the middle; and what dead attempts left in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.integrations.asgi import Answer
+from holdfast.testing import Postgres
+from tests.conftest import migrated
+from tests.integrations.asker import Shop, ask, guarded
+
+BY = {"actor": "ann", "reason": "the bank says that it never arrived"}
+
+
+@pytest.mark.parametrize("wait", [0.0, 30.0])
+async def test_of_fifty_at_once_on_two_replicas_one_has_an_effect(either: str, wait: float) -> None:
+    async with holdfast.AsyncClient(either) as one, holdfast.AsyncClient(either) as two:
+        shop = Shop()
+        apps = [guarded(shop, one, wait=wait), guarded(shop, two, wait=wait)]
+        shop.go_on.clear()
+        asked = [asyncio.ensure_future(ask(apps[number % 2])) for number in range(50)]
+        await shop.entered.wait()
+        if not wait:
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        shop.go_on.set()
+        replies = await asyncio.gather(*asked)
+        found = Counter((each.status, each.replayed) for each in replies)
+        assert (len(shop.effects), found[201, False]) == (1, 1)
+        assert found.keys() <= {(201, False), (201, True), (409, False)}
+        assert {each.kind for each in replies if each.status == 409} <= {"running"}
+        assert found[409, False] == 0 if wait else found[409, False] > 0
+        assert {(await ask(app)).body for app in apps} == {b"done"}
+
+
+async def test_while_the_store_is_down_nothing_is_done() -> None:
+    with Postgres.create() as server:
+        async with holdfast.AsyncClient(migrated(server.database())) as client:
+            app = guarded(shop := Shop(), client)
+            assert (await ask(app, key="before")).status == 201
+            server.stop("immediate")
+            for key in ("before", "new"):
+                began = time.monotonic()
+                refused = await ask(app, key=key)
+                assert (refused.status, refused.kind, refused.headers["retry-after"]) == (503, "unavailable", "1")
+                assert time.monotonic() - began < 15.0
+            assert len(shop.effects) == 1
+            assert (await ask(app, key=None)).status == 201, "who sends no key needs no store"
+            server.start()
+            assert (await ask(app, key="before")).replayed
+            assert (await ask(app, key="new")).status == 201
+            assert len(shop.effects) == 3
+
+
+async def test_a_store_that_cannot_be_used_is_down(tmp_path: Path, postgres_url: str) -> None:
+    shop = Shop()
+    (tmp_path / "file").write_text("")
+    for url in (f"sqlite:///{tmp_path}/file/app.db", f"{postgres_url}_missing"):
+        async with holdfast.AsyncClient(url) as client:
+            assert (await ask(guarded(shop, client))).kind == "unavailable"
+    async with holdfast.AsyncClient(postgres_url, schema="never_made") as client:
+        assert (await ask(guarded(shop, client))).kind == "unavailable"
+    assert shop.effects == []
+
+
+async def test_a_store_that_is_lost_in_the_middle_takes_no_answer_away(caplog: pytest.LogCaptureFixture) -> None:
+    """The effect is there, so its answer is given; but that it is there was not recorded, and is not guessed later."""
+    with Postgres.create() as server:
+        async with holdfast.AsyncClient(migrated(server.database())) as client:
+            app = guarded(shop := Shop(), client, ttl=1.0)
+            shop.go_on.clear()
+            asked = asyncio.ensure_future(ask(app))
+            await shop.entered.wait()
+            server.stop("immediate")
+            shop.go_on.set()
+            assert ((await asked).status, (await asked).body) == (201, b"done")
+            assert "could not be recorded" in caplog.text
+            server.start()
+            async with asyncio.timeout(30):
+                while (refused := await ask(app)).kind != "interrupted":
+                    assert refused.kind in ("running", "unavailable")
+                    await asyncio.sleep(0.05)
+            assert len(shop.effects) == 1
+
+
+async def leave_half_done(client: holdfast.AsyncClient) -> None:
+    async def dies(scope: Any, receive: Any, send: Any) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await ask(guarded(dies, client))
+    [record] = await client.operations.list()
+    assert record.status == "partial"
+
+
+async def test_what_was_left_half_done_waits_for_somebody(sqlite_url: str) -> None:
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        await leave_half_done(client)
+        app = guarded(shop := Shop(), client)
+        refused = await ask(app)
+        assert (refused.status, refused.kind, "retry-after" in refused.headers) == (409, "interrupted", False)
+        [review] = await client.reviews.list()
+        assert review.key in refused.body.decode(), "whom the client asks finds it by that"
+        await client.reviews.reject(review.id, **BY)
+        assert ((await ask(app)).kind, shop.effects) == ("denied", [])
+        await client.operations.reset(review.key, **BY)
+        assert [(await ask(app)).replayed for _ in range(2)] == [False, True]
+
+
+async def test_what_was_left_half_done_is_tried_again_when_that_is_declared(sqlite_url: str) -> None:
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        await leave_half_done(client)
+        app = guarded(shop := Shop(), client, on_partial="retry")
+        assert [(await ask(app)).replayed for _ in range(2)] == [False, True]
+        assert len(shop.effects) == 1
+
+
+async def test_what_was_left_half_done_is_what_the_application_finds_out(sqlite_url: str) -> None:
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        await leave_half_done(client)
+        shop, known = Shop(), list[Any]([False, None, LookupError("no"), Answer(200, [("Location", "/7")], b"found")])
+
+        async def find(scope: Any, body: bytes) -> Any:
+            assert (scope["path"], body) == ("/charges", b"{}")
+            said = known.pop(0)
+            if isinstance(said, Exception):
+                raise said
+            return said
+
+        app = guarded(shop, client, on_partial=find)
+        assert [(await ask(app)).kind for _ in range(2)] == ["interrupted", "interrupted"]
+        with pytest.raises(LookupError):
+            await ask(app)
+        for _ in range(2):
+            reply = await ask(app)
+            assert (reply.status, reply.body, reply.replayed) == (200, b"found", True)
+            assert reply.headers["location"] == "/7"
+        assert (known, shop.effects) == ([], [])
+
+
+async def test_what_was_left_half_done_may_be_found_not_to_be_done(sqlite_url: str) -> None:
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        await leave_half_done(client)
+        app = guarded(shop := Shop(), client, on_partial=lambda scope, body: True)
+        assert [(await ask(app)).replayed for _ in range(2)] == [False, True]
+        assert len(shop.effects) == 1
