@@ -76,18 +76,30 @@ def test_a_span_says_what_became_of_the_operation_and_has_what_is_inside_for_chi
     assert parents([first, second]) == ids(found["around"]) * 2
 
 
+def test_a_span_says_what_it_is_estimated_to_have_cost(sqlite_url: str, traced: Traced) -> None:
+    with holdfast.Client(sqlite_url, energy=holdfast.Energy(watts=10, grams_per_kwh=360)) as client:
+        client.operation("a").run(lambda: sum(range(10_000)))
+    [span] = traced.ended()["holdfast.operation"]
+    assert span.attributes is not None
+    found: dict[str, Any] = dict(span.attributes)
+    assert found["holdfast.cpu_seconds"] > 0
+    assert found["holdfast.energy_joules"] == pytest.approx(10 * found["holdfast.cpu_seconds"], rel=1e-4)
+    assert found["holdfast.carbon_grams"] == pytest.approx(found["holdfast.energy_joules"] / 10_000, rel=1e-4)
+    assert found["holdfast.energy_is_estimate"] is True
+
+
 def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: str, traced: Traced) -> None:
     tries = iter([1, 2, 3])
 
-    def fail() -> None:
-        traced.work(f"try {next(tries)}")
+    def fail(what: str = "") -> None:
+        traced.work(what or f"try {next(tries)}")
         raise ArithmeticError("no")
 
     with holdfast.Client(sqlite_url) as client:
         with pytest.raises(ArithmeticError):
             client.operation("a", retries=2).run(fail)
         with pytest.raises(ArithmeticError), client.operation("b"):
-            _fail_in(traced)
+            fail("block")
     found = traced.ended()
     run, block = found["holdfast.operation"]
     assert parents([found[f"try {number}"][0] for number in (1, 2, 3)]) == ids([run]) * 3
@@ -101,11 +113,6 @@ def test_errors_are_recorded_and_every_attempt_is_inside_of_its_run(sqlite_url: 
     assert run.attributes is not None
     assert run.attributes["holdfast.attempt"] == 3
     assert not trace.get_current_span().get_span_context().is_valid
-
-
-def _fail_in(traced: Traced) -> None:
-    traced.work("block")
-    raise ArithmeticError("no")
 
 
 def test_tasks_do_not_get_into_each_others_spans(sqlite_url: str, traced: Traced) -> None:
