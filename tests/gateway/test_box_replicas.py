@@ -75,6 +75,18 @@ def test_the_leader_is_killed_and_the_driver_is_swept_elsewhere(replicas: list[R
     assert ready(first, "after")
 
 
+def test_told_that_its_end_is_near_a_leader_hands_over_and_still_answers(replicas: list[Replica]) -> None:
+    first = leader(replicas)
+    first.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: leader(replicas) is not first, "another one leads")
+    unready = first.http.get("/readyz")
+    assert (unready.status_code, unready.json()["checks"]["running"]) == (503, False)
+    assert first.http.post("/sandboxes", json={"id": "late", "argv": ["true"]}).status_code == 201
+    assert first.http.get("/sandboxes").status_code == 200
+    assert first.end() == 0
+    first.restart()
+
+
 def test_a_rolling_restart_under_load_loses_no_acknowledged_write(replicas: list[Replica]) -> None:
     """Each writes one record over and over, through whichever replica listens, and a new one now and then."""
     written: dict[str, int] = dict.fromkeys([each.name for each in replicas], 0)

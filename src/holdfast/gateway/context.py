@@ -34,6 +34,8 @@ class Gateway:
     """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when we were told to end: what streams to a client ends then."""
+    leaving: bool = False
+    """Told that it will soon be told to end: another one leads, and no new requests should come."""
     reconciler: Any = None
     """Keeps the records of sandboxes true while we lead; its ``exclusive(id)`` is for those who write one here."""
     rooms: dict[str, Any] = field(default_factory=dict)

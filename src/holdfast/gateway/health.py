@@ -108,7 +108,8 @@ async def _present(gateway: Gateway) -> None:
 
 
 async def _checks(gateway: Gateway) -> dict[str, bool]:
-    checks = {"database": False, "schema": False, "heartbeat": False, "running": not gateway.stopping.is_set()}
+    running = not (gateway.leaving or gateway.stopping.is_set())
+    checks = {"database": False, "schema": False, "heartbeat": False, "running": running}
     try:
         async with asyncio.timeout(_PATIENCE):
             await gateway.client.leases.get(PRESENCE + gateway.replica)

@@ -62,6 +62,7 @@ async def _serve(settings: Settings, replica: str, listening: socket.socket, rea
         app = create_app(settings, replica=replica)
         async with app.router.lifespan_context(app):
             gateway: Gateway = app.state.gateway
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
             server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
@@ -161,6 +162,15 @@ def _told_to_end(within: float) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     return told
+
+
+def _hand_over(gateway: Gateway) -> None:
+    """On USR1: another replica leads from here on, and /readyz sends requests elsewhere; those that come are answered.
+    For whoever ends replicas one after the other, before TERM."""
+    say("gateway.hands_over")
+    gateway.leaving = True
+    if gateway.elector is not None:
+        gateway.elector.stop()
 
 
 def _overdue() -> None:
