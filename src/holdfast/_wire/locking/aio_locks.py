@@ -166,7 +166,11 @@ def _look_after(known: ReferenceType[AsyncPump]) -> None:
                 pump.loop.call_soon_threadsafe(pump.revive)
         background.loop().call_later(LOOP_CHECK, _look_after, known)
         return
-    log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
+    log.warning(
+        "the event loop of a client of %s was closed, and its locks with it",
+        pump.database,
+        extra={"event": "lock.loop_closed", "database": str(pump.database)},
+    )
     error = Unanswered("its event loop was closed")
     for session in [*pump.mux.holds, *pump.mux.waits]:
         lost = [each for each in pump.mux.lost(session, error) if isinstance(each, Lost)]

@@ -59,7 +59,12 @@ class LockPump(ABC):
 
     def lost(self, session: Session, error: Exception) -> None:
         if not session.over:
-            log.warning("a session for locks on %s is gone: %s", self.database, error)
+            log.warning(
+                "a session for locks on %s is gone: %s",
+                self.database,
+                error,
+                extra={"event": "lock.session_lost", "database": str(self.database), "error": str(error)},
+            )
             self.do(self.mux.lost(session, error))
 
     def close(self, error: Exception) -> None:
@@ -184,7 +189,11 @@ class LockPump(ABC):
             try:
                 ticket.tell(error)
             except Exception:  # no thread to be had for it: the others are told all the same
-                log.exception("the loss of lock %r could not be told", ticket.name)
+                log.exception(
+                    "the loss of lock %r could not be told",
+                    ticket.name,
+                    extra={"event": "lock.callback_failed", "lock": ticket.name},
+                )
 
     def _sweep_later(self) -> None:
         if self.sweep_at == math.inf:
