@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 import holdfast
+from holdfast._wire.aio_waiting import AsyncSignal
 from tests.children import NONE, Child, eventually, query, rows
 from tests.conftest import migrated
 
@@ -119,3 +120,15 @@ def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(either: str) -> None
     with Child(_BUSY, either) as child:
         assert int(child.line()) > 20
         eventually(lambda: rows(either)["lease"] == 0, "nothing is left")
+
+
+async def test_who_is_woken_and_cancelled_in_one_moment_is_cancelled() -> None:
+    """Else an elector whose bell rings while it is told to end would go on."""
+    signal = AsyncSignal()
+    task = asyncio.create_task(signal.wait(30))
+    await asyncio.sleep(0)
+    signal.set()
+    await asyncio.sleep(0)  # set, and the waiter is about to hear of it
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast._sync.recipes.driver import Driver
     from holdfast.checksums import checksum_file
     from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
+    from holdfast.core.energy import Energy, Estimate
     from holdfast.core.errors import (
         AcquireTimeout,
         AlreadyExists,
@@ -60,6 +61,8 @@ _HOME = {
     "Deny": "holdfast.core.policy",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",
+    "Energy": "holdfast.core.energy",
+    "Estimate": "holdfast.core.energy",
     "Event": "holdfast.core.events",
     "OperationKey": "holdfast.core.keys",
     "Phase": "holdfast.core.conditions",
@@ -96,7 +99,9 @@ __all__ = [
     "Driver",
     "DriverError",
     "DriverEvent",
+    "Energy",
     "EngineError",
+    "Estimate",
     "Event",
     "FencedOut",
     "HoldfastError",

@@ -8,7 +8,16 @@
 
 from __future__ import annotations
 
-from holdfast._wire.telemetry import Listener, listen, readings
-from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, Metric
+import os
 
-__all__ = ["BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "Listener", "Metric", "listen", "readings"]
+from holdfast._wire.telemetry import Listener, listen, readings
+from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Metric
+
+__all__ = [
+    "BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "OPERATION", "Listener", "Metric", "environment", "listen", "readings",
+]  # fmt: skip
+
+
+def environment(env: str | None) -> str:
+    """What the label ``env`` says: what was given, else $HOLDFAST_ENV, else nothing."""
+    return os.environ.get("HOLDFAST_ENV", "") if env is None else env

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import pytest
@@ -41,22 +43,42 @@ def replicas(folder: Path) -> Iterator[list[Replica]]:
         yield made
 
 
+Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[FastAPI]:
-    """In this process, on SQLite. No driver answers: routes that need one say so."""
-    made = create_app(Settings(f"sqlite:///{tmp_path / 'app.db'}", driver=f"unix:{tmp_path / 'none.sock'}"))
-    async with made.router.lifespan_context(made):
+def serving(tmp_path: Path) -> Serving:
+    """``async with serving(writes=2, routes=add) as http``: a replica in this process, on SQLite, set up as said.
+    ``routes`` is given the app before it starts. No driver answers: routes that need one say so."""
+
+    @asynccontextmanager
+    async def serve(
+        routes: Callable[[FastAPI], object] | None = None, **options: Any
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        place = {"url": f"sqlite:///{tmp_path / 'app.db'}", "driver": f"unix:{tmp_path / 'none.sock'}"}
+        app = create_app(Settings(**{**place, **options}))
+        if routes is not None:
+            routes(app)
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+        ):
+            http.app = app  # type: ignore[attr-defined]
+            yield http
+
+    return serve
+
+
+@pytest.fixture
+async def http(serving: Serving) -> AsyncIterator[httpx.AsyncClient]:
+    """Asks the replica of ``gateway``."""
+    async with serving() as made:
         yield made
 
 
 @pytest.fixture
-def gateway(app: FastAPI) -> Gateway:
-    made: Gateway = app.state.gateway
+def gateway(http: httpx.AsyncClient) -> Gateway:
+    """A replica in this process, on SQLite, without a driver."""
+    made: Gateway = http.app.state.gateway  # type: ignore[attr-defined]
     return made
-
-
-@pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """Asks the replica of ``gateway``."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
-        yield client

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from textwrap import dedent
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,17 +19,30 @@ from tests.children import PATIENCE
 from tests.cli.command import SCRIPT, environment
 from tests.driver.daemon import Daemon, clean
 
+_WITH_ROOM = """
+import types
+from fastapi import APIRouter
+from holdfast.gateway import app, context
+room = types.SimpleNamespace(router=APIRouter())
+{room}
+app.ROOMS += (room,)
+from holdfast.cli import main
+main()
+"""
+
 
 class Replica:
     """``options`` are flags of `holdfast serve`, ``more`` variables of its environment. Without ``driver=`` it starts
-    one beside itself, on ``folder / "d"``."""
+    one beside itself, on ``folder / "d"``. ``room`` is Python that is run before, where ``room`` is one more."""
 
     def __init__(
-        self, url: str, folder: Path, *options: str, name: str = "replica", driver: str | None = None, **more: str
-    ) -> None:
+        self, url: str, folder: Path, *options: str, name: str = "replica", driver: str | None = None,
+        room: str | None = None, **more: str,
+    ) -> None:  # fmt: skip
         self.url, self.folder, self.name = url, folder, name
         beside = ["--driver-folder", str(folder / "d")] if driver is None else ["--driver", driver]
-        self._command = [SCRIPT, "serve", "--port", "0", "--json", *beside, *options]
+        script = [SCRIPT] if room is None else [sys.executable, "-c", _WITH_ROOM.format(room=dedent(room))]
+        self._command = [*script, "serve", "--port", "0", "--json", *beside, *options]
         self._environment = environment(HOLDFAST_URL=url, HOLDFAST_REPLICA_ID=name, **more)
         self.log = folder / f"{name}.log"
         self.begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import holdfast
@@ -71,14 +71,10 @@ def _operations(client: holdfast.Client, mark: str) -> None:
         except (RuntimeError, holdfast.OperationFailed):
             continue
     client.operations.register("unpublish", rollback=_die)
-    try:
+    with suppress(KeyboardInterrupt):
         client.operation(f"publish map{mark}", rollback="unpublish").run(_die)
-    except KeyboardInterrupt:
-        pass
-    try:
+    with suppress(holdfast.SinkDown):
         client.relay(f"catalogue{mark}", Refusing(), tries=1).step()
-    except holdfast.SinkDown:
-        pass
 
 
 def _die() -> None:
@@ -92,13 +88,14 @@ def _fail() -> None:
 def _records(client: holdfast.Client, mark: str) -> None:
     create = holdfast.MustCreate()
     for number, phase in enumerate(("Ready", "Ready", "Provisioning", "Error")):
-        ready = {"type": "Ready", "status": phase == "Ready", "reason": "Exited", "message": f"exited with 1{mark}"}
+        told = f"exited with 1{mark}" if phase == "Error" else ""
+        ready = {"type": "Ready", "status": phase == "Ready", "reason": "", "message": told}
         status = {"phase": phase, "conditions": [ready]}
         payload = {"spec": {"command": ["sleep", mark]}, "status": status, "token": "tell-nobody"}
         client.objects.put_if("sandbox", f"sb-{number}", payload, create, name=f"web-{number}{mark}")
-    for number, state in enumerate(("idle", "processing", f"odd{mark}")):
-        payload = {"state": state, "token": "tell-nobody"}
+    for number, state in enumerate(("idle", "working", f"odd{mark}")):
+        payload = {"state": state, "command": {"prompt": f"mend it{mark}"}, "token": "tell-nobody"}
         client.objects.put_if("agent", f"agent-{number}", payload, create, name=f"agent-{number}{mark}")
     for number in (1, 2, 3):
-        payload = {"state": "RUNNING", "pool": "default", "slot": number, "token": "tell-nobody"}
+        payload = {"state": "ACTIVE", "pool": "default", "slot": number, "token": "tell-nobody"}
         client.objects.put_if("session", f"session-{number}", payload, create)

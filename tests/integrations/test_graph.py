@@ -16,7 +16,7 @@ from tests.integrations.lineage import fill, key
 
 TABLES = (
     "CREATE NODE TABLE Dataset(name STRING PRIMARY KEY)",
-    """CREATE NODE TABLE Run(id STRING PRIMARY KEY, key STRING, label STRING, attempt INT64, sovereign BOOLEAN,
+    """CREATE NODE TABLE Run(id STRING PRIMARY KEY, key STRING, label STRING, attempt INT64, sovereignty_event BOOLEAN,
        started STRING, ended STRING, outcome STRING, error STRING)""",
     "CREATE REL TABLE READ(FROM Run TO Dataset)",
     """CREATE REL TABLE WROTE(FROM Run TO Dataset, at STRING, result_hash STRING, contract STRING, verdict STRING,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast.integrations.great_expectations import ExpectationsFailed, expects
 
 
@@ -80,6 +82,19 @@ def test_a_validation_by_itself_is_judged_as_well() -> None:
     ):
         with pytest.raises(ExpectationsFailed, match=r"is empty|validated nothing"):
             expects(SimpleNamespace(run=lambda made=empty: made))()
+
+
+def test_as_the_check_of_a_contract_its_verdict_is_recorded_with_the_mutation(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        for number, each in enumerate((validation(True), validation(True, False), validation())):
+            agreed = holdfast.Contract("parcels", "2.1", expects(Checkpoint(True, one=each)))
+            with (
+                nullcontext() if number == 0 else pytest.raises(holdfast.OperationFailed, match=r"was not met|is empty")
+            ):
+                client.operation(str(number), contract=agreed).run(int)
+        ends = [each for each in client.relays.events() if each.type in ("COMPLETE", "FAIL")]
+    told = {"name": "parcels", "version": "2.1"}
+    assert [each.contract for each in ends] == [{**told, "verdict": said} for said in ("passed", "failed", "failed")]
 
 
 def test_it_has_a_name_and_passes_its_arguments_on() -> None:

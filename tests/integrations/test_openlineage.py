@@ -36,7 +36,7 @@ def events(sqlite_url: str) -> list[holdfast.Event]:
     def fail() -> None:
         raise ValueError("broken")
 
-    with holdfast.Client(sqlite_url) as client:
+    with holdfast.Client(sqlite_url, energy=holdfast.Energy(watts=12, grams_per_kwh=380)) as client:
         client.operations.register("undo", rollback=lambda: None)
         contract = holdfast.Contract("parcels", "2.1", lambda: True)
         client.operation(
@@ -70,8 +70,19 @@ def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast
     told = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert [each["eventType"] for each in told] == ["START", "OTHER", "COMPLETE", "OTHER", "START", "FAIL"]
     assert len({each["run"]["runId"] for each in told}) == 2
+    shape = jsonschema.Draft202012Validator(SCHEMA, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     for each in told:
         assert Serde.to_dict(rebuilt(each)) == each
+        shape.validate(each)
+        for name in each:
+            assert not shape.is_valid({key: value for key, value in each.items() if key != name}), name
+        assert not shape.is_valid({**each, "more": 1})
+        assert not shape.is_valid({**each, "run": {**each["run"], "runId": "1"}})
+        assert not shape.is_valid({**each, "eventTime": "yesterday"})
+        assert not shape.is_valid({**each, "inputs": [{"name": "raw"}]})
+        assert shape.is_valid({**each, "outputs": [{"namespace": "shop", "name": "x"}]}) is (
+            each["eventType"] in ("COMPLETE", "OTHER")
+        )
         for name, facet in each["run"]["facets"].items():
             if name.startswith("holdfast_"):
                 where = facet["_schemaURL"].removeprefix(f"{SCHEMA['$id']}#")
@@ -85,6 +96,10 @@ def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast
     assert [each["name"] for each in complete["inputs"] + complete["outputs"]] == ["raw", "parcels"]
     facets = complete["run"]["facets"]
     assert facets["holdfast_contract"]["verdict"] == "passed"
+    cost = facets["holdfast_energy"]
+    assert (cost["estimate"], cost["method"], cost["parameters"]["watts"]) == (True, "cpu_time:thread", 12)
+    assert (cost["energyJoules"] > 0, cost["wallSeconds"] > 0, cost["carbonGrams"] > 0) == (True, True, True)
+    assert "holdfast_energy" in fail["run"]["facets"], "what came to nothing cost something as well"
     assert (facets["holdfast_governance"]["sovereigntyEvent"], facets["holdfast_governance"]["actor"]) == (True, "jane")
     assert facets["holdfast_idempotency"]["checksum"] == "abc"
     assert json.loads(message["run"]["facets"]["holdfast_message"]["payload"]) == {"rows": 7, "none": None}
@@ -102,6 +117,14 @@ def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], s
     with holdfast.Client(sqlite_url) as client:
         assert client.relays.verify(lines).problems == ()
         assert [each.what for each in client.relays.verify(lines[1:]).problems] == ["missing"]
+        for old, new in (
+            ('"cpu_time:thread"', '"guess"'),
+            ('"COMPLETE"', '"FAIL"'), ('"passed"', '"failed"'), ('"name": "raw"', '"name": "x"'), ('"jane"', '"joe"'),
+            ('"sovereigntyEvent": true', '"sovereigntyEvent": false'), ('"outputs": [{', '"outputs": [], "more": [{'),
+        ):  # fmt: skip
+            assert old in lines[2], old
+            forged = [*lines[:2], lines[2].replace(old, new), *lines[3:]]
+            assert [each.what for each in client.relays.verify(forged).problems] == ["differs"], new
 
 
 @contextmanager

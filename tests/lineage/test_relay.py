@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.testing import Postgres
 from holdfast.testing.operation_stage import leave_half_done
-from tests.children import eventually
+from tests.children import eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
 from tests.lineage.sinks import Kept, once
 
@@ -71,7 +73,7 @@ def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(e
     assert len({each.run for each in (start, first, second, complete)}) == 1 != len({each.run for each in sink})
     assert [(each.topic, each.payload) for each in (first, second)] == [("a", {"topic": "a"}), ("b", {"topic": "b"})]
     assert (start.inputs, start.outputs, start.actor, start.justification) == (("raw",), (), "jane", "asked for")
-    assert (start.sovereign, complete.sovereign, other.sovereign) == (True, True, False)
+    assert (start.sovereignty_event, complete.sovereignty_event, other.sovereignty_event) == (True, True, False)
     assert start.contract == {"name": "parcels", "version": "2.1"}
     assert complete.contract == {"name": "parcels", "version": "2.1", "verdict": "passed"}
     assert (complete.outputs, complete.dataset, complete.result_hash is not None) == (("parcels",), "parcels", True)
@@ -131,8 +133,17 @@ def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
     sink = Kept()
     with holdfast.Client(either) as client:
-        client.operations.run_many([1, 2], emitted, key=lambda item: key("d", item), inputs=["raw"], outputs=["d", "e"])
+        agreed = holdfast.Contract("d", "1", lambda op: op.outbox != [("item", "3")])
+        outcomes = client.operations.run_many(
+            [1, 2, 3], emitted, key=lambda item: key("d", item), inputs=["raw"], outputs=["d", "e"], contract=agreed
+        )
+        assert [each.status for each in outcomes] == ["success", "success", "failed"]
+        assert client.operations.verify().passed
         client.relay("r", sink).step()
+    verdicts = {each.key: (each.type, each.contract) for each in sink if each.type != "MESSAGE"}
+    for number, type, verdict in ((2, "COMPLETE", "passed"), (3, "FAIL", "failed")):
+        expected = {"name": "d", "version": "1", "verdict": verdict}
+        assert verdicts[key("d", number).digest] == (type, expected)
     told = [(each.type, each.inputs, each.outputs, each.payload) for each in sink if each.key == key("d", 2).digest]
     assert told == [
         ("START", ("raw",), (), None), ("MESSAGE", ("raw",), (), 2), ("COMPLETE", ("raw",), ("d", "e"), None)
@@ -262,6 +273,77 @@ def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, mo
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operation("later").run(lambda: 1)
         assert client.relay("r", sink).step() == 2, "what is archived leaves no gap that something falls into"
+
+
+def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each life is a client of its own, and knows of those before only what they wrote down."""
+    monkeypatch.setattr("holdfast.core.relay.LONGEST", 0.001)
+
+    class Death(BaseException):
+        pass
+
+    sink, deaths, refusals = Kept(), list[int](), list[int]()
+
+    def poison(events: Any) -> None:
+        if any(each.label == "b" and each.type == "COMPLETE" for each in events):
+            if len(events) == 1 and not refusals:
+                refusals.append(1)
+                raise KeyError("refused")
+            deaths.append(len(events))
+            raise Death
+
+    sink.trouble = poison
+    with holdfast.Client(either) as client:
+        for name in "abc":
+            client.operation(name).run(lambda: 1)
+
+    def live() -> None:
+        with holdfast.Client(either) as client, suppress(Death):
+            client.relay("r", sink, tries=3).step()
+
+    while "c" not in {each.label for each in sink}:
+        live()
+        assert len(deaths) <= 3, "in a batch, and twice by itself, where it was refused once"
+    assert deaths == [6, 1, 1]
+    assert [label for label, type in sink.told() if type == "START"] == ["a", "b", "c"], "as far as it came is kept"
+    with holdfast.Client(either) as client:
+        [parked] = client.relays.parked("r")
+        assert (parked.event.label, parked.event.type, parked.tries) == ("b", "COMPLETE", 3)
+        assert parked.problem == "it was begun 3 times, and whoever told it died"
+        assert client.relays.retry("r") == 1
+        for _ in range(3):
+            live()
+        live()
+        assert [(each.tries, each.again) for each in client.relays.parked("r")] == [(6, False)]
+        assert deaths == [6, 1, 1, 1, 1, 1]
+        sink.trouble = lambda events: None
+        client.relays.retry("r")
+        assert client.relay("r", sink).step() == 1
+        assert client.relays.verify([json.dumps(each.as_dict()) for each in once(sink)]).problems == ()
+
+
+def test_what_cannot_be_read_in_the_log_is_parked_and_stops_nobody_else(either: str) -> None:
+    sink = Kept()
+    table = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
+    with holdfast.Client(either) as client:
+        for name in "abc":
+            client.operation(key(name)).run(lambda: 1)
+        for text, subject in (("nonsense", "a"), ("[[1,2,3]]", "b")):
+            query(either, f"update {table} set entries = '{text}' where idem_key = '{key(subject).digest}'")
+        assert client.relay("r", sink).step() == 2
+        assert sink.told() == [(key("c").label, "START"), (key("c").label, "COMPLETE")]
+        parked = client.relays.parked("r")
+        assert {(each.event.type, each.event.dataset) for each in parked} == {("UNREADABLE", "a"), ("UNREADABLE", "b")}
+        assert all("none of its own" in each.problem for each in parked)
+        assert client.relays.retry("r") == len(parked)
+        assert client.relay("r", sink).step() == 0
+        assert [each.again for each in client.relays.parked("r")] == [False] * len(parked), "there is nothing to tell"
+        found = client.relays.verify([json.dumps(each.as_dict()) for each in sink])
+        assert {(each.what, each.operation) for each in found.problems} == {
+            ("tampered", key("a").digest), ("tampered", key("b").digest)
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("error", [holdfast.SinkDown("x"), ConnectionRefusedError("x"), TimeoutError("x")])

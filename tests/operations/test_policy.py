@@ -312,6 +312,52 @@ def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again
         assert state.sovereignty
 
 
+def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_policy(either: str) -> None:
+    """A plain key, or another dataset's, would lock nothing of it, and nobody would be asked."""
+    unique = name()
+    seen: list[PolicyContext] = []
+
+    def note(context: PolicyContext) -> Allow:
+        seen.append(context)
+        return Allow()
+
+    with governed(either, note) as client:
+        for subject in (unique, key(f"roads-{unique}"), key(f"sites-{unique}", "load")):
+            for output, why in ((f"graves-{unique}", "sovereign"), (f"burials-{unique}", "sensitive")):
+                more: dict[str, Any] = {"outputs": ["fine", output], "justification": "the council agreed"}
+                with pytest.raises(PolicyDenied, match=f"its outputs name dataset '{output}', which is {why}"):
+                    client.operation(subject, payload=holdfast.mask_h3(POINT, 5), **more).run(fail)
+                with pytest.raises(PolicyDenied, match=why):
+                    client.operations.run_many([subject], fail, **more)
+        with pytest.raises(PolicyDenied, match="which is masked"):
+            client.operation(unique, outputs=[f"sites-{unique}"]).run(fail)
+        with pytest.raises(ValueError, match=r"sovereign=True is of a dataset, .* names none"):
+            client.operation(unique, sovereign=True).run(fail)
+        assert client.operations.list() == []
+        burials = key(f"burials-{unique}", checksum="c")
+        also = [burials.dataset, f"burials-{unique}-index", "roads"]
+        client.operation(burials, inputs=["raw"], outputs=also, justification="the council agreed").run(int)
+        assert (seen[-1].inputs, seen[-1].outputs) == (("raw",), tuple(also)), "rules see what is read and written"
+
+
+def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(either: str) -> None:
+    unique, undone = name(), list[str]()
+    graves, roads = key(f"graves-{unique}"), key(f"roads-{unique}")
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with governed(either) as client:
+        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label))
+        for subject in (graves, roads):
+            with pytest.raises(KeyboardInterrupt):
+                client.operation(subject, rollback="undo").run(die)
+        assert client.operations.recover() == {roads.digest: "rolled back"}
+        assert undone == [roads.label]
+        client.operations.rollback(graves, **BY_ELDER)
+        assert undone == [roads.label, graves.label]
+
+
 def test_whatever_the_transaction_a_lock_failure_is_up_for_review(either: str, attempt: Any) -> None:
     graves = f"graves-{name()}"
     second = key(graves, "second")

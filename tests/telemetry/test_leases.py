@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +14,6 @@ from holdfast import telemetry
 from tests.children import eventually
 
 Connect = Callable[..., Any]
-
-
-@pytest.fixture
-def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    found: list[tuple[str, dict[str, Any]]] = []
-    stop = telemetry.listen(lambda event, fields: found.append((event, fields)))
-    yield found
-    stop()
 
 
 def held() -> float:

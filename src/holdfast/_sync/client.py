@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast._sync.primitives.operations.operation import Operation
     from holdfast._sync.primitives.operations.operations import Operations
     from holdfast._sync.primitives.reviews import Reviews
+    from holdfast.core.energy import Meter
     from holdfast.core.health import Examination
     from holdfast.core.keys import OperationKey
     from holdfast.core.lineage import Contract
@@ -46,7 +47,8 @@ class Client(Recipes):
     ``prepared=False`` is for connection poolers that lose prepared statements; most are noticed without it.
     ``lock_url`` is a direct URL for locks, which live in sessions, where ``url`` leads through a pooler. Locks use up
     to ``lock_sessions`` connections and ``lock_overflow`` more that do not stay open. ``policy`` says what operations
-    may do to which datasets: a ``holdfast.Policy``, or a function of a context. Nothing is opened before it is needed.
+    may do to which datasets: a ``holdfast.Policy``, or a function of a context. ``energy``, a ``holdfast.Energy``, says
+    what their execution is estimated to cost. Nothing is opened before it is needed.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Client(Recipes):
         lock_sessions: int = 15,
         lock_overflow: int = 10,
         policy: Rules | Rule | None = None,
+        energy: Meter | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
@@ -74,6 +77,11 @@ class Client(Recipes):
             from holdfast.core.policy import as_rules
 
             self._rules = as_rules(policy)
+        self._energy = energy
+        if energy is not None:
+            from holdfast.core.energy import check_meter
+
+            check_meter(energy)
 
     @property
     def leases(self) -> Leases:
@@ -104,7 +112,7 @@ class Client(Recipes):
         if self._operations is None:
             from holdfast._sync.primitives.operations.operations import Operations
 
-            made = Operations(self._engine, self._rules)
+            made = Operations(self._engine, self._rules, self._energy)
             self._operations = cast("Operations", self.__dict__.setdefault("_made", made))  # of two threads
         return self._operations
 

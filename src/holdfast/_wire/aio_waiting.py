@@ -100,9 +100,11 @@ class AsyncSignal:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout: float) -> bool:
-        """True when it was set; it is cleared again for the next time."""
+        """True when it was set; it is cleared again for the next time. Not with ``wait_for``, which in Python 3.11
+        forgets that the task was cancelled when it is set in the same moment."""
         try:
-            await asyncio.wait_for(self._event.wait(), None if timeout == math.inf else timeout)
+            async with asyncio.timeout(None if timeout == math.inf else timeout):
+                await self._event.wait()
         except TimeoutError:
             return False
         self._event.clear()

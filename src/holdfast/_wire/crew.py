@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from holdfast._wire import telemetry
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -91,13 +93,16 @@ class Keyed:
 
 
 class Tally(Generic[C]):
-    """Counts that several threads add to."""
+    """Counts that several threads add to. ``event``: what is told of each of them, to whoever listens."""
 
-    def __init__(self, counts: C) -> None:
-        self._counts = counts
+    def __init__(self, counts: C, event: str) -> None:
+        self._counts, self._event = counts, event
         self._mutex = threading.Lock()
 
     def add(self, **more: int) -> None:
+        if telemetry.listeners:
+            for name, number in more.items():
+                telemetry.tell(self._event, what=name, count=number)
         with self._mutex:
             for name, number in more.items():
                 setattr(self._counts, name, getattr(self._counts, name) + number)

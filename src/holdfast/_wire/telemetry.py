@@ -17,6 +17,7 @@ Listener = Callable[[str, dict[str, Any]], None]
 listeners: tuple[Listener, ...] = ()
 """Looked at before anything is put together to be told."""
 _sources: WeakSet[Any] = WeakSet()
+_followers: WeakSet[Any] = WeakSet()
 _lock = threading.Lock()
 
 
@@ -26,19 +27,34 @@ class Source(Protocol):
     def gauges(self) -> Iterable[tuple[str, float]]: ...
 
 
+class Follower(Protocol):
+    """Something that is fast because it does not look whether anybody listens: it is told."""
+
+    def listened(self, heard: bool) -> None: ...
+
+
 def listen(listener: Listener) -> Callable[[], None]:
     """``listener(event, fields)`` is called where things happen, in any thread, and is to be quick. Call what comes
     back to end it."""
     global listeners
     with _lock:
         listeners = (*listeners, listener)
+    _spread()
 
     def stop() -> None:
         global listeners
         with _lock:
             listeners = tuple(each for each in listeners if each is not listener)
+        _spread()
 
     return stop
+
+
+def _spread() -> None:
+    with _lock:
+        followers = list(_followers)
+    for follower in followers:
+        follower.listened(bool(listeners))
 
 
 def tell(event: str, **fields: Any) -> None:
@@ -53,6 +69,13 @@ def tell(event: str, **fields: Any) -> None:
 def register(source: Source) -> None:
     with _lock:
         _sources.add(source)
+
+
+def follow(follower: Follower) -> None:
+    """Now, and whenever that changes."""
+    with _lock:
+        _followers.add(follower)
+    follower.listened(bool(listeners))
 
 
 def readings() -> dict[str, float]:
@@ -70,5 +93,5 @@ def readings() -> dict[str, float]:
 @forks.in_child
 def _forget() -> None:
     """What the parent holds is not held here."""
-    global _lock, _sources
-    _lock, _sources = threading.Lock(), WeakSet()
+    global _lock, _sources, _followers
+    _lock, _sources, _followers = threading.Lock(), WeakSet(), WeakSet()

@@ -41,7 +41,8 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
 
     One command on a laptop: a file as the database, a driver beside, on loopback. The same command N times against one
     PostgreSQL in production. A line on stdout says where it listens, once it does; what happens is told on stderr. It
-    runs in the foreground until TERM or INT (exit code 0; told twice, 1 at once).
+    runs in the foreground until TERM or INT (exit code 0; told twice, 1 at once). On USR1 it lets another replica lead
+    and is not ready any more: for a while before it is ended.
 
     Everything can be said by HOLDFAST_* and in [gateway] of holdfast.toml as well, e.g. HOLDFAST_STOP_WITHIN=30.
 
@@ -70,4 +71,4 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
         sys.exit(run(settings, ready))
     except (Refused, holdfast.HoldfastError) as error:
         click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "code", 1))

@@ -19,6 +19,7 @@ from holdfast.core.wal import Entry
 
 Row = Mapping[str, Any]
 NAMESPACE = UUID("6f2d2f2e-5f0b-5c0e-9a55-4b6f1f3c8f10")
+UNREADABLE = "UNREADABLE"
 TYPES = ("START", "MESSAGE", "COMPLETE", "FAIL", "UNDONE")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -29,7 +30,7 @@ class Event:
 
     id: str
     type: str
-    """START | MESSAGE | COMPLETE | FAIL | UNDONE"""
+    """START | MESSAGE | COMPLETE | FAIL | UNDONE; what is parked may be UNREADABLE"""
     at: str
     """ISO 8601 in UTC, by the database's clock."""
     run: str
@@ -57,14 +58,19 @@ class Event:
     """Seconds for which the lock was held."""
     actor: str | None = None
     justification: str | None = None
-    sovereign: bool = False
+    sovereignty_event: bool = False
+    """Whether the dataset is a sovereign one."""
     contract: Mapping[str, Any] | None = None
     """The data contract: ``name``, ``version`` and, at the end, ``verdict``: passed | failed | unchecked."""
+    energy: Mapping[str, Any] | None = None
+    """What the execution is estimated to have cost, where the client was told to: ``cpu_seconds``, ``wall_seconds``,
+    ``energy_joules``, ``carbon_grams``, ``method`` and its ``parameters``."""
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what says nothing is left out."""
-        told = {name: value for name, value in asdict(self).items() if value not in (None, (), False)}
+        said = asdict(self).items()  # a number says something, be it 0
+        told = {name: value for name, value in said if value is not None and value is not False and value != ()}
         return told if self.topic is None else {**told, "payload": self.payload}
 
     @classmethod
@@ -75,6 +81,14 @@ class Event:
             return cls(**{**told, **lists})
         except TypeError as error:
             raise ValueError(f"that is no event: {error}") from None
+
+
+def unreadable(row: Row) -> Event:
+    """Stands for a row of the log that is none of ours: it is parked, so that somebody sees it, and never told."""
+    key, number = row["key"], row["number"]
+    made = str(uuid5(NAMESPACE, f"{key}/{number}/{UNREADABLE}"))
+    known = {name: row[name] for name in ("pipeline", "task", "dataset", "operation")}
+    return Event(made, UNREADABLE, "", run_id(key, 0), key, number, 0, row["label"] or key, **known)
 
 
 def run_id(key: str, attempt: int) -> str:
@@ -145,9 +159,12 @@ def _events(row: Row, runs: dict[int, _Run], entry: Entry) -> Iterator[Event]:
             event = _event(row, run, entry, attempt, "MESSAGE", f"/{ordinal}")
             yield replace(event, topic=topic, payload=json.loads(payload))
         event = _event(row, run, entry, attempt, "COMPLETE")
-        yield replace(event, outputs=_outputs(row, run), result_hash=entry.payload_hash, held=run.held)
+        yield replace(
+            event, outputs=_outputs(row, run), result_hash=entry.payload_hash, held=run.held, energy=told.get("energy")
+        )
     elif entry.kind == "failure":
-        yield replace(_event(row, run, entry, attempt, "FAIL"), error=told.get("error"), held=run.held)
+        event = _event(row, run, entry, attempt, "FAIL")
+        yield replace(event, error=told.get("error"), held=run.held, energy=told.get("energy"))
     elif entry.kind in ("rollback", "reset"):
         by = f" by {told['actor']}: {told.get('reason')}" if told.get("actor") else ""
         why = f"{'rolled back' if entry.kind == 'rollback' else 'reset'}{by or ': its owner died'}"
@@ -166,7 +183,7 @@ def _event(row: Row, run: _Run, entry: Entry, attempt: int, type: str, mark: str
         run_id(entry.operation, attempt), entry.operation, entry.number, attempt, row["label"] or entry.operation,
         row["pipeline"], row["task"], row["dataset"], row["operation"], tuple(said.get("inputs", ())),
         checksum=row["checksum"], params_hash=row["params_hash"], fence=entry.fence, actor=said.get("actor"),
-        justification=said.get("justification"), sovereign=run.sovereign,
+        justification=said.get("justification"), sovereignty_event=run.sovereign,
         contract=None if contract is None else {**contract, **ended},
     )  # fmt: skip
 

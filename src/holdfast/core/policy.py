@@ -9,7 +9,7 @@ strictest answer counts. Nothing here asks a database or changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -76,6 +76,9 @@ class PolicyContext:
     """One of the same task on a sensitive dataset that has come to nothing so far, and had another input."""
     exposed: str | None = None
     """Why the payload is not masked as its dataset demands."""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    """What the operation says that it reads and writes, beside the dataset of its key."""
     failed_lately: int | None = None
     """Operations of this dataset that failed in the last hour, if it has an error budget."""
 
@@ -183,18 +186,45 @@ class Governed(NamedTuple):
     exposed: str | None
 
 
-def governed(rules: Rules | None, key: OperationKey | PlainKey, *, sovereign: bool, payload: object) -> Governed | None:
+def governed(
+    rules: Rules | None, key: OperationKey | PlainKey, *, sovereign: bool, payload: object, outputs: Sequence[str] = ()
+) -> Governed | None:
     """None when there is nothing to ask about it. ``sovereign``: whoever runs it says that its dataset is. ValueError
-    when it would lock a part of what is locked whole."""
+    when it would lock a part of what is locked whole, or names no dataset that could be; PolicyDenied when it writes
+    one beside its own that more is demanded for."""
     demands = None if rules is None else rules.demands(key.dataset)
     if sovereign:
+        if key.dataset is None:
+            raise ValueError(
+                f"sovereign=True is of a dataset, which is locked whole, and the key {key.label!r} names none: give an "
+                "OperationKey"
+            )
         demands = (demands or Demands())._replace(sovereign=True)
+    if rules is not None:
+        for name in outputs:
+            if name != key.dataset and (why := _beside(rules.demands(name), demands or Demands())):
+                raise PolicyDenied(
+                    f"operation {key.label!r}: its outputs name dataset {name!r}, which is {why}, and it would be "
+                    "written past what that demands: write it in an operation whose key has this dataset"
+                )
     if demands is None:
         return None
     if demands.whole:
         key.check_whole("sovereign" if demands.sovereign else "sensitive")
     shown = None if demands.h3_resolution is None else exposed(payload, demands.h3_resolution)
     return Governed(rules or Rules(), demands, shown)
+
+
+def _beside(other: Demands | None, mine: Demands) -> str | None:
+    """Why a dataset cannot be written beside the one that is locked and asked about; None when it can."""
+    if other is None:
+        return None
+    if other.sovereign:
+        return "sovereign"
+    if other.sensitive and not mine.sensitive:
+        return "sensitive"
+    finest = other.h3_resolution
+    return "masked" if finest is not None and (mine.h3_resolution is None or mine.h3_resolution > finest) else None
 
 
 def as_rules(policy: Rules | Rule | None) -> Rules | None:

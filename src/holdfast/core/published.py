@@ -16,12 +16,12 @@ Content = Mapping[str, Any]
 
 
 class Published(NamedTuple):
-    """One that somebody has, in the order they have them. ``content`` is None where only its id can be compared."""
+    """One that somebody has, in the order they have them, with what they say of it."""
 
     id: str
     key: str
     number: int
-    content: Content | None
+    content: Content
 
 
 def read(lines: Iterable[str]) -> list[Published]:
@@ -32,12 +32,46 @@ def read(lines: Iterable[str]) -> list[Published]:
             continue
         try:
             told = json.loads(text)
-            ours = told if "id" in told else told["run"]["facets"]["holdfast_idempotency"]
-            mine = {"id": told["id"], "content": told} if "id" in told else {"id": ours["eventId"], "content": None}
-            found.append(Published(**mine, key=str(ours["key"]), number=int(ours["number"])))
+            content = told if "id" in told else _from_openlineage(told)
+            found.append(Published(content["id"], str(content["key"]), int(content["number"]), content))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"line {number} is no event of a relay: {type(error).__name__}: {error}") from None
     return found
+
+
+def _from_openlineage(told: Content) -> dict[str, Any]:
+    """As much of an event as OpenLineage's has, by our names."""
+    facets = told["run"]["facets"]
+    ours, governance = facets["holdfast_idempotency"], facets["holdfast_governance"]
+    contract, message = facets.get("holdfast_contract"), facets.get("holdfast_message")
+    agreed = contract and {name: contract[name] for name in ("name", "version", "verdict") if name in contract}
+    cost = facets.get("holdfast_energy")
+    spent = cost and {
+        **{name: cost[name] for name in ("estimate", "method", "parameters")},
+        "energy_joules": cost["energyJoules"], "carbon_grams": cost["carbonGrams"],
+        "cpu_seconds": cost["cpuSeconds"], "wall_seconds": cost["wallSeconds"],
+    }  # fmt: skip
+    return {
+        "id": ours["eventId"], "at": told["eventTime"], "run": told["run"]["runId"], "key": ours["key"],
+        "number": ours["number"], "attempt": ours["attempt"], "checksum": ours.get("checksum"),
+        "params_hash": ours.get("paramsHash"), "result_hash": ours.get("resultHash"),
+        "fence": facets["holdfast_lock"]["fence"], "held": facets["holdfast_lock"].get("heldSeconds"),
+        "actor": governance.get("actor"), "justification": governance.get("justification"),
+        "sovereignty_event": governance["sovereigntyEvent"], "contract": agreed,
+        "inputs": [each["name"] for each in told["inputs"]], "outputs": [each["name"] for each in told["outputs"]],
+        "topic": message and message["topic"], "payload": message and json.loads(message["payload"]),
+        "error": facets.get("errorMessage", {}).get("message"), "energy": spent,
+        "openlineage": told["eventType"],
+    }  # fmt: skip
+
+
+def _same(content: Content, event: Content) -> bool:
+    """What OpenLineage's has no room for is not compared; that it says nothing where there is something is."""
+    if "openlineage" not in content:
+        return content == event
+    states = {"MESSAGE": "OTHER", "UNDONE": "OTHER"}
+    said = {"openlineage": states.get(event["type"], event["type"]), **event}
+    return all((value or None) == (said.get(name) or None) for name, value in content.items())
 
 
 class Expected:
@@ -49,12 +83,19 @@ class Expected:
         self._parked = parked or {}
         self._known: dict[str, tuple[int, Event]] = {}
         self._waiting: set[str] = set()
+        self._tampered: list[Problem] = []
         self._away: dict[str, int] = {}
         """Of operations whose entries were put away: the last of those."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         waits = self._cursor is not None and (int(row["horizon"]), int(row["place"])) > self._cursor
-        for event in derive(row):
+        try:
+            events = derive(row)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            self._tampered.append(Problem("tampered", row["key"], row["number"], f"cannot be read: {said}"))
+            return
+        for event in events:
             self._known[event.id] = len(self._known), event
             if waits:
                 self._waiting.add(event.id)
@@ -64,7 +105,7 @@ class Expected:
 
     def compare(self, published: Iterable[Published] | None) -> Verification:
         """None: what was published is not at hand, only what the relay says of it."""
-        problems: list[Problem] = []
+        problems: list[Problem] = list(self._tampered)
         seen: set[str] = set()
         furthest: dict[str, int] = {}
         for each in published or ():
@@ -73,7 +114,7 @@ class Expected:
                     problems.append(Problem("unknown", each.key, each.number, f"the log has no event {each.id}"))
                 continue
             place, event = self._known[each.id]
-            if each.content is not None and each.content != json.loads(json.dumps(event.as_dict())):
+            if not _same(each.content, json.loads(json.dumps(event.as_dict()))):
                 problems.append(_problem("differs", event, "says something else"))
             line = event.dataset or event.key
             if each.id not in seen and place < furthest.get(line, -1):

@@ -41,12 +41,21 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Seconds: from a hand-over inside a process to a lease that is held all day."""
 
 
+OPERATION = ("pipeline", "task", "dataset_id", "env", "operation_type", "sovereignty_event")
+"""What is said of an operation. ``env`` is that of the process."""
+
+
 def _counter(name: str, about: str, event: str, *labels: str, value: str = "") -> Metric:
     return Metric(name, "counter", about, event, value, labels)
 
 
 def _seconds(name: str, about: str, event: str, value: str, *labels: str) -> Metric:
     return Metric(name, "histogram", about, event, value, labels, "s")
+
+
+def _told(name: str, event: str, about: str, *more: str) -> Metric:
+    """Of operations."""
+    return Metric(name, "counter", about, event, labels=(*OPERATION, *more))
 
 
 def _gauge(name: str, about: str, unit: str = "1") -> Metric:
@@ -62,6 +71,13 @@ METRICS: tuple[Metric, ...] = (
     _seconds("lease_hold_seconds", "From having to giving back, or losing.", "lease.ended", "held", "kind"),
     _gauge("leases_held", "Held and renewed by this process."),
     _gauge("lease_waiters", "Waiting for a lease in this process."),
+    _counter("lock_acquisitions", "Locks that were granted.", "lock.acquired"),
+    _counter("lock_refusals", "Asked for and not had.", "lock.refused", "reason"),
+    _counter("lock_losses", "Lost with their session while they were held.", "lock.lost"),
+    _seconds("lock_wait_seconds", "From asking to having.", "lock.acquired", "waited"),
+    _seconds("lock_hold_seconds", "From having to giving back, or losing.", "lock.ended", "held"),
+    _gauge("locks_held", "Held by this process."),
+    _gauge("lock_waiters", "Waiting in this process for a lock that somebody has."),
     _counter("heartbeats", "One for all leases of a TTL.", "keeper.beat", "outcome"),
     _seconds("heartbeat_seconds", "How long the database took to answer one.", "keeper.beat", "seconds"),
     _gauge("heartbeat_age_seconds", "Since the oldest heartbeat of this process was confirmed.", "s"),
@@ -71,7 +87,35 @@ METRICS: tuple[Metric, ...] = (
     _gauge("slots_in_use", "As the last reconciliation found them."),
     _seconds("reconciler_sweep_seconds", "A whole sweep.", "reconciler.swept", "seconds"),
     _counter("reconciler_errors", "Sweeps, watches and records that failed; each is tried again.", "reconciler.failed"),
-)
+    _counter("reconciler_records", "What it did and met with.", "reconciler.counted", "what", value="count"),
+    _gauge("reconciler_sweep_age_seconds", "Since the last complete sweep of a reconciler that runs here.", "s"),
+    _counter("relay_published", "Events that sinks have taken.", "relay.published", value="events"),
+    _counter("relay_parked", "Events that a sink refused for good.", "relay.parked"),
+    _counter("relay_failures", "Passes that were cut short; each is tried again.", "relay.failed", "reason"),
+    _gauge("relay_lag_seconds", "Since a relay that runs here had told everything there was.", "s"),
+    _gauge("relay_lag_events", "Read and not told by relays that run here; more may wait in the log."),
+    _told("idempotent_replays", "operation.replayed", "Runs that were given the recorded result: nothing was called."),
+    _told("lock_acquire_failures", "operation.locked_out", "Runs that did not get their lock.", "reason"),
+    _told(
+        "retry_events", "operation.retried",
+        "Attempts begun after one that failed, was left half done, or was in another's way.", "reason",
+    ),
+    _told(
+        "lineage_rewrite_ops", "operation.rewritten",
+        "Lineage told once more of an operation it was told of before: a new attempt, a rollback, a reset.", "reason",
+    ),
+    _told("idem_cache_hits", "operation.found", "The log was asked, and knew how it had ended or been left."),
+    _told("idem_cache_misses", "operation.new", "The log was asked, and had nothing: never begun, reset, or expired."),
+    _told("operations", "operation.ended", "Runs that are over.", "outcome"),
+    _seconds("operation_seconds", "A run, with all its waiting and all its attempts.", "operation.ended", "seconds",
+             "env", "operation_type", "outcome"),
+    _seconds("operation_hold_seconds", "From asking for its lock to the end of an attempt.", "operation.left", "held",
+             "env", "operation_type"),
+    _told(
+        "stale_partials_met", "operation.partial",
+        "Operations that a dead owner left half done, whenever somebody comes across one.", "fate",
+    ),
+)  # fmt: skip
 
 BY_EVENT: dict[str, tuple[Metric, ...]] = {
     event: tuple(each for each in METRICS if each.event == event) for event in {each.event for each in METRICS} - {""}

@@ -107,7 +107,8 @@ class Api:
             raise Problem(409, f"sandbox {id!r} is another run by now", run=box.facts.spec["run"])
         self._runs.delete(box, grace)
         try:
-            await asyncio.wait_for(box.gone.wait(), wait)
+            async with asyncio.timeout(wait):
+                await box.gone.wait()
         except TimeoutError:
             return Answer(202, box.told)
         return Answer(204)

@@ -60,7 +60,8 @@ class Events:
                 yield event
                 continue
             try:
-                await asyncio.wait_for(self._news.wait(), beat)
+                async with asyncio.timeout(beat):
+                    await self._news.wait()
             except TimeoutError:
                 yield {"cursor": self._cursor(at), "kind": "bookmark"}
 

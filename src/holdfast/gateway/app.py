@@ -14,25 +14,31 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import leading, operators, pages, problem, sandboxes, sessions
+from holdfast.gateway import health, leading, openapi, operators, pages, problem, sandboxes, sessions
 from holdfast.gateway.agents import routes as agents
 from holdfast.gateway.beside import Beside
 from holdfast.gateway.context import Gateway, Loop
 from holdfast.gateway.logs import say
+from holdfast.gateway.meter import Meter
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.shield import Shield
+from holdfast.integrations.prometheus import export
 
-ROOMS: tuple[Any, ...] = (sandboxes, sessions, leading, agents, operators, pages)
+ROOMS: tuple[Any, ...] = (health, sandboxes, sessions, leading, agents, operators, pages)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
+    meter = Meter()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            stack.callback(export(meter.registry))
             app.state.gateway = await _opened(settings, replica or instance(), stack)
+            app.state.gateway.metrics = meter.registry
             await stack.enter_async_context(_running(app.state.gateway))
             yield
 
@@ -43,7 +49,8 @@ def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     problem.register(app)
     for room in ROOMS:
         app.include_router(room.router)
-    app.add_middleware(Shield, settings=settings)
+    app.add_middleware(Shield, settings=settings, meter=meter)
+    openapi.describe(app)
     return app
 
 

@@ -6,6 +6,7 @@ Its sandboxes go on without it, and the next driver on the same folder has them 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ class Beside:
         self.address = f"unix:{self.folder / 'driver.sock'}"
         self._options = ["--end-sandboxes"] if end_sandboxes else []
         self._process: asyncio.subprocess.Process | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     async def ensure(self) -> None:
         """One answers. DriverError when none can be had."""
@@ -61,10 +63,13 @@ class Beside:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), _END_WITHIN)
+            async with asyncio.timeout(_END_WITHIN):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        if self._telling is not None:
+            await self._telling
         say("driver.ended", pid=self._process.pid)
 
     async def _answers(self) -> bool:
@@ -79,12 +84,24 @@ class Beside:
         command = [sys.executable, "-c", _CHILD, str(os.getpid()), "driver", "--folder", str(self.folder), "--json"]
         self._process = process = await asyncio.create_subprocess_exec(
             *command, *self._options, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
+        assert process.stderr is not None
+        self._telling = asyncio.create_task(_tell(process.stderr))
         if await process.stdout.readline():
             say("driver.started", pid=process.pid, address=self.address)
         else:
             code = await process.wait()
             say("driver.refused", code=code, folder=str(self.folder))
             await asyncio.sleep(0.2)
+
+
+async def _tell(said: asyncio.StreamReader) -> None:
+    """What it tells is in our log, too, as one event: its own words are in the fields."""
+    while line := await said.readline():
+        try:
+            fields = {name: value for name, value in json.loads(line).items() if name != "at"}
+        except (ValueError, AttributeError):
+            fields = {"message": line.decode(errors="replace").strip()}
+        say("driver.said", fields=fields)

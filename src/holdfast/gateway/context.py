@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends
+from prometheus_client import CollectorRegistry
 from starlette.requests import HTTPConnection
 
 import holdfast
@@ -33,10 +34,14 @@ class Gateway:
     """Whose holder leads the replicas: its ``status()`` is told by the health checks. None until a room has made it."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when we were told to end: what streams to a client ends then."""
+    leaving: bool = False
+    """Told that it will soon be told to end: another one leads, and no new requests should come."""
     reconciler: Any = None
     """Keeps the records of sandboxes true while we lead; its ``exclusive(id)`` is for those who write one here."""
     rooms: dict[str, Any] = field(default_factory=dict)
     """What a room keeps while we run, by its name."""
+    metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """What /metrics tells: a room may add its own."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -43,6 +44,10 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For ``responses=`` of a route: the problems that it may answer with."""
     told = {"application/problem+json": {"schema": Document.model_json_schema()}}
     return {status: {"description": HTTPStatus(status).phrase, "content": told} for status in statuses}
+
+
+_DETAILS = {404: "there is nothing at this path", 405: "this path does not know the method"}
+"""Of what the framework raises by itself, for the usual word says nothing."""
 
 
 class Problem(Exception):
@@ -88,11 +93,17 @@ def problem_of(error: Exception) -> Problem:
     raise error
 
 
-def answer(error: Exception, request_id: str) -> JSONResponse:
+class Told(JSONResponse):
+    media_type = "application/problem+json"
+
+    def render(self, content: Any) -> bytes:
+        """In ASCII, whatever a client has sent that is told here again: half a character cannot be UTF-8."""
+        return json.dumps(content, default=str).encode()
+
+
+def answer(error: Exception, request_id: str) -> Told:
     problem = problem_of(error)
-    return JSONResponse(
-        problem.document(request_id), problem.status, problem.headers, media_type="application/problem+json"
-    )
+    return Told(problem.document(request_id), problem.status, problem.headers)
 
 
 def register(app: FastAPI) -> None:
@@ -101,11 +112,12 @@ def register(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return answer(Problem(error.status_code, str(error.detail), headers=error.headers), request.state.request_id)
+        detail = _DETAILS.get(error.status_code) or str(error.detail)
+        return answer(Problem(error.status_code, detail, headers=error.headers), request.state.request_id)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}"[:300] for each in error.errors()[:20]]
         return answer(Problem(422, "; ".join(wrong), errors=wrong), request.state.request_id)
 
     for kind in (Problem, holdfast.HoldfastError, ValueError):

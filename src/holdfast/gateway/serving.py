@@ -11,18 +11,23 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import holdfast
 from holdfast.gateway.app import create_app, instance
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.logs import install, say
+from holdfast.gateway.problem import Problem, answer
 from holdfast.gateway.settings import Settings
 
-GUARD = "gateway:instance"
+GUARD, TAKEN = "gateway:instance", 75
 HEAD_BYTES = 32768
 """Of a request line and its headers, in all."""
 
@@ -31,7 +36,11 @@ Ready = Callable[[Mapping[str, Any]], None]
 
 
 class Refused(Exception):
-    """It cannot start here, and why."""
+    """It cannot start here, and why; ``code`` to exit with."""
+
+    def __init__(self, why: str, code: int = 1) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 def run(settings: Settings, ready: Ready) -> int:
@@ -53,6 +62,7 @@ async def _serve(settings: Settings, replica: str, listening: socket.socket, rea
         app = create_app(settings, replica=replica)
         async with app.router.lifespan_context(app):
             gateway: Gateway = app.state.gateway
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
             server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
@@ -79,10 +89,28 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Protocol(H11Protocol):
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP is a problem, too. Where an answer has begun, there is nothing to be said any more."""
+        number = uuid4().hex
+        say("request.unreadable", client=self.client and self.client[0], requestId=number)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            problem = Problem(400, f"this is not HTTP/1.1, or its head is longer than {HEAD_BYTES} bytes")
+            told = answer(problem, number)
+            headers = [*told.raw_headers, (b"x-request-id", number.encode()), (b"connection", b"close")]
+            for event in (
+                h11.Response(status_code=400, headers=headers),
+                h11.Data(data=bytes(told.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        loop="asyncio", http="h11", h11_max_incomplete_event_size=HEAD_BYTES, ws_max_size=1 << 20,
+        loop="asyncio", http=_Protocol, h11_max_incomplete_event_size=HEAD_BYTES, ws_max_size=1 << 20,
         timeout_graceful_shutdown=max(1, int(settings.stop_within / 2)),
     )  # fmt: skip
 
@@ -99,8 +127,23 @@ async def _alone(settings: Settings) -> AsyncIterator[None]:
     if not settings.single:
         yield
         return
-    async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client, client.guard(GUARD):
-        yield
+    async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client:
+        while (first := await client.leases.get(GUARD)) is not None and _is_dead(first):
+            say("instance.waits", pid=first.pid, seconds=round(first.remaining, 1))
+            await asyncio.sleep(max(0.05, first.remaining))
+        if first is not None:
+            who = f"process {first.pid} on {first.host}"
+            raise Refused(f"{who} serves this file already. A file is for one: take PostgreSQL", TAKEN)
+        async with client.guard(GUARD, ttl=10, heartbeat=2.5):
+            yield
+
+
+def _is_dead(first: Any) -> bool:
+    """Killed a moment ago, on this very machine: its lease has not expired yet, and soon will. One that had our own
+    number was here before us, as in a container that was started again."""
+    if first.host != os.uname().nodename or first.pid is None:
+        return False
+    return first.pid == os.getpid() or not Path(f"/proc/{first.pid}").exists()
 
 
 def _told_to_end(within: float) -> asyncio.Event:
@@ -119,6 +162,15 @@ def _told_to_end(within: float) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     return told
+
+
+def _hand_over(gateway: Gateway) -> None:
+    """On USR1: another replica leads from here on, and /readyz sends requests elsewhere; those that come are answered.
+    For whoever ends replicas one after the other, before TERM."""
+    say("gateway.hands_over")
+    gateway.leaving = True
+    if gateway.elector is not None:
+        gateway.elector.stop()
 
 
 def _overdue() -> None:

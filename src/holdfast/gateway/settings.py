@@ -88,7 +88,7 @@ def gather(
                 break
     if secrets := environment.get("HOLDFAST_TOKENS"):
         try:
-            found["tokens_file"] = (*found.get("tokens_file", ()), *tokens.parse(secrets))
+            found["tokens_file"] = (*found.get("tokens_file", ()), *tokens.parse(secrets.replace(";", "\n")))
         except ValueError as error:
             wrong.append(f"HOLDFAST_TOKENS: {error}")
     found["tokens"] = found.pop("tokens_file", ())

@@ -22,7 +22,8 @@ INDEXES: tuple[LiteralString, ...] = (
 )
 """For a large graph, to be run once by whoever owns it."""
 RUN: LiteralString = (
-    "MERGE (r:Run {id: $run}) SET r.key = $key, r.label = $label, r.attempt = $attempt, r.sovereign = $sovereign"
+    "MERGE (r:Run {id: $run})"
+    " SET r.key = $key, r.label = $label, r.attempt = $attempt, r.sovereignty_event = $sovereignty_event"
 )
 START: LiteralString = "MATCH (r:Run {id: $run}) SET r.started = $at"
 END: LiteralString = "MATCH (r:Run {id: $run}) SET r.ended = $at, r.outcome = $outcome, r.error = $error"
@@ -70,7 +71,7 @@ def _write(transaction: Any, made: Sequence[Query]) -> None:
 def queries(event: Event) -> Iterator[Query]:
     """What an event changes, in an order that is always the same."""
     run = {"run": event.run}
-    about = {"key": event.key, "label": event.label, "attempt": event.attempt, "sovereign": event.sovereign}
+    about = {name: getattr(event, name) for name in ("key", "label", "attempt", "sovereignty_event")}
     yield RUN, {**run, **about}
     if event.type == "START":
         yield START, {**run, "at": event.at}

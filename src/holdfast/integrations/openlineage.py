@@ -82,6 +82,21 @@ class ContractRunFacet(RunFacet):
 
 
 @attr.define
+class EnergyRunFacet(RunFacet):
+    energyJoules: float  # noqa: N815
+    carbonGrams: float  # noqa: N815
+    cpuSeconds: float  # noqa: N815
+    wallSeconds: float  # noqa: N815
+    estimate: bool
+    method: str
+    parameters: dict[str, Any]
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/EnergyRunFacet"
+
+
+@attr.define
 class MessageRunFacet(RunFacet):
     topic: str
     payload: str
@@ -148,11 +163,17 @@ def _facets(event: Event) -> dict[str, RunFacet]:
             **who,
         ),
         "holdfast_lock": LockRunFacet(event.fence, event.held, **who),
-        "holdfast_governance": GovernanceRunFacet(event.sovereign, event.actor, event.justification, **who),
+        "holdfast_governance": GovernanceRunFacet(event.sovereignty_event, event.actor, event.justification, **who),
     }  # fmt: skip
     if event.contract is not None:
         agreed = event.contract
         found["holdfast_contract"] = ContractRunFacet(agreed["name"], agreed["version"], agreed.get("verdict"), **who)
+    if event.energy is not None:
+        cost = event.energy
+        found["holdfast_energy"] = EnergyRunFacet(
+            cost["energy_joules"], cost["carbon_grams"], cost["cpu_seconds"], cost["wall_seconds"], cost["estimate"],
+            cost["method"], dict(cost["parameters"]), **who,
+        )  # fmt: skip
     if event.topic is not None:
         payload = json.dumps(event.payload, separators=(",", ":"), sort_keys=True)
         found["holdfast_message"] = MessageRunFacet(event.topic, payload, **who)

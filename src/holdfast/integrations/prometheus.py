@@ -23,7 +23,8 @@ def export(
 ) -> Callable[[], None]:
     """Export what this process does from now on; call what comes back to end it, and to take it out of the registry.
 
-    ``env``: what the label of that name says wherever a metric has it."""
+    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV."""
+    where = telemetry.environment(env)
     series: dict[str, Counter | Histogram] = {}
     for each in telemetry.METRICS:
         if each.kind == "counter":
@@ -36,7 +37,7 @@ def export(
     registry.register(gauges)
 
     def hear(event: str, fields: dict[str, Any]) -> None:
-        known = fields if env is None else {"env": env, **fields}
+        known = {"env": where, **fields}
         for each in telemetry.BY_EVENT.get(event, ()):
             found = series[each.name]
             labelled = found.labels(**each.labelled(known)) if each.labels else found

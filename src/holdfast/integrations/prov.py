@@ -22,6 +22,8 @@ CONTEXT = {
     "holdfast": "urn:holdfast:term:",
 }
 
+ENERGY = {"energy_joules": "estimatedEnergyJoules", "carbon_grams": "estimatedCarbonGrams"}
+
 Node = dict[str, Any]
 
 
@@ -70,7 +72,7 @@ def _nodes(event: Event) -> Iterable[Node]:
     if event.actor is not None:
         yield {"@id": iri("agent", event.actor), "@type": "prov:Agent", "rdfs:label": event.actor}
         _add(run, {"prov:wasAssociatedWith": {"@id": iri("agent", event.actor)}})
-    if event.sovereign:
+    if event.sovereignty_event:
         _add(run, {"holdfast:sovereigntyEvent": True})
     if event.contract is not None:
         agreed = iri("contract", event.contract["name"], event.contract["version"])
@@ -81,6 +83,8 @@ def _nodes(event: Event) -> Iterable[Node]:
         _add(run, {"prov:startedAtTime": when})
     elif event.type in ("COMPLETE", "FAIL"):
         _add(run, {"prov:endedAtTime": when, "holdfast:outcome": event.type, "holdfast:error": event.error})
+        if event.energy is not None:
+            _add(run, {f"holdfast:{to}": event.energy[name] for name, to in ENERGY.items()})
     elif event.type == "MESSAGE":
         payload = json.dumps(event.payload, separators=(",", ":"), sort_keys=True)
         yield {

@@ -39,7 +39,7 @@ class AsyncMender:
         self.objects = AsyncObjects(engine)
         self._writer = AsyncWriter(self.objects, together=engine.database.dialect == "postgres")
         self.serial = AsyncKeyed()
-        self.tally = Tally(Counts())
+        self.tally = Tally(Counts(), "reconciler.counted")
         self.queued: set[str] = set()
         """Records that somebody is about to look at, because of an event."""
         self._failing = self._patience = 0

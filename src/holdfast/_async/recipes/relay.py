@@ -8,7 +8,7 @@ same events again, with the same ids. Operations neither wait for it nor know of
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -18,22 +18,24 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._async.recipes.elector import AsyncElector
 from holdfast._async.recipes.term import AsyncTerm
-from holdfast._wire import Row, drivers
+from holdfast._wire import Row, drivers, telemetry
 from holdfast._wire.aio_crew import pause
 from holdfast._wire.aio_running import AsyncFlag
 from holdfast._wire.aio_waiting import called_aside, check_called
-from holdfast._wire.clock import jitter
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core import relay
 from holdfast.core.election import ElectorStatus, ElectorTerms
 from holdfast.core.errors import EngineError, FencedOut, Refused, SinkDown
-from holdfast.core.events import Event, derive
+from holdfast.core.events import TYPES, Event, derive, unreadable
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.relay import RelayTerms
 
 log = logger("holdfast.relay")
 
 Ends = list[tuple[str, int]]
+_TROUBLE = (SinkDown, EngineError, FencedOut)
+"""What passes, or ends the term: when it is fenced out, that is about to end."""
 
 
 class AsyncSink(Protocol):
@@ -60,6 +62,13 @@ class AsyncRelay:
         large batch, if it takes one event after the other."""
         self._refused = 0
         """Events in a row that the sink did not take, each after all its tries."""
+        self._sure = False
+        """Whether it has got through a batch: one that is begun before may be what those before have died of."""
+        self._behind: float | None = None
+        """When it had last told all that there was; None while somebody else does it."""
+        self._waiting = 0
+        """Events that were read, and not told."""
+        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"
@@ -77,6 +86,13 @@ class AsyncRelay:
         """Who does it, as far as we know; asks nobody. How far it has come is in ``client.relays``."""
         return self._elector.status()
 
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        """Asks nobody, so it goes on while the database or the sink is away."""
+        behind = self._behind
+        if behind is not None:
+            yield "relay_lag_seconds", now() - behind
+            yield "relay_lag_events", self._waiting
+
     async def step(self) -> int:
         """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
         it takes nothing at present."""
@@ -86,25 +102,41 @@ class AsyncRelay:
         )  # fmt: skip
         async with AsyncLease(self._engine, terms, 0.0) as grant:
             course = _AsyncPass(self, grant, AsyncFlag())
-            while await course.go():
-                pass
+            try:
+                while await course.go():
+                    pass
+            except _TROUBLE as error:
+                _tell_failure(error)
+                raise
             return course.told
 
     async def _work(self, term: AsyncTerm) -> None:
         grant = term.grant_for("")
         assert grant is not None
-        failures = 0
-        while not term.stopping.is_set():
-            try:
-                course = _AsyncPass(self, grant, term.stopping)
-                while await course.go() and not term.stopping.is_set():
-                    pass
-                failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
-            except (SinkDown, EngineError, FencedOut) as error:  # when it is fenced out, the term is about to end
-                failures += 1
-                wait = relay.pause(failures, jitter(0.0, 1.0))
-                log.warning("%r: waits for %.1f s: %s", self, wait, error)
-            await pause(term.stopping, wait)
+        failures, known = 0, False
+        self._behind = now()
+        try:
+            while not term.stopping.is_set():
+                try:
+                    if not known:
+                        self._behind, known = now() - await self._lag(), True
+                    course = _AsyncPass(self, grant, term.stopping)
+                    while await course.go() and not term.stopping.is_set():
+                        pass
+                    failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
+                except _TROUBLE as error:
+                    failures += 1
+                    wait = relay.pause(failures, jitter(0.0, 1.0))
+                    log.warning("%r: waits for %.1f s: %s", self, wait, error)
+                    _tell_failure(error)
+                await pause(term.stopping, wait)
+        finally:
+            self._behind = None
+
+    async def _lag(self) -> float:
+        """What whoever did it before us has left, by the database's clock; from then on our own will do."""
+        rows = await self._engine.call("relay_list", {})
+        return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
 
 
 class _AsyncPass:
@@ -114,6 +146,8 @@ class _AsyncPass:
         self._owner, self._grant, self._stopping = owner, grant, stopping
         self._engine, self._terms, self._sink = owner._engine, owner._terms, owner._sink
         self._place: Row | None = None
+        self._tries: dict[str, int] = {}
+        """By event: how often it was tried and not taken, since the cursor was moved last; whoever died meanwhile."""
         self.told = 0
         self._clear()
 
@@ -128,20 +162,39 @@ class _AsyncPass:
         """One batch; False when there was nothing more to tell."""
         if self._place is None:
             self._place = await self._call("relay_open", {})
+            self._tries = json.loads(self._place["tries"])
             await self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
+        asked_at = now()
         rows = await self._engine.call("relay_read", {**after, "most": self._owner._batch})
         if rows:
+            batch = [(row, self._events(row)) for row in rows]
+            self._owner._waiting = sum(len(events) for _, events in batch)
             async with self._noted():
-                await self._tell_all([(row, derive(row)) for row in rows])
+                await self._tell_all(batch)
+            self._owner._sure = True
+        elif self._owner._behind is not None:
+            self._owner._behind, self._owner._waiting = asked_at, 0
         return bool(rows)
+
+    def _events(self, row: Row) -> list[Event]:
+        """What cannot be read is parked by itself: whatever is in the log, others are told what comes after it."""
+        try:
+            return derive(row)
+        except Exception as error:
+            self._park(unreadable(row), f"{type(error).__name__}: {error}"[:1000], 1)
+            return []
 
     async def _tell_again(self) -> None:
         """What was parked, and somebody wants told again."""
         asked = {"name": self._terms.name, "only_again": True, "most": self._terms.batch}
         for row in await self._engine.call("relay_parked", asked):
             async with self._noted():
-                await self._tell(Event.of(json.loads(row["event"])), parked=True)
+                event = Event.of(json.loads(row["event"]))
+                if event.type in TYPES:
+                    await self._tell(event, parked=True)
+                else:
+                    self._park(event, row["problem"], 1)
 
     @asynccontextmanager
     async def _noted(self) -> AsyncIterator[None]:
@@ -156,32 +209,63 @@ class _AsyncPass:
         await self._move(None)
 
     async def _tell_all(self, batch: Sequence[tuple[Row, list[Event]]]) -> None:
-        """All at once; when something in it is refused, one by one."""
+        """All at once; when something in it is refused, or may have been the end of whoever told it, one by one."""
         events = [event for _, each in batch for event in each]
-        whole = not events or await self._take(events) is None
+        whole = not events or (not self._tries and await self._told_whole(events))
         for row, each in batch:
             if not whole:
                 for event in each:
                     await self._tell(event)
             self._place = row
             self._ended += [(event.key, event.attempt) for event in each if event.type in ("COMPLETE", "FAIL")]
+            if not whole and not self._owner._sure:
+                await self._move(None)
+        self._tries.clear()
+
+    async def _told_whole(self, events: Sequence[Event]) -> bool:
+        try:
+            await self._begin(events[0].id)
+            return await self._take(events) is None
+        finally:
+            self._tries.clear()
+
+    async def _begin(self, id: str) -> int:
+        """The how manieth time it is tried. Written down before the sink is asked, until that has gone well once, and
+        when it was refused before: those who come after know what it was that whoever told it died of."""
+        self._tries[id] = self._tries.get(id, 0) + 1
+        if not self._owner._sure or self._tries[id] > 1:
+            await self._call("relay_begin", {"tries": json.dumps(self._tries)})
+        return self._tries[id]
 
     async def _tell(self, event: Event, *, parked: bool = False) -> None:
         """One by itself, as often as it may take; what is refused all the same is parked."""
-        problem: str | None = None
-        for number in range(1, self._terms.tries + 1):
-            problem = await self._take([event])
-            if problem is None:
+        most = self._terms.tries
+        problem = f"it was begun {most} times, and whoever told it died"
+        while await self._begin(event.id) <= most:
+            try:
+                said = await self._take([event])
+            except SinkDown:
+                self._tries[event.id] -= 1  # which says nothing about the event
+                raise
+            if said is None:
+                del self._tries[event.id]
                 if parked:
                     self._freed.append(event.id)
                 return
-            if number < self._terms.tries and await pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
+            problem, number = said, self._tries[event.id]
+            if number == most:
+                break
+            if await pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
                 raise SinkDown(f"stopped while it was refused: {problem}")
+        del self._tries[event.id]
         self._owner._refused += 1
         if self._owner._refused > relay.SUSPICIOUS:
             raise SinkDown(f"the sink has refused {self._owner._refused} events in a row: {problem}")
+        self._park(event, problem, most)
+
+    def _park(self, event: Event, problem: str, tries: int) -> None:
         log.error("%r: %s %s of %r is parked: %s", self._owner, event.type, event.id, event.label, problem)
-        self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, self._terms.tries])
+        self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, tries])
 
     async def _take(self, events: Sequence[Event]) -> str | None:
         """None when the sink has them, else what it says of them; SinkDown when it is not there."""
@@ -202,8 +286,15 @@ class _AsyncPass:
             "fence": self._grant.fence, "horizon": str(self._place["horizon"]), "place": self._place["place"],
             "told": self._took, "ended": json.dumps(self._ended), "parked": json.dumps(self._parked),
             "freed": json.dumps(self._freed), "problem": problem,
+            "tries": json.dumps({id: tries for id, tries in self._tries.items() if tries}),
         })  # fmt: skip
         self.told += self._took
+        self._owner._waiting = max(0, self._owner._waiting - self._took - len(self._parked))
+        if telemetry.listeners:
+            if self._took:
+                telemetry.tell("relay.published", events=self._took)
+            for _ in self._parked:
+                telemetry.tell("relay.parked")
         self._clear()
         if state["state"] == "gone":
             raise SinkDown(f"relay {self._terms.name!r} was removed meanwhile: it begins anew")
@@ -219,3 +310,7 @@ class _AsyncPass:
         if row["state"] == "fenced":
             raise fenced_out(self._grant.name)
         return row
+
+
+def _tell_failure(error: Exception) -> None:
+    telemetry.tell("relay.failed", reason="sink" if isinstance(error, SinkDown) else "database")

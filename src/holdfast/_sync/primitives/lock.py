@@ -7,12 +7,13 @@ The handle says what is wanted, the grant is the proof of having it. How locks s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.lock_grant import LockGrant
-from holdfast._wire import forks
+from holdfast._wire import forks, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking.locks import CALL_TIMEOUT, Locks, owner
@@ -20,6 +21,7 @@ from holdfast._wire.waiting import Scope, sleep
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
 from holdfast.core.lock import check_on_lost, refusal, target, text
+from holdfast.core.standing import standing
 from holdfast.core.tickets import Name, State, Ticket
 
 
@@ -196,19 +198,41 @@ class Lock:
 class LockSpace:
     """All locks of one client: their sessions, and the numbers of their namespaces."""
 
-    lock = Lock
+    lock: type[Lock] = Lock
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
         self.engine = engine
         self.sessions = Locks(database, engine.owner, kept=kept, extra=extra)
         self.era = forks.era
+        self._be_measured()
+
+    def _be_measured(self) -> None:
+        telemetry.register(self)
+        telemetry.follow(self)
+
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        """Asks nobody."""
+        pump = self.sessions._pump
+        found = standing([] if pump is None else list(pump.mux.claims.values()))
+        return [("locks_held", found.held), ("lock_waiters", found.waiting)]
+
+    def listened(self, heard: bool) -> None:
+        """Whoever is not listened to locks as fast as can be."""
+        if not heard:
+            self.lock = Lock
+            return
+        from holdfast._sync.primitives.measured_lock import MeasuredLock
+
+        self.lock = MeasuredLock
 
     def check_usable(self) -> None:
         """Is the client closed, or a fork of itself? Whether it is on its own loop is for the sessions to say."""
         self.engine.check_usable()
         self.sessions.notice_fork()
-        self.era = forks.era
+        if self.era != forks.era:
+            self.era = forks.era
+            self._be_measured()
 
     def number(self, namespace: str, timeout: float) -> int:
         """Of a namespace: stable from its first use on."""

@@ -39,7 +39,7 @@ class Mender:
         self.objects = Objects(engine)
         self._writer = Writer(self.objects, together=engine.database.dialect == "postgres")
         self.serial = Keyed()
-        self.tally = Tally(Counts())
+        self.tally = Tally(Counts(), "reconciler.counted")
         self.queued: set[str] = set()
         """Records that somebody is about to look at, because of an event."""
         self._failing = self._patience = 0

@@ -7,7 +7,7 @@ hears, compares, counts, and leaves a failing driver alone for a while.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -45,12 +45,22 @@ class Reconciler:
         self._mender = Mender(engine, terms, driver, session_present)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
+        self._begun_at: float | None = None
+        """None while it is not run here."""
+        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._terms.type!r}>"
 
     def run(self, mandate: Mandate) -> None:
         """Watch and sweep until the term ends, or the shards are closed."""
+        self._begun_at = now()
+        try:
+            self._run(mandate)
+        finally:
+            self._begun_at = None
+
+    def _run(self, mandate: Mandate) -> None:
         with Crew(self._terms.concurrency) as crew, Aside(self._follow, mandate, crew):
             failures = 0
             while not mandate.stopping.is_set():
@@ -70,6 +80,11 @@ class Reconciler:
         """What was done so far, for health endpoints and metrics; asks nobody."""
         ago = None if self._swept_at is None else now() - self._swept_at
         return self._tally.copy(swept_ago=ago)
+
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        begun_at = self._begun_at
+        if begun_at is not None:
+            yield "reconciler_sweep_age_seconds", now() - max(begun_at, self._swept_at or begun_at)
 
     def sweep(self, mandate: Mandate) -> None:
         """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""

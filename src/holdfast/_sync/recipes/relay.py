@@ -9,7 +9,7 @@ same events again, with the same ids. Operations neither wait for it nor know of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._sync.recipes.elector import Elector
 from holdfast._sync.recipes.term import Term
-from holdfast._wire import Row, drivers
-from holdfast._wire.clock import jitter
+from holdfast._wire import Row, drivers, telemetry
+from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import pause
 from holdfast._wire.log import logger
 from holdfast._wire.running import Flag
@@ -28,13 +28,15 @@ from holdfast._wire.waiting import called_aside, check_called
 from holdfast.core import relay
 from holdfast.core.election import ElectorStatus, ElectorTerms
 from holdfast.core.errors import EngineError, FencedOut, Refused, SinkDown
-from holdfast.core.events import Event, derive
+from holdfast.core.events import TYPES, Event, derive, unreadable
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.relay import RelayTerms
 
 log = logger("holdfast.relay")
 
 Ends = list[tuple[str, int]]
+_TROUBLE = (SinkDown, EngineError, FencedOut)
+"""What passes, or ends the term: when it is fenced out, that is about to end."""
 
 
 class Sink(Protocol):
@@ -61,6 +63,13 @@ class Relay:
         large batch, if it takes one event after the other."""
         self._refused = 0
         """Events in a row that the sink did not take, each after all its tries."""
+        self._sure = False
+        """Whether it has got through a batch: one that is begun before may be what those before have died of."""
+        self._behind: float | None = None
+        """When it had last told all that there was; None while somebody else does it."""
+        self._waiting = 0
+        """Events that were read, and not told."""
+        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"
@@ -78,6 +87,13 @@ class Relay:
         """Who does it, as far as we know; asks nobody. How far it has come is in ``client.relays``."""
         return self._elector.status()
 
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        """Asks nobody, so it goes on while the database or the sink is away."""
+        behind = self._behind
+        if behind is not None:
+            yield "relay_lag_seconds", now() - behind
+            yield "relay_lag_events", self._waiting
+
     def step(self) -> int:
         """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
         it takes nothing at present."""
@@ -87,25 +103,41 @@ class Relay:
         )  # fmt: skip
         with Lease(self._engine, terms, 0.0) as grant:
             course = _Pass(self, grant, Flag())
-            while course.go():
-                pass
+            try:
+                while course.go():
+                    pass
+            except _TROUBLE as error:
+                _tell_failure(error)
+                raise
             return course.told
 
     def _work(self, term: Term) -> None:
         grant = term.grant_for("")
         assert grant is not None
-        failures = 0
-        while not term.stopping.is_set():
-            try:
-                course = _Pass(self, grant, term.stopping)
-                while course.go() and not term.stopping.is_set():
-                    pass
-                failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
-            except (SinkDown, EngineError, FencedOut) as error:  # when it is fenced out, the term is about to end
-                failures += 1
-                wait = relay.pause(failures, jitter(0.0, 1.0))
-                log.warning("%r: waits for %.1f s: %s", self, wait, error)
-            pause(term.stopping, wait)
+        failures, known = 0, False
+        self._behind = now()
+        try:
+            while not term.stopping.is_set():
+                try:
+                    if not known:
+                        self._behind, known = now() - self._lag(), True
+                    course = _Pass(self, grant, term.stopping)
+                    while course.go() and not term.stopping.is_set():
+                        pass
+                    failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
+                except _TROUBLE as error:
+                    failures += 1
+                    wait = relay.pause(failures, jitter(0.0, 1.0))
+                    log.warning("%r: waits for %.1f s: %s", self, wait, error)
+                    _tell_failure(error)
+                pause(term.stopping, wait)
+        finally:
+            self._behind = None
+
+    def _lag(self) -> float:
+        """What whoever did it before us has left, by the database's clock; from then on our own will do."""
+        rows = self._engine.call("relay_list", {})
+        return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
 
 
 class _Pass:
@@ -115,6 +147,8 @@ class _Pass:
         self._owner, self._grant, self._stopping = owner, grant, stopping
         self._engine, self._terms, self._sink = owner._engine, owner._terms, owner._sink
         self._place: Row | None = None
+        self._tries: dict[str, int] = {}
+        """By event: how often it was tried and not taken, since the cursor was moved last; whoever died meanwhile."""
         self.told = 0
         self._clear()
 
@@ -129,20 +163,39 @@ class _Pass:
         """One batch; False when there was nothing more to tell."""
         if self._place is None:
             self._place = self._call("relay_open", {})
+            self._tries = json.loads(self._place["tries"])
             self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
+        asked_at = now()
         rows = self._engine.call("relay_read", {**after, "most": self._owner._batch})
         if rows:
+            batch = [(row, self._events(row)) for row in rows]
+            self._owner._waiting = sum(len(events) for _, events in batch)
             with self._noted():
-                self._tell_all([(row, derive(row)) for row in rows])
+                self._tell_all(batch)
+            self._owner._sure = True
+        elif self._owner._behind is not None:
+            self._owner._behind, self._owner._waiting = asked_at, 0
         return bool(rows)
+
+    def _events(self, row: Row) -> list[Event]:
+        """What cannot be read is parked by itself: whatever is in the log, others are told what comes after it."""
+        try:
+            return derive(row)
+        except Exception as error:
+            self._park(unreadable(row), f"{type(error).__name__}: {error}"[:1000], 1)
+            return []
 
     def _tell_again(self) -> None:
         """What was parked, and somebody wants told again."""
         asked = {"name": self._terms.name, "only_again": True, "most": self._terms.batch}
         for row in self._engine.call("relay_parked", asked):
             with self._noted():
-                self._tell(Event.of(json.loads(row["event"])), parked=True)
+                event = Event.of(json.loads(row["event"]))
+                if event.type in TYPES:
+                    self._tell(event, parked=True)
+                else:
+                    self._park(event, row["problem"], 1)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -157,32 +210,63 @@ class _Pass:
         self._move(None)
 
     def _tell_all(self, batch: Sequence[tuple[Row, list[Event]]]) -> None:
-        """All at once; when something in it is refused, one by one."""
+        """All at once; when something in it is refused, or may have been the end of whoever told it, one by one."""
         events = [event for _, each in batch for event in each]
-        whole = not events or self._take(events) is None
+        whole = not events or (not self._tries and self._told_whole(events))
         for row, each in batch:
             if not whole:
                 for event in each:
                     self._tell(event)
             self._place = row
             self._ended += [(event.key, event.attempt) for event in each if event.type in ("COMPLETE", "FAIL")]
+            if not whole and not self._owner._sure:
+                self._move(None)
+        self._tries.clear()
+
+    def _told_whole(self, events: Sequence[Event]) -> bool:
+        try:
+            self._begin(events[0].id)
+            return self._take(events) is None
+        finally:
+            self._tries.clear()
+
+    def _begin(self, id: str) -> int:
+        """The how manieth time it is tried. Written down before the sink is asked, until that has gone well once, and
+        when it was refused before: those who come after know what it was that whoever told it died of."""
+        self._tries[id] = self._tries.get(id, 0) + 1
+        if not self._owner._sure or self._tries[id] > 1:
+            self._call("relay_begin", {"tries": json.dumps(self._tries)})
+        return self._tries[id]
 
     def _tell(self, event: Event, *, parked: bool = False) -> None:
         """One by itself, as often as it may take; what is refused all the same is parked."""
-        problem: str | None = None
-        for number in range(1, self._terms.tries + 1):
-            problem = self._take([event])
-            if problem is None:
+        most = self._terms.tries
+        problem = f"it was begun {most} times, and whoever told it died"
+        while self._begin(event.id) <= most:
+            try:
+                said = self._take([event])
+            except SinkDown:
+                self._tries[event.id] -= 1  # which says nothing about the event
+                raise
+            if said is None:
+                del self._tries[event.id]
                 if parked:
                     self._freed.append(event.id)
                 return
-            if number < self._terms.tries and pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
+            problem, number = said, self._tries[event.id]
+            if number == most:
+                break
+            if pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
                 raise SinkDown(f"stopped while it was refused: {problem}")
+        del self._tries[event.id]
         self._owner._refused += 1
         if self._owner._refused > relay.SUSPICIOUS:
             raise SinkDown(f"the sink has refused {self._owner._refused} events in a row: {problem}")
+        self._park(event, problem, most)
+
+    def _park(self, event: Event, problem: str, tries: int) -> None:
         log.error("%r: %s %s of %r is parked: %s", self._owner, event.type, event.id, event.label, problem)
-        self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, self._terms.tries])
+        self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, tries])
 
     def _take(self, events: Sequence[Event]) -> str | None:
         """None when the sink has them, else what it says of them; SinkDown when it is not there."""
@@ -203,8 +287,15 @@ class _Pass:
             "fence": self._grant.fence, "horizon": str(self._place["horizon"]), "place": self._place["place"],
             "told": self._took, "ended": json.dumps(self._ended), "parked": json.dumps(self._parked),
             "freed": json.dumps(self._freed), "problem": problem,
+            "tries": json.dumps({id: tries for id, tries in self._tries.items() if tries}),
         })  # fmt: skip
         self.told += self._took
+        self._owner._waiting = max(0, self._owner._waiting - self._took - len(self._parked))
+        if telemetry.listeners:
+            if self._took:
+                telemetry.tell("relay.published", events=self._took)
+            for _ in self._parked:
+                telemetry.tell("relay.parked")
         self._clear()
         if state["state"] == "gone":
             raise SinkDown(f"relay {self._terms.name!r} was removed meanwhile: it begins anew")
@@ -220,3 +311,7 @@ class _Pass:
         if row["state"] == "fenced":
             raise fenced_out(self._grant.name)
         return row
+
+
+def _tell_failure(error: Exception) -> None:
+    telemetry.tell("relay.failed", reason="sink" if isinstance(error, SinkDown) else "database")

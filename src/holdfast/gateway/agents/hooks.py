@@ -21,7 +21,7 @@ from holdfast.gateway.agents.desk import DueStop, Swept
 from holdfast.gateway.agents.lifecycle import Hook, Kind, Turn
 from holdfast.gateway.context import Gateway, Here
 from holdfast.gateway.logs import say
-from holdfast.gateway.problem import Problem
+from holdfast.gateway.problem import Problem, documented
 
 router = APIRouter(tags=["hooks"])
 Printable = r"^[^\x00-\x1f\x7f-\x9f]*$"
@@ -85,7 +85,7 @@ async def status(here: Here) -> HookStatus:
     )  # fmt: skip
 
 
-@router.post("/hook/{kind}")
+@router.post("/hook/{kind}", responses=documented(422, 503))
 async def hook(kind: Annotated[Kind, Path()], body: HookBody, here: Here, response: Response) -> HookAnswer:
     """What an agent reports. Hooks of one agent are handled one after the other, on whichever replica."""
     desk, asked = here.agents, time.perf_counter()

@@ -15,7 +15,7 @@ from holdfast.gateway.agents.hooks import Printable
 from holdfast.gateway.agents.inject import inject
 from holdfast.gateway.agents.lifecycle import Agent, Command, Turn
 from holdfast.gateway.context import Gateway, Here, Loop
-from holdfast.gateway.problem import Problem
+from holdfast.gateway.problem import Problem, documented
 
 router = APIRouter(tags=["agents"])
 router.include_router(hooks.router)
@@ -85,7 +85,7 @@ class AdvisoryLocks(BaseModel):
     waiting: int
 
 
-@router.get("/api/advisory-locks")
+@router.get("/api/advisory-locks", responses=documented(503))
 async def advisory_locks(here: Here) -> AdvisoryLocks:
     """All locks that are held, whoever holds them, and how many; and how many wait for one."""
     found = await here.client.locks.list()
@@ -93,14 +93,14 @@ async def advisory_locks(here: Here) -> AdvisoryLocks:
     return AdvisoryLocks(count=len(held), locks=held, waiting=len(found) - len(held))
 
 
-@router.get("/agents")
+@router.get("/agents", responses=documented(422, 503))
 async def agents(here: Here, after: After = 0, limit: Limit = 100) -> Agents:
     """In the order of their numbers; the next page begins ``after`` the last one."""
     found = await here.client.objects.list("agent", after=records.key(after), most=limit)
     return Agents(agents=[records.known(record).agent for record in found])
 
 
-@router.post("/agents", status_code=201)
+@router.post("/agents", status_code=201, responses=documented(409, 422, 503))
 async def announce(body: Announcement, here: Here) -> Agent:
     if body.sandbox is not None and await here.client.objects.get("sandbox", body.sandbox) is None:
         raise Problem(422, f"there is no sandbox {body.sandbox!r}")
@@ -108,40 +108,43 @@ async def announce(body: Announcement, here: Here) -> Agent:
     return (await records.must_read(here.client, number)).agent
 
 
-@router.get("/agents/config/{name}")
+@router.get("/agents/config/{name}", responses=documented(404, 409, 422))
 async def config(name: ConfigName, here: Here) -> dict[str, JsonValue]:
     return config_editor.read(config_editor.file_of(here.settings.agent_config, name))
 
 
-@router.patch("/agents/config/{name}")
+@router.patch("/agents/config/{name}", responses=documented(404, 409, 413, 422, 503))
 async def edit_config(name: ConfigName, body: dict[str, JsonValue], here: Here) -> dict[str, JsonValue]:
     """Merged into what is there (RFC 7396); the answer is what is there then."""
     return await config_editor.edit(config_editor.file_of(here.settings.agent_config, name), body)
 
 
-@router.get("/agents/{number}")
+@router.get("/agents/{number}", responses=documented(404, 422, 503))
 async def agent(number: Number, here: Here) -> Agent:
     return (await records.must_read(here.client, number)).agent
 
 
-@router.get("/agents/{number}/commands")
+@router.get("/agents/{number}/commands", responses=documented(404, 422, 503))
 async def commands(number: Number, here: Here, after: After = 0, limit: Limit = 100) -> Commands:
     return Commands(commands=await _parts(here.client, "command", number, after, limit))
 
 
-@router.get("/agents/{number}/turns")
+@router.get("/agents/{number}/turns", responses=documented(404, 422, 503))
 async def turns(number: Number, here: Here, after: After = 0, limit: Limit = 100) -> Turns:
     return Turns(turns=await _parts(here.client, "turn", number, after, limit))
 
 
-@router.post("/agents/{number}/injection")
+@router.post("/agents/{number}/injection", responses=documented(404, 422, 503))
 async def injection(number: Number, body: Injection, here: Here) -> Injected:
     """A prompt and skills for the agent, once; told with the answer to its next session-start or prompt."""
     done, at = await inject(here, number, body.prompt, body.skills)
     return Injected(injected=done, prompt_injected_at=at)
 
 
-@router.post("/agents/{number}/commands/{command}/summary", responses={202: {"model": Summary}})
+@router.post(
+    "/agents/{number}/commands/{command}/summary",
+    responses={202: {"model": Summary, "description": "It is being made."}, **documented(404, 409, 422, 502, 503)},
+)
 async def summary(number: Number, command: Number, here: Here, response: Response) -> Summary:
     """Made by the first who asks; 202 while that one is at it."""
     found = await here.client.objects.get("command", records.key(number, command))

@@ -105,8 +105,9 @@ class Desk:
         self._closed = False
 
     async def run(self, work: Callable[[holdfast.Client], Any]) -> Any:
-        if len(self._running) >= MOST:
-            raise Problem(503, f"{MOST} commands are under way: wait until one has ended", headers={"Retry-After": "1"})
+        if self._closed or len(self._running) >= MOST:
+            why = "this replica ends" if self._closed else f"{MOST} commands are under way: wait until one has ended"
+            raise Problem(503, why, headers={"Retry-After": "1"})
         if self._client is None:
             self._client = holdfast.Client(self._settings.url, schema=self._settings.schema)
         return await asyncio.wrap_future(self._begin(work, self._client))
@@ -162,7 +163,7 @@ async def command(
         raise Problem(404, f"there is no command {name!r:.200}; GET /api/commands tells which there are")
     if why := _elsewhere(declared):
         raise Problem(403, f"{name} is not to be had over HTTP, because {why}: use holdfast do {name}")
-    actor = _actor(request) or order.actor
+    actor = request.state.principal if here.settings.tokens else order.actor
     if actor is None:
         raise Problem(422, "actor must be given: who asks for this, for the audit")
 
@@ -217,12 +218,6 @@ def _elsewhere(declared: operator.Command) -> str | None:
     if any(each.secret for each in declared.parameters.values()):
         return "it needs a secret, which is not for requests"
     return _ELSEWHERE.get(declared.name)
-
-
-def _actor(request: Request) -> str | None:
-    """Who the token says it is; None where none is in use."""
-    principal: str | None = getattr(request.state, "principal", None)
-    return principal
 
 
 def _told(each: operator.Command) -> CommandAnswer:

@@ -15,6 +15,7 @@ ROWS = 40
 """That a table shows; the API has the others."""
 SQUARES = 64
 PHASES = ("Error", "Provisioning", "Deleting", "Deleted", "Ready")
+STATES = ("waiting", "working", "expected", "idle", "ended")
 STATUSES = ("partial", "running", "failure", "success")
 _SLOT = "@slot:"
 
@@ -129,7 +130,7 @@ def _sandboxes(sight: Sight) -> Part:
 
 
 def _agents(sight: Sight) -> Part:
-    return _records(sight.agents, words.state, (), lambda payload: words.text(words.within(payload, "reason")))
+    return _records(sight.agents, words.state, STATES, words.doing)
 
 
 def _records(
@@ -138,7 +139,7 @@ def _records(
     rows = [
         {
             "id": each.id,
-            "name": each.name or each.id,
+            "name": words.called(each),
             "state": state(each.payload),
             "why": why(each.payload),
             "at": each.updated_at.timestamp(),
@@ -170,7 +171,7 @@ def _glance(sight: Sight) -> Part:
     ready = f"ready of {len(sight.sandboxes)}"
     return {
         "tiles": [
-            {"part": "leases", "what": "Leases", "figure": len(sight.leases), "note": "held"},
+            {"part": "leases", "what": "Leases", "figure": len(sight.leases), "note": f"{slots['held']} of them slots"},
             {"part": "locks", "what": "Locks", "figure": locks["held"], "note": f"{locks['waiting']} waiting"},
             {"part": "slots", "what": "Slots", "figure": slots["held"], "note": f"of {slots['capacity']}"},
             {"part": "operations", "what": "Operations", "figure": counts["running"], "note": f"running, {unfinished}"},

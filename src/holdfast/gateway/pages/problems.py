@@ -46,10 +46,11 @@ def problems(sight: Sight) -> list[Found]:
     return sorted(found, key=lambda each: each.level != "critical")
 
 
-def _found(level: Any, title: str, about: Iterable[About], todo: str, where: str = "") -> Iterator[Found]:
+def _found(level: Any, one: str, many: str, about: Iterable[About], todo: str, where: str = "") -> Iterator[Found]:
     every = list(about)
     if every:
-        yield Found(level, title.format(count=number(len(every))), every[:_SHOWN], len(every[_SHOWN:]), todo, where)
+        title = one if len(every) == 1 else f"{number(len(every))} {many}"
+        yield Found(level, title, every[:_SHOWN], len(every[_SHOWN:]), todo, where)
 
 
 def _database(sight: Sight) -> Iterator[Found]:
@@ -77,7 +78,7 @@ def _heartbeats(sight: Sight) -> Iterator[Found]:
             told = f"{each.holder}, of {span(ttl)}"
             late.append(About(each.name, told, ("left", each.expires_at.timestamp())))
     todo = "Its process may be paused, overloaded or cut off; when nothing is left, the lease is free for others."
-    yield from _found("warning", "Heartbeats are late: {count}", late, todo, "leases")
+    yield from _found("warning", "A heartbeat is late", "heartbeats are late", late, todo, "leases")
 
 
 def _lost(sight: Sight) -> Iterator[Found]:
@@ -90,13 +91,27 @@ def _lost(sight: Sight) -> Iterator[Found]:
             by = f" by {each.actor}: {each.reason}" if each.actor else ""
             lost.append(About(each.name, f"{each.holder}: {words[each.outcome]}{by}", ("ago", at)))
     todo = "Did its holder crash, or was it paused? holdfast history tells who had it when."
-    yield from _found("warning", "Leases were lost in the last 15 minutes: {count}", lost, todo, "leases")
+    yield from _found(
+        "warning",
+        "A lease was lost in the last 15 minutes",
+        "leases were lost in the last 15 minutes",
+        lost,
+        todo,
+        "leases",
+    )
 
 
 def _relays(sight: Sight) -> Iterator[Found]:
     parked = [About(each.name, f"{number(each.parked)} parked") for each in sight.relays if each.parked]
     todo = "holdfast relay parked tells why; holdfast relay retry tells them again."
-    yield from _found("warning", "Relays whose sink refused something: {count}", parked, todo, "operations")
+    yield from _found(
+        "warning",
+        "A relay has something that its sink refused",
+        "relays have something that their sinks refused",
+        parked,
+        todo,
+        "operations",
+    )
     stuck = [
         About(
             each.name,
@@ -107,7 +122,7 @@ def _relays(sight: Sight) -> Iterator[Found]:
         if each.problem or each.lag > BEHIND
     ]
     todo = "Is its sink up, and does somebody run the relay? Nothing is lost: it goes on where it stands."
-    yield from _found("warning", "Relays that are behind: {count}", stuck, todo, "operations")
+    yield from _found("warning", "A relay is behind", "relays are behind", stuck, todo, "operations")
 
 
 def _operations(sight: Sight) -> Iterator[Found]:
@@ -117,13 +132,15 @@ def _operations(sight: Sight) -> Iterator[Found]:
         if each.status == "partial"
     ]
     todo = "Whoever ran it died. It is mended when it is run again, or by operation.rollback or operation.reset."
-    yield from _found("critical", "Operations were left half done: {count}", partial, todo, "operations")
+    yield from _found(
+        "critical", "An operation was left half done", "operations were left half done", partial, todo, "operations"
+    )
     reviews = [
         About(each.label, f"review {each.id}, {each.reason}: {each.detail}", ("ago", each.opened_at.timestamp()))
         for each in sight.reviews
     ]
     todo = "Look at it, then run review.approve or review.reject."
-    yield from _found("warning", "Reviews are open: {count}", reviews, todo, "operations")
+    yield from _found("warning", "A review is open", "reviews are open", reviews, todo, "operations")
 
 
 def _locks(sight: Sight) -> Iterator[Found]:
@@ -137,7 +154,9 @@ def _locks(sight: Sight) -> Iterator[Found]:
         if not each.granted and (each.duration or 0) > WAITED
     ]
     todo = "Who holds it is told below. lock.break ends a session that is stuck."
-    yield from _found("warning", "Locks are waited for too long: {count}", waiting, todo, "locks")
+    yield from _found(
+        "warning", "A lock is waited for too long", "locks are waited for too long", waiting, todo, "locks"
+    )
 
 
 def _slots(sight: Sight) -> Iterator[Found]:
@@ -146,7 +165,14 @@ def _slots(sight: Sight) -> Iterator[Found]:
         for (pool, kind), count in sight.violations.items()
     ]
     todo = "A session and the lease of its slot contradict each other: the log of this replica tells which."
-    yield from _found("critical", "Slots are not what sessions say: {count}", wrong, todo, "slots")
+    yield from _found(
+        "critical",
+        "A pool's slots are not what its sessions say",
+        "kinds of slots are not what their sessions say",
+        wrong,
+        todo,
+        "slots",
+    )
 
 
 def _sandboxes(sight: Sight) -> Iterator[Found]:
@@ -156,7 +182,7 @@ def _sandboxes(sight: Sight) -> Iterator[Found]:
         if phase(each.payload) == "Error"
     ]
     todo = "Read its logs, then delete it or make it anew."
-    yield from _found("warning", "Sandboxes have failed: {count}", failed, todo, "sandboxes")
+    yield from _found("warning", "A sandbox has failed", "sandboxes have failed", failed, todo, "sandboxes")
 
 
 _JUDGES: tuple[Callable[[Sight], Iterator[Found]], ...] = (

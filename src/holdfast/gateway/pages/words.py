@@ -59,20 +59,28 @@ def condition(payload: Any) -> str:
 
 def state(payload: Any) -> str:
     """Of an agent or a session."""
-    for name in ("state", "status"):
-        if isinstance(found := within(payload, name), str):
-            return text(found)
-    return text(within(payload, "status", "state")) or "unknown"
+    return text(within(payload, "state")) or "unknown"
 
 
-TONES = {
-    "good": ("ready", "success", "idle", "running", "active", "processing", "working"),
-    "bad": ("error", "partial", "failed", "dead"),
-    "poor": ("failure", "awaiting_input", "stale"),
-    "moving": ("provisioning", "deleting", "pending", "commanded", "starting"),
+def called(record: Any) -> str:
+    """An agent has a number, and what else there is has a name or an id."""
+    number = within(record.payload, "number")
+    return record.name or (f"agent {number}" if isinstance(number, int) else str(record.id))
+
+
+def doing(payload: Any) -> str:
+    """What an agent is at, or why it has ended."""
+    return text(within(payload, "ended_why")) or text(within(payload, "command", "prompt"))
+
+
+_TONES = {
+    "good": ("ready", "success", "idle", "running", "active", "working"),
+    "bad": ("error", "partial", "failed"),
+    "poor": ("failure", "waiting"),
+    "moving": ("provisioning", "deleting", "expected"),
 }
 
 
 def tone(name: str) -> str:
     """How a state is shown, beside its word; those that nobody knows are plain."""
-    return next((tone for tone, names in TONES.items() if name.lower() in names), "plain")
+    return next((tone for tone, names in _TONES.items() if name.lower() in names), "plain")

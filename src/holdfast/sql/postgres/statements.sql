@@ -377,11 +377,14 @@ select horizon::text, place, key, number, entries, before, outbox, label, pipeli
   from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :most::int)
 
 -- name: relay_open
-select 'done' as state, horizon::text, place from holdfast.relay_open(:name, :lease, :token::uuid)
+select 'done' as state, horizon::text, place, tries from holdfast.relay_open(:name, :lease, :token::uuid)
+
+-- name: relay_begin
+select 'begun' as state from holdfast.relay_begin(:name, :lease, :token::uuid, :tries)
 
 -- name: relay_move
 select case when moved then 'moved' else 'gone' end as state from holdfast.relay_move(
-    :name, :lease, :token::uuid, :fence::bigint, :horizon::xid8, :place::bigint, :told::bigint, :ended, :parked, :freed, :problem)
+    :name, :lease, :token::uuid, :fence::bigint, :horizon::xid8, :place::bigint, :told::bigint, :ended, :parked, :freed, :problem, :tries)
 
 -- name: relay_list
 select name, told, fence, moved_at, problem, since, holder, parked, entries, lag, cursor from holdfast.relay_list()

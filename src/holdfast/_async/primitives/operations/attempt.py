@@ -23,6 +23,7 @@ from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
 PAGE = 1000
@@ -53,6 +54,8 @@ class AsyncPlan(NamedTuple):
     lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
+    energy: Meter | None = None
+    """What says what the execution cost, if that is wanted."""
 
     @property
     def lease(self) -> str:
@@ -81,6 +84,13 @@ async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) 
     if 0 <= place <= len(args):
         return await settled(function(*args[:place], op, *args[place:], **kwargs))
     return await settled(function(*args, op=op, **kwargs))
+
+
+async def costing(meter: Meter, function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and note what that costs."""
+    from holdfast._wire.aio_metering import spending
+
+    return await spending(op, meter, call, function, op, *args, **kwargs)
 
 
 def _place(function: Function) -> int | None:
@@ -205,10 +215,14 @@ class AsyncAttempt(AsyncGovernance, ABC):
         """How it ended before, if it did; an error when it must not go on."""
         if act is Act.REPLAY:
             self.permit_replay(prior)
+            if self.measured is not None:
+                self.measured.found(act, prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
         if act is Act.EXPIRED:
             return Outcome("expired", True, prior.attempt)
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
+            if self.measured is not None:
+                self.measured.found(act, prior)
             raise operation.refusal(act, prior, self.plan.key)
         return None
 
@@ -217,14 +231,18 @@ class AsyncAttempt(AsyncGovernance, ABC):
         key, terms, waited = self.plan.key, self.plan.terms, now() - started
         await self.escalate(prior)
         if terms.when_locked == "skip":
+            self.locked_out("skipped")
             return Outcome("skipped", False, 0)
         if terms.when_locked == "fail":
+            self.locked_out("busy")
             raise operation.in_progress(key)
         if self.in_its_own_way():
+            self.locked_out("reentered")
             raise operation.in_progress(
                 key, why="it is inside of an operation with the same lock: it would wait for itself"
             )
         if waited >= terms.timeout:
+            self.locked_out("timeout")
             raise operation.in_progress(key, waited)
         chance = jitter(0.0, 1.0)
         if terms.when_locked == "backoff":
@@ -233,6 +251,17 @@ class AsyncAttempt(AsyncGovernance, ABC):
             seconds = min(0.05, 0.001 * 2 ** min(asked, 6)) * (0.5 + chance)
         await sleep(min(seconds, max(0.0, terms.timeout - waited)))
         return None
+
+    def begun(self, op: AsyncRunning) -> None:
+        """Its function is about to be called: whatever goes wrong from here on is that of an attempt."""
+        self.began = True
+        if self.measured is not None:
+            self.measured.begun(op, self.prior, self.plan.terms.on_partial)
+
+    def over(self, how: Outcome | BaseException) -> None:
+        """It is all that its run was made of."""
+        if self.measured is not None:
+            self.measured.over(how)
 
     def transient(self, error: BaseException) -> bool:
         return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))

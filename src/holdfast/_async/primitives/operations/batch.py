@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
-from holdfast._async.primitives.operations.attempt import AsyncPlan, call, kept, line
+from holdfast._async.primitives.operations.attempt import AsyncPlan, call, costing, kept, line
 from holdfast._async.primitives.operations.external import AsyncExternal
-from holdfast._async.primitives.operations.operation import run
+from holdfast._async.primitives.operations.operation import measure, run
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import claimed
 from holdfast._async.primitives.protect import fenced_out
-from holdfast._wire import Row, drivers
+from holdfast._wire import Row, drivers, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.identity import new_token
 from holdfast._wire.log import logger
@@ -25,6 +25,9 @@ from holdfast.core.keys import OperationKey
 from holdfast.core.operation import LEASE, NOTHING, Act, Prior, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
+
+if TYPE_CHECKING:
+    from holdfast._wire.measured import Measured
 
 log = logger("holdfast.operation")
 
@@ -98,17 +101,32 @@ class AsyncBatch:
     ) -> list[Outcome]:
         ours, known = await self._claim(grant, places)
         found: dict[int, Outcome] = {}
+        runs: dict[int, Measured] = {}
         try:
             self._all.enter()
             for place in places:
                 if place in ours:
+                    if telemetry.listeners:
+                        runs[place] = measure(self._plans[place])
+                        runs[place].begun(ours[place], NOTHING, self._terms.on_partial)
                     found[place] = await self._execute(place, ours[place], function)
+                    if place in runs:
+                        runs[place].left()
             self._all.leave()
-        except BaseException:  # what ended has ended, and what was not called may be tried again
+        except BaseException as error:  # what ended has ended, and what was not called may be tried again
             self._all.leave()
             await self._finish_interrupted(grant, ours, found)
+            for place, run in runs.items():
+                run.over(found.get(place, error))
             raise
-        await self._finish(grant, list(ours.values()))
+        try:
+            await self._finish(grant, list(ours.values()))
+        except BaseException as error:
+            for run in runs.values():
+                run.over(error)
+            raise
+        for place, run in runs.items():
+            run.over(found[place])
         for place in places:
             if place not in ours:
                 outcome = await self._settled(self._plans[place], known[self._plans[place].key.digest])
@@ -151,20 +169,26 @@ class AsyncBatch:
         """How it ended before; None when it takes more than a batch does."""
         attempt = AsyncExternal(plan)
         act = attempt.decide(prior)
-        if act in (Act.EXHAUSTED, Act.REFUSE_PARTIAL):
-            return None  # somebody may have approved that it is tried once more
-        if act is Act.RUNNING:
-            return Outcome("skipped", False, 0)
+        if act not in (Act.REPLAY, Act.MISMATCH, Act.RUNNING, Act.REFUSE_FAILED):
+            return None  # of those that are refused, somebody may have approved that they are tried once more
+        attempt.measured = measure(plan) if telemetry.listeners else None
         try:
-            return attempt.settled(act, prior)
+            outcome = attempt.settled(act, prior) or Outcome("skipped", False, 0)
         except HoldfastError as error:
             if isinstance(error, OperationFailed):
                 await attempt.refused(error)
-            return Outcome("failed", False, prior.attempt, error=error)
+            outcome = Outcome("failed", False, prior.attempt, error=error)
+        attempt.over(outcome)
+        return outcome
 
     async def _execute(self, place: int, op: AsyncRunning, function: Function) -> Outcome:
         try:
-            value = await call(function, op, self._items[place])
+            if (meter := self._all.plan.energy) is None:
+                value = await call(function, op, self._items[place])
+            else:
+                value = await costing(meter, function, op, self._items[place])
+            if self._all.plan.lineage.contract is not None:
+                await self._all.check_after(op)
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})

@@ -102,6 +102,7 @@ class AsyncExternal(AsyncAttempt):
         try:
             self._grant = await self._lease.acquire(timeout=max(0.0, started + terms.timeout - now()))
         except AcquireTimeout as error:
+            self.locked_out("timeout")
             raise in_progress(self.plan.key, now() - started, f"{error.holder or 'somebody else'} is at it") from error
         return True
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, call
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, call, costing
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import within
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called, check_function, here, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core.canonical import digest
@@ -18,6 +19,9 @@ from holdfast.core.errors import OperationFailed
 from holdfast.core.operation import NOTHING, pause
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
+
+if TYPE_CHECKING:
+    from holdfast._wire.measured import Measured
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,19 +63,31 @@ class AsyncOperation:
         body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
         plan = self._plan()
         attempt = attempt_of(plan, self._tx)
-        op = await attempt.begin()
-        if isinstance(op, Outcome):
-            seen = AsyncRunning(plan.key, NOTHING, now(), attempt=op.attempt)
-            seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
-            self._entered.append((here(), None, seen))
-            return seen
+        attempt.measured = measure(plan) if telemetry.listeners else None
         try:
-            await attempt.check(op)
+            op = await attempt.begin()
+            if isinstance(op, Outcome):
+                attempt.over(op)
+                seen = AsyncRunning(plan.key, NOTHING, now(), attempt=op.attempt)
+                seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
+                self._entered.append((here(), None, seen))
+                return seen
+            attempt.begun(op)
+            try:
+                await attempt.check(op)
+            except BaseException as error:
+                await attempt.fail(op, error)
+                raise
         except BaseException as error:
-            await attempt.fail(op, error)
+            attempt.over(error)
             raise
         attempt.enter()
         self._entered.append((here(), attempt, op))
+        if plan.energy is not None:
+            from holdfast._wire.aio_metering import BLOCK, Metering
+
+            op.metering = Metering(op, plan.energy, BLOCK)
+            op.metering.__enter__()
         return op
 
     async def __aexit__(
@@ -82,15 +98,23 @@ class AsyncOperation:
         _, attempt, op = entry
         if attempt is None:
             return
+        if op.metering is not None:
+            op.metering.__exit__()
         attempt.leave()
         if error is not None:
-            await attempt.fail(op, error)
+            try:
+                await attempt.fail(op, error)
+            finally:
+                attempt.over(error)
             return
         try:
             await attempt.check_after(op)
-            await attempt.succeed(op, op.result)
+            attempt.over(await attempt.succeed(op, op.result))
         except BaseException as problem:
-            await attempt.fail(op, problem)
+            try:
+                await attempt.fail(op, problem)
+            finally:
+                attempt.over(problem)
             raise
 
     def _plan(self) -> AsyncPlan:
@@ -104,11 +128,32 @@ def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
     return AsyncExternal(plan) if tx is None else within(plan, tx)
 
 
+def measure(plan: AsyncPlan) -> Measured:
+    from holdfast._wire.measured import Measured  # here: most processes have nobody who listens
+
+    return Measured(plan.key, sovereign=plan.terms.sovereign)
+
+
 async def run(plan: AsyncPlan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+    if not telemetry.listeners:
+        return await _run(plan, tx, function, args, kwargs, None)
+    measured = measure(plan)
+    try:
+        outcome = await _run(plan, tx, function, args, kwargs, measured)
+    except BaseException as error:
+        measured.over(error)
+        raise
+    measured.over(outcome)
+    return outcome
+
+
+async def _run(
+    plan: AsyncPlan, tx: Any, function: Function, args: Any, kwargs: Any, measured: Measured | None
+) -> Outcome:
     tried, failed = 0, None
     while True:
         attempt = attempt_of(plan, tx)
-        attempt.tried = tried
+        attempt.tried, attempt.measured = tried, measured
         try:
             return await _once(attempt, function, args, kwargs)
         except OperationFailed:
@@ -129,11 +174,14 @@ async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: An
         op = await attempt.begin()
         if isinstance(op, Outcome):
             return op
-        attempt.began = True
+        attempt.begun(op)
         try:
             attempt.enter()
             await attempt.check(op)
-            value = await call(function, op, *args, **kwargs)
+            if attempt.plan.energy is None:
+                value = await call(function, op, *args, **kwargs)
+            else:
+                value = await costing(attempt.plan.energy, function, op, *args, **kwargs)
             await attempt.check_after(op)
             attempt.leave()
             return await attempt.succeed(op, value)
@@ -141,4 +189,9 @@ async def _once(attempt: AsyncAttempt, function: Function, args: Any, kwargs: An
             attempt.leave()
             if not await attempt.fail(op, error):
                 raise
+        finally:
+            if attempt.measured is not None:
+                attempt.measured.left()
+        if attempt.measured is not None:
+            attempt.measured.collided()
         await sleep(jitter(0.0, 0.01))

@@ -10,12 +10,14 @@ from holdfast._async.primitives.operation_log import AsyncOperationLog
 from holdfast._async.primitives.operations.attempt import AsyncPlan
 from holdfast._async.primitives.operations.batch import AsyncBatch, Progress
 from holdfast._async.primitives.operations.mending import AsyncMending
+from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
 from holdfast.core.canonical import digest
+from holdfast.core.errors import PolicyDenied
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.lineage import Lineage
+from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
@@ -23,6 +25,7 @@ from holdfast.core.outcome import OperationRecord, Outcome
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Rules
 
 log = logger("holdfast.operation")
@@ -47,8 +50,9 @@ class Handlers(NamedTuple):
 
 
 class AsyncOperations(AsyncOperationLog):
-    def __init__(self, engine: AsyncEngine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, rules: Rules | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
+        self._energy = energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -102,6 +106,7 @@ class AsyncOperations(AsyncOperationLog):
         justification: str | None = None,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        contract: Contract | None = None,
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
@@ -127,7 +132,7 @@ class AsyncOperations(AsyncOperationLog):
         }  # fmt: skip
         plan = self.plan(
             rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
-            lineage=Lineage.check(inputs, outputs, None),
+            lineage=Lineage.check(inputs, outputs, contract),
         )  # fmt: skip
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
@@ -139,19 +144,28 @@ class AsyncOperations(AsyncOperationLog):
     async def recover(self, *, most: int = MOST) -> dict[str, str]:
         """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
 
-        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with.
+        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with. So does one
+        that the policy lets only some roll back: nobody in particular is at it here.
         """
         done: dict[str, str] = {}
         for record in await self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
+                _tell("operation.partial", record, fate="left")
                 continue
             try:
+                self._permit_recovery(record)
                 outcome = await self._mending(record).recover()
+            except PolicyDenied as error:
+                log.warning("operation %r is not rolled back by itself: %s", record.label, error)
+                continue
             except Exception:
                 log.exception("operation %r cannot be recovered", record.label)
+                _tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:
                 done[record.key] = outcome
+                _tell("operation.partial", record, fate="recovered")
+                _tell("operation.rewritten", record, reason="recovered")
         return done
 
     async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -161,6 +175,7 @@ class AsyncOperations(AsyncOperationLog):
         record = await self._known(key)
         self._permit_reset(record, actor, reason)
         await self._mending(record).roll_back(actor, reason)
+        _tell("operation.rewritten", record, reason="rollback")
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
@@ -175,7 +190,15 @@ class AsyncOperations(AsyncOperationLog):
         self._permit_reset(subject, actor, reason)
         if record is not None:
             await self._mending(record).reset(actor, reason)
+            _tell("operation.rewritten", record, reason="reset")
         await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+
+    def _permit_recovery(self, record: OperationRecord) -> None:
+        """Where it is declared who may roll back, that is nobody who happens to start."""
+        handlers = self._handlers.get(record.rollback or "")
+        if record.effect_started and handlers is not None and handlers.verify is None:
+            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
+            self._permit("reset", label=record.label, **about)
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
         about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
@@ -218,13 +241,14 @@ class AsyncOperations(AsyncOperationLog):
             found = as_key(key)
             plan = AsyncPlan(
                 self._engine, found, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage or Lineage(),
+                lineage=lineage or Lineage(), energy=self._energy,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
             from holdfast.core.policy import governed
 
-            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload)
+            outputs = () if lineage is None else lineage.outputs
+            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=outputs)
             sovereign = governing is not None and governing.demands.sovereign
             return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
@@ -241,3 +265,11 @@ class AsyncOperations(AsyncOperationLog):
             return handlers.rollback, verify or handlers.verify, rollback
         name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
         return rollback, verify, name
+
+
+def _tell(event: str, record: OperationRecord, **more: str) -> None:
+    """Whether it was a sovereign one is in its log, and not asked for here."""
+    if telemetry.listeners:
+        from holdfast._wire.measured import labels
+
+        telemetry.tell(event, **labels(record), **more)

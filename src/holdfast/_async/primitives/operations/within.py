@@ -111,6 +111,7 @@ class AsyncJoined(AsyncAttempt):
                 return outcome
             if found.free and act is not Act.RUNNING:
                 if self.in_its_own_way(same_key=True):
+                    self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
                 await self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
@@ -119,6 +120,7 @@ class AsyncJoined(AsyncAttempt):
                 return await ready(self, act, prior, asked_at)
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 await self.escalate(prior)
+                self.locked_out("snapshot")
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",

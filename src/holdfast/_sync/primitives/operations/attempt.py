@@ -24,6 +24,7 @@ from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
 PAGE = 1000
@@ -54,6 +55,8 @@ class Plan(NamedTuple):
     lineage: Lineage = Lineage()
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
+    energy: Meter | None = None
+    """What says what the execution cost, if that is wanted."""
 
     @property
     def lease(self) -> str:
@@ -82,6 +85,13 @@ def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
     if 0 <= place <= len(args):
         return settled(function(*args[:place], op, *args[place:], **kwargs))
     return settled(function(*args, op=op, **kwargs))
+
+
+def costing(meter: Meter, function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and note what that costs."""
+    from holdfast._wire.metering import spending
+
+    return spending(op, meter, call, function, op, *args, **kwargs)
 
 
 def _place(function: Function) -> int | None:
@@ -206,10 +216,14 @@ class Attempt(Governance, ABC):
         """How it ended before, if it did; an error when it must not go on."""
         if act is Act.REPLAY:
             self.permit_replay(prior)
+            if self.measured is not None:
+                self.measured.found(act, prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
         if act is Act.EXPIRED:
             return Outcome("expired", True, prior.attempt)
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
+            if self.measured is not None:
+                self.measured.found(act, prior)
             raise operation.refusal(act, prior, self.plan.key)
         return None
 
@@ -218,14 +232,18 @@ class Attempt(Governance, ABC):
         key, terms, waited = self.plan.key, self.plan.terms, now() - started
         self.escalate(prior)
         if terms.when_locked == "skip":
+            self.locked_out("skipped")
             return Outcome("skipped", False, 0)
         if terms.when_locked == "fail":
+            self.locked_out("busy")
             raise operation.in_progress(key)
         if self.in_its_own_way():
+            self.locked_out("reentered")
             raise operation.in_progress(
                 key, why="it is inside of an operation with the same lock: it would wait for itself"
             )
         if waited >= terms.timeout:
+            self.locked_out("timeout")
             raise operation.in_progress(key, waited)
         chance = jitter(0.0, 1.0)
         if terms.when_locked == "backoff":
@@ -234,6 +252,17 @@ class Attempt(Governance, ABC):
             seconds = min(0.05, 0.001 * 2 ** min(asked, 6)) * (0.5 + chance)
         sleep(min(seconds, max(0.0, terms.timeout - waited)))
         return None
+
+    def begun(self, op: Running) -> None:
+        """Its function is about to be called: whatever goes wrong from here on is that of an attempt."""
+        self.began = True
+        if self.measured is not None:
+            self.measured.begun(op, self.prior, self.plan.terms.on_partial)
+
+    def over(self, how: Outcome | BaseException) -> None:
+        """It is all that its run was made of."""
+        if self.measured is not None:
+            self.measured.over(how)
 
     def transient(self, error: BaseException) -> bool:
         return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))

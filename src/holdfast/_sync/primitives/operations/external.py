@@ -103,6 +103,7 @@ class External(Attempt):
         try:
             self._grant = self._lease.acquire(timeout=max(0.0, started + terms.timeout - now()))
         except AcquireTimeout as error:
+            self.locked_out("timeout")
             raise in_progress(self.plan.key, now() - started, f"{error.holder or 'somebody else'} is at it") from error
         return True
 

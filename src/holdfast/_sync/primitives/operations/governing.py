@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast._wire import Row
+from holdfast._wire import Row, telemetry
 from holdfast.core import operation
 from holdfast.core.errors import OperationFailed, PolicyDenied
 from holdfast.core.operation import Act, Prior
 
 if TYPE_CHECKING:
     from holdfast._sync.primitives.operations.attempt import Plan
+    from holdfast._wire.measured import Measured
     from holdfast.core.policy import PolicyContext
 
 LATELY = 3600.0
@@ -36,6 +37,8 @@ class Governance:
         """How often it was tried in this run already."""
         self.approved = False
         """Somebody has approved a review of it: once, whatever it was about."""
+        self.measured: Measured | None = None
+        """The run that it is part of, if anybody listens."""
 
     def decide(self, prior: Prior) -> Act:
         terms = self.plan.terms
@@ -90,13 +93,23 @@ class Governance:
             context = self._context("locked", prior, lock="busy")
             match plan.governed.rules(context):
                 case Deny(reason):
+                    self.locked_out("denied")
                     raise _denied(context, reason)
                 case Review(reason):
                     why = reason
         if why is not None:
+            self.locked_out("review")
             number = self.review("locked", why)
             told = f"somebody else is at it, and it is up for review as number {number}"
             raise operation.in_progress(plan.key, why=told)
+
+    def locked_out(self, reason: str) -> None:
+        """It does not get its lock, and this is what becomes of it."""
+        if telemetry.listeners:
+            from holdfast._wire.measured import labels
+
+            about = labels(self.plan.key, sovereign=self.plan.terms.sovereign)
+            telemetry.tell("operation.locked_out", **about, reason=reason)
 
     def stand(self) -> bool:
         """Whether somebody has approved that it is tried once more, which is used up by that. PolicyDenied when it was
@@ -182,7 +195,8 @@ class Governance:
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
             "params_hash": key.params_hash, "attempt": max(prior.attempt, self.tried) + 1, "failures": prior.failures,
             "sovereign": terms.sovereign, "actor": terms.actor, "justification": terms.justification,
-            "exposed": governed.exposed, **more,
+            "exposed": governed.exposed, "inputs": self.plan.lineage.inputs, "outputs": self.plan.lineage.outputs,
+            **more,
         })  # fmt: skip
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call
+from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call, costing
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import within
+from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.waiting import check_called, check_function, here, sleep
 from holdfast.core.canonical import digest
@@ -19,6 +20,9 @@ from holdfast.core.errors import OperationFailed
 from holdfast.core.operation import NOTHING, pause
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
+
+if TYPE_CHECKING:
+    from holdfast._wire.measured import Measured
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,19 +64,31 @@ class Operation:
         body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
         plan = self._plan()
         attempt = attempt_of(plan, self._tx)
-        op = attempt.begin()
-        if isinstance(op, Outcome):
-            seen = Running(plan.key, NOTHING, now(), attempt=op.attempt)
-            seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
-            self._entered.append((here(), None, seen))
-            return seen
+        attempt.measured = measure(plan) if telemetry.listeners else None
         try:
-            attempt.check(op)
+            op = attempt.begin()
+            if isinstance(op, Outcome):
+                attempt.over(op)
+                seen = Running(plan.key, NOTHING, now(), attempt=op.attempt)
+                seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
+                self._entered.append((here(), None, seen))
+                return seen
+            attempt.begun(op)
+            try:
+                attempt.check(op)
+            except BaseException as error:
+                attempt.fail(op, error)
+                raise
         except BaseException as error:
-            attempt.fail(op, error)
+            attempt.over(error)
             raise
         attempt.enter()
         self._entered.append((here(), attempt, op))
+        if plan.energy is not None:
+            from holdfast._wire.metering import BLOCK, Metering
+
+            op.metering = Metering(op, plan.energy, BLOCK)
+            op.metering.__enter__()
         return op
 
     def __exit__(
@@ -83,15 +99,23 @@ class Operation:
         _, attempt, op = entry
         if attempt is None:
             return
+        if op.metering is not None:
+            op.metering.__exit__()
         attempt.leave()
         if error is not None:
-            attempt.fail(op, error)
+            try:
+                attempt.fail(op, error)
+            finally:
+                attempt.over(error)
             return
         try:
             attempt.check_after(op)
-            attempt.succeed(op, op.result)
+            attempt.over(attempt.succeed(op, op.result))
         except BaseException as problem:
-            attempt.fail(op, problem)
+            try:
+                attempt.fail(op, problem)
+            finally:
+                attempt.over(problem)
             raise
 
     def _plan(self) -> Plan:
@@ -105,11 +129,30 @@ def attempt_of(plan: Plan, tx: Any) -> Attempt:
     return External(plan) if tx is None else within(plan, tx)
 
 
+def measure(plan: Plan) -> Measured:
+    from holdfast._wire.measured import Measured  # here: most processes have nobody who listens
+
+    return Measured(plan.key, sovereign=plan.terms.sovereign)
+
+
 def run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+    if not telemetry.listeners:
+        return _run(plan, tx, function, args, kwargs, None)
+    measured = measure(plan)
+    try:
+        outcome = _run(plan, tx, function, args, kwargs, measured)
+    except BaseException as error:
+        measured.over(error)
+        raise
+    measured.over(outcome)
+    return outcome
+
+
+def _run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any, measured: Measured | None) -> Outcome:
     tried, failed = 0, None
     while True:
         attempt = attempt_of(plan, tx)
-        attempt.tried = tried
+        attempt.tried, attempt.measured = tried, measured
         try:
             return _once(attempt, function, args, kwargs)
         except OperationFailed:
@@ -130,11 +173,14 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
         op = attempt.begin()
         if isinstance(op, Outcome):
             return op
-        attempt.began = True
+        attempt.begun(op)
         try:
             attempt.enter()
             attempt.check(op)
-            value = call(function, op, *args, **kwargs)
+            if attempt.plan.energy is None:
+                value = call(function, op, *args, **kwargs)
+            else:
+                value = costing(attempt.plan.energy, function, op, *args, **kwargs)
             attempt.check_after(op)
             attempt.leave()
             return attempt.succeed(op, value)
@@ -142,4 +188,9 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
             attempt.leave()
             if not attempt.fail(op, error):
                 raise
+        finally:
+            if attempt.measured is not None:
+                attempt.measured.left()
+        if attempt.measured is not None:
+            attempt.measured.collided()
         sleep(jitter(0.0, 0.01))

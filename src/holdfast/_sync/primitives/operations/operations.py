@@ -11,12 +11,14 @@ from holdfast._sync.primitives.operation_log import OperationLog
 from holdfast._sync.primitives.operations.attempt import Plan
 from holdfast._sync.primitives.operations.batch import Batch, Progress
 from holdfast._sync.primitives.operations.mending import Mending
+from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
+from holdfast.core.errors import PolicyDenied
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
-from holdfast.core.lineage import Lineage
+from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
@@ -24,6 +26,7 @@ from holdfast.core.outcome import OperationRecord, Outcome
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
+    from holdfast.core.energy import Meter
     from holdfast.core.policy import Rules
 
 log = logger("holdfast.operation")
@@ -48,8 +51,9 @@ class Handlers(NamedTuple):
 
 
 class Operations(OperationLog):
-    def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: Engine, rules: Rules | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
+        self._energy = energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
@@ -103,6 +107,7 @@ class Operations(OperationLog):
         justification: str | None = None,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        contract: Contract | None = None,
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
@@ -128,7 +133,7 @@ class Operations(OperationLog):
         }  # fmt: skip
         plan = self.plan(
             rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
-            lineage=Lineage.check(inputs, outputs, None),
+            lineage=Lineage.check(inputs, outputs, contract),
         )  # fmt: skip
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
@@ -140,19 +145,28 @@ class Operations(OperationLog):
     def recover(self, *, most: int = MOST) -> dict[str, str]:
         """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
 
-        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with.
+        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with. So does one
+        that the policy lets only some roll back: nobody in particular is at it here.
         """
         done: dict[str, str] = {}
         for record in self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
+                _tell("operation.partial", record, fate="left")
                 continue
             try:
+                self._permit_recovery(record)
                 outcome = self._mending(record).recover()
+            except PolicyDenied as error:
+                log.warning("operation %r is not rolled back by itself: %s", record.label, error)
+                continue
             except Exception:
                 log.exception("operation %r cannot be recovered", record.label)
+                _tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:
                 done[record.key] = outcome
+                _tell("operation.partial", record, fate="recovered")
+                _tell("operation.rewritten", record, reason="recovered")
         return done
 
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -162,6 +176,7 @@ class Operations(OperationLog):
         record = self._known(key)
         self._permit_reset(record, actor, reason)
         self._mending(record).roll_back(actor, reason)
+        _tell("operation.rewritten", record, reason="rollback")
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
@@ -176,7 +191,15 @@ class Operations(OperationLog):
         self._permit_reset(subject, actor, reason)
         if record is not None:
             self._mending(record).reset(actor, reason)
+            _tell("operation.rewritten", record, reason="reset")
         self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
+
+    def _permit_recovery(self, record: OperationRecord) -> None:
+        """Where it is declared who may roll back, that is nobody who happens to start."""
+        handlers = self._handlers.get(record.rollback or "")
+        if record.effect_started and handlers is not None and handlers.verify is None:
+            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
+            self._permit("reset", label=record.label, **about)
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
         about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
@@ -219,13 +242,14 @@ class Operations(OperationLog):
             found = as_key(key)
             plan = Plan(
                 self._engine, found, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage or Lineage(),
+                lineage=lineage or Lineage(), energy=self._energy,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
             from holdfast.core.policy import governed
 
-            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload)
+            outputs = () if lineage is None else lineage.outputs
+            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=outputs)
             sovereign = governing is not None and governing.demands.sovereign
             return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
@@ -242,3 +266,11 @@ class Operations(OperationLog):
             return handlers.rollback, verify or handlers.verify, rollback
         name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
         return rollback, verify, name
+
+
+def _tell(event: str, record: OperationRecord, **more: str) -> None:
+    """Whether it was a sovereign one is in its log, and not asked for here."""
+    if telemetry.listeners:
+        from holdfast._wire.measured import labels
+
+        telemetry.tell(event, **labels(record), **more)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._wire.clock import now
 from holdfast.core import results
 from holdfast.core.chain import Chain
 from holdfast.core.grant import check_name
 from holdfast.core.operation import Key, Prior
+
+if TYPE_CHECKING:
+    from holdfast._wire.metering import Metering
 
 
 class Done(NamedTuple):
@@ -22,6 +25,10 @@ class Done(NamedTuple):
 
 class Running:
     """``op``: for a function that takes a parameter of that name, and for the body of a ``with``."""
+
+    spent: Mapping[str, Any] | None = None
+    """What its function cost in energy, when that is over and was to be known."""
+    metering: Metering | None = None
 
     def __init__(
         self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
@@ -82,6 +89,8 @@ class Running:
         return Done(result)
 
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
+        if self.spent is not None and kind in ("success", "failure"):
+            detail = {**(detail or {}), "energy": self.spent}
         self.chain.add(kind, self.attempt, self.fence, self.time(), detail, payload_hash)
 
     def released(self) -> None:

@@ -112,6 +112,7 @@ class Joined(Attempt):
                 return outcome
             if found.free and act is not Act.RUNNING:
                 if self.in_its_own_way(same_key=True):
+                    self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
                 self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
@@ -120,6 +121,7 @@ class Joined(Attempt):
                 return ready(self, act, prior, asked_at)
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 self.escalate(prior)
+                self.locked_out("snapshot")
                 raise in_progress(
                     self.plan.key,
                     why="somebody else is at it, and this transaction would not see its result: roll back, then again",

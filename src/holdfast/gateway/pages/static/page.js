@@ -45,7 +45,7 @@
   }
 
   function tell() {
-    const found = [...document.querySelectorAll(".problems > li > h3")];
+    const found = [...document.querySelectorAll(".problems h3")];
     document.title = `${found.length ? `(${found.length}) ` : ""}holdfast`;
     const words = found.length ? found.map((each) => each.textContent.trim()).join(". ") : "All is well";
     put(said, words); // heard when it changes, and only then

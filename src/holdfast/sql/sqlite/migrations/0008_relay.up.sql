@@ -7,6 +7,7 @@ create table holdfast_relay (
     moved_at real not null,
     problem  text,
     since    real,
+    tries    text not null default '{}',
     check ((problem is null) = (since is null))
 );
 

@@ -1,0 +1,75 @@
+# Generated from _async/primitives/measured_lock.py by scripts/unasync.py. Do not edit.
+"""The lock that a client makes while somebody listens: the same one, and it tells what becomes of it."""
+
+from __future__ import annotations
+
+from holdfast._sync.primitives.lock import Lock, LockSpace
+from holdfast._sync.primitives.lock_grant import LockGrant
+from holdfast._wire import telemetry
+from holdfast._wire.clock import now
+from holdfast._wire.locking.hold import Hold
+from holdfast.core.grant import OnLost
+from holdfast.core.tickets import Name, State
+
+_REASONS = {"gone": "timeout"}
+"""What a refusal is called, if not as the state of its ticket."""
+
+
+class MeasuredGrant(LockGrant):
+    __slots__ = ("hold",)
+
+    def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
+        super().__init__(space, name, on_lost)
+        self.hold = Hold()
+
+    def give_back(self) -> object:
+        if self.ticket.state == "held":
+            self.hold.end()
+        return super().give_back()
+
+    def abandon(self) -> None:
+        self.hold.end()
+        super().abandon()
+
+    def lose(self, error: Exception) -> None:
+        self.hold.lose()
+        super().lose(error)
+
+
+class MeasuredLock(Lock):
+    __slots__ = ()
+
+    def make(self) -> MeasuredGrant:
+        return MeasuredGrant(self._space, self._target.name, self._on_lost)
+
+    def __enter__(self) -> LockGrant:
+        grant = self.make()
+        try:
+            state = self._take(grant, self._timeout)
+            if state == "held":
+                if grant.scope is not None:
+                    grant.scope.enter()
+                self._entered.append(grant)
+                return grant
+        except BaseException:
+            grant.abandon()
+            raise
+        raise self._refused(state, self._timeout, grant)
+
+    def _take(self, grant: LockGrant, limit: float) -> State:
+        assert isinstance(grant, MeasuredGrant)
+        asked_at = now()
+        try:
+            state = super()._take(grant, limit)
+        except Exception:
+            telemetry.tell("lock.refused", reason="error")
+            raise
+        if state != "held":
+            telemetry.tell("lock.refused", reason=_REASONS.get(state, state))
+            return state
+        grant.hold.begin(asked_at)
+        if self._on_lost == "flag":
+            grant.ticket.tell = grant.hold.lose  # not the grant's own: the pump would keep it alive
+        if grant.ticket.state == "lost":  # before anybody could be told
+            grant.hold.lose()
+        return state

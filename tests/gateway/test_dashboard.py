@@ -1,0 +1,208 @@
+"""The dashboard in a real browser, on a real replica: what it shows, that it follows, and that names are only text."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+import holdfast
+from tests.conftest import fresh
+from tests.gateway.replicas import Replica
+from tests.gateway.scenes import HOSTILE, busy
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PARTS = ["problems", "glance", "leaders", "leases", "locks", "slots", "operations", "sandboxes", "agents"]
+PATIENCE = 20_000
+
+
+@pytest.fixture(scope="module")
+def replica(folder: Path) -> Iterator[Replica]:
+    with Replica(fresh(), folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+class Visit:
+    """A page that was opened, and all that went wrong in it."""
+
+    def __init__(self, browser: Browser, address: str, **options: Any) -> None:
+        self.page: Page = browser.new_page(**options)
+        self.page.set_default_timeout(PATIENCE)
+        self.wrong: list[str] = []
+        self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
+        self.page.on(
+            "request", lambda asked: asked.url.startswith(f"{address}/") or self.wrong.append(f"asked {asked.url}")
+        )
+        self.page.goto(f"{address}/")
+        self.page.wait_for_selector(".live.on")
+
+
+@pytest.fixture
+def visit(browser: Browser, replica: Replica) -> Iterator[Any]:
+    """Opens pages; nothing went wrong in any of them, and nobody else was asked for anything."""
+    visits: list[Visit] = []
+
+    def open(**options: Any) -> Page:
+        visits.append(Visit(browser, replica.address, **options))
+        return visits[-1].page
+
+    yield open
+    for each in visits:
+        each.page.close()
+        assert each.wrong == []
+
+
+def test_empty_it_says_what_to_do_and_follows_what_is_taken_and_given_back(replica: Replica, visit: Any) -> None:
+    page = visit()
+    expect(page.locator("#leaders")).to_contain_text("gateway:reconciler")
+    expect(page.locator("#leaders .holder")).to_contain_text("replica:")
+    expect(page.locator("#sandboxes .empty")).to_contain_text("POST /sandboxes")
+    expect(page.locator("#agents .empty")).to_contain_text("POST /hook/session-start")
+    expect(page.locator("#operations .empty")).to_contain_text("client.operation(key)")
+    expect(page.locator("#slots")).to_contain_text("0 of 8 held")
+    page.evaluate("window.same = true")
+    with holdfast.Client(replica.url) as client:
+        grant = client.lease("nightly-import", holder="worker-1").acquire()
+        row = page.locator("#leases tr", has_text="nightly-import")
+        expect(row).to_contain_text("worker-1", timeout=PATIENCE)
+        expect(row).to_contain_text(str(grant.fence))
+        bar = row.locator("progress")
+        assert bar.get_attribute("max") == "30.000"
+        before = bar.evaluate("each => each.value")
+        page.wait_for_function("([each, before]) => each.value < before - 0.4", arg=[bar.element_handle(), before])
+        assert 20 < before <= 30, "by the server's clock, whatever the browser's says"
+        grant.release()
+        expect(row).to_have_count(0, timeout=PATIENCE)
+    assert page.evaluate("window.same"), "all without loading it anew"
+
+
+def test_problems_come_first_and_are_told_to_those_who_hear_the_page(replica: Replica, visit: Any) -> None:
+    with holdfast.Client(replica.url) as client:
+        client.lease("left", ttl=60).acquire()
+        client.leases.force_release("left", actor="jane", reason="a test")
+        page = visit()
+        first = page.locator("main > section").first
+        expect(first).to_contain_text("A lease was lost in the last 15 minutes")
+        expect(first).to_contain_text("was taken away by jane: a test")
+        expect(page.locator("#said[aria-live=polite]")).to_contain_text("A lease was lost")
+        assert page.title().endswith(") holdfast"), "with how many there are"
+    assert page.evaluate("[...document.querySelectorAll('thead th')].every(each => each.scope === 'col')")
+    assert page.evaluate(
+        "[...document.querySelectorAll('tbody tr')].every(each => each.querySelector('th[scope=row]'))"
+    )
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(each => Number(each.tagName[1]))")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert page.locator("html").get_attribute("lang") == "en"
+
+
+CONTRAST = """() => {
+  const channels = (text) => text.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const found = channels(getComputedStyle(node).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const said = [...node.childNodes].some((each) => each.nodeType === 3 && each.textContent.trim());
+    if (!said || node.closest(".unseen") || !node.getClientRects().length) continue;
+    const [a, b] = [light(channels(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.push(`${node.className} ${node.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_phone(
+    replica: Replica, visit: Any
+) -> None:
+    """Names and payloads that are markup, in everything that is shown, before the page is opened and while it is."""
+    with ExitStack() as stack:
+        early = visit()
+        stack.enter_context(busy(replica.url, mark=HOSTILE))
+        dark = visit(color_scheme="dark")
+        phone = visit(viewport={"width": 390, "height": 800}, color_scheme="light")
+        for page in (early, dark, phone):
+            for part in ("problems", "leaders", "leases", "locks", "operations", "sandboxes", "agents"):
+                expect(page.locator(f"#{part}")).to_contain_text(HOSTILE, timeout=PATIENCE)
+            expect(page.locator(".squares .held")).to_have_count(3)
+            assert HOSTILE in (page.locator(".squares .held").first.get_attribute("title") or "")
+            assert page.locator("main img, main script, main [onerror], main [style]").count() == 0
+            assert page.evaluate(CONTRAST) == []
+            waits = page.locator("#locks tr", has_text="report")
+            expect(waits).to_contain_text("waits")
+            expect(waits).to_contain_text("behind")
+        shown = {page: page.evaluate("getComputedStyle(document.body).backgroundColor") for page in (dark, phone)}
+        assert len(set(shown.values())) == 2
+        assert phone.evaluate("document.documentElement.scrollWidth") == 390
+        lefts = {phone.locator(f"#{part}").bounding_box()["x"] for part in PARTS}  # type: ignore[index]
+        assert len(lefts) == 1, "one column"
+        assert early.locator("#operations .counts").inner_text().split() == [
+            "partial", "1", "running", "0", "failure", "1", "success", "2",
+        ]  # fmt: skip
+
+
+def test_nothing_runs_that_is_not_ours(replica: Replica, browser: Browser) -> None:
+    seen = Visit(browser, replica.address)
+    seen.page.evaluate("""() => {
+      window.refused = [];
+      document.addEventListener("securitypolicyviolation", (event) => window.refused.push(event.effectiveDirective));
+      const script = document.createElement("script");
+      script.textContent = "window.ran = true";
+      document.body.append(script);
+      const image = document.createElement("img");
+      image.src = "https://elsewhere.example/pixel.png";
+      document.body.append(image);
+      document.body.setAttribute("style", "color: red");
+      document.body.insertAdjacentHTML("beforeend", "<b style='color: red' onclick='window.ran = true'>x</b>");
+    }""")
+    seen.page.wait_for_function("window.refused.length >= 4")
+    refused = {each.partition("-")[0] for each in seen.page.evaluate("window.refused")}
+    assert refused == {"script", "img", "style"}
+    assert seen.page.evaluate("window.ran") is None
+    seen.page.close()
+
+
+def test_it_ends_with_its_replica_and_goes_on_with_the_next(replica: Replica, browser: Browser, folder: Path) -> None:
+    """Who watches does not keep a replica from ending, and is told by the next one there, without a reload."""
+    port = replica.address.rpartition(":")[2]
+    with ExitStack() as stack:
+        seen = Visit(browser, replica.address)
+        stack.callback(seen.page.close)
+        seen.page.evaluate("window.same = true")
+        assert replica.end() == 0
+        assert not replica.events("gateway.overdue")
+        expect(seen.page.locator("#live")).to_have_text("not live, trying again")
+        stack.enter_context(Replica(replica.url, folder, "--port", port, name="next"))
+        expect(seen.page.locator(".live.on")).to_have_text("live", timeout=PATIENCE)
+        with holdfast.Client(replica.url) as client, client.lease("after-all"):
+            expect(seen.page.locator("#leases")).to_contain_text("after-all", timeout=PATIENCE)
+        assert seen.page.evaluate("window.same")

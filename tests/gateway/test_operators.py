@@ -1,0 +1,272 @@
+"""What operators see over HTTP, and what they may do: all of it, nothing secret, and every run on the record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+import holdfast
+from holdfast.gateway.app import create_app
+from holdfast.gateway.operators.commanding import MOST, Desk
+from holdfast.gateway.problem import Problem
+from holdfast.gateway.settings import Settings
+from holdfast.gateway.tokens import Token
+from holdfast.operator import running
+from tests.conftest import fresh
+from tests.gateway.scenes import HOSTILE, busy
+
+WHY = {"actor": "jane", "reason": "its machine is gone"}
+
+
+@pytest.fixture
+def url() -> str:
+    return fresh()
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Settings(url, driver="unix:/nowhere/driver.sock"))
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost/api") as asking,
+    ):
+        yield asking
+
+
+async def told(http: httpx.AsyncClient, path: str, **parameters: Any) -> Any:
+    answer = await http.get(path, params=parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def run(http: httpx.AsyncClient, name: str, status: int = 200, **order: Any) -> Any:
+    answer = await http.post(f"/commands/{name}", json=WHY | order)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def test_all_that_there_is_can_be_read_and_nothing_secret(url: str, http: httpx.AsyncClient) -> None:
+    with busy(url, mark=HOSTILE) as client, client.lease("proven") as grant:
+        client.gates.open("dot_config", seconds=60, actor="jane", reason=HOSTILE)
+        client.leases.force_release("invoices" + HOSTILE, actor="jane", reason=HOSTILE)
+        leases = await told(http, "/leases")
+        assert {"proven", "nightly-import" + HOSTILE} <= {each["name"] for each in leases["leases"]}
+        [proven] = [each for each in leases["leases"] if each["name"] == "proven"]
+        assert (proven["fence"], proven["holder"], proven["info"]["ttl"]) == (grant.fence, grant.holder, 30)
+        assert 0 < proven["remaining"] <= 30
+        [ended] = (await told(http, "/history", name="invoices" + HOSTILE))["history"]
+        assert (ended["outcome"], ended["actor"], ended["reason"]) == ("forced", "jane", HOSTILE)
+        locks = (await told(http, "/locks"))["locks"]
+        [holder] = [each for each in locks if each["name"] == "report" + HOSTILE and each["granted"]]
+        [waiter] = [each for each in locks if not each["granted"]]
+        assert (waiter["label"], waiter["blocked_by"]) == ("report" + HOSTILE, [holder["pid"]])
+        by_status = {
+            status: [each["label"] for each in (await told(http, "/operations", status=status))["operations"]]
+            for status in ("success", "failure", "partial", "running")
+        }
+        assert by_status == {
+            "success": ["load rivers" + HOSTILE, "load parcels" + HOSTILE],
+            "failure": ["publish tiles" + HOSTILE],
+            "partial": ["publish map" + HOSTILE],
+            "running": [],
+        }
+        assert (await told(http, "/operations", dataset="nothing"))["operations"] == []
+        one = await told(http, f"/operations/{(await told(http, '/operations'))['operations'][-1]['key']}")
+        assert (one["label"], one["status"]) == ("load parcels" + HOSTILE, "success")
+        assert [each["number"] for each in one["wal"]] == list(range(1, len(one["wal"]) + 1))
+        assert {"claimed", "success"} <= {each["kind"] for each in one["wal"]}
+        [relay] = (await told(http, "/outbox"))["relays"]
+        assert (relay["name"], relay["parked"]) == ("catalogue" + HOSTILE, len(relay["refused"]))
+        assert relay["lag"] > 0
+        [review] = (await told(http, "/reviews"))["reviews"]
+        assert (review["label"], review["status"]) == ("publish tiles" + HOSTILE, "open")
+        assert (await told(http, "/reviews", status="approved"))["reviews"] == []
+        [gate] = (await told(http, "/gates"))["gates"]
+        assert (gate["name"], gate["holder"], gate["timed"], gate["reason"]) == ("dot_config", "jane", True, HOSTILE)
+        assert (await told(http, "/audit"))["audit"][0]["action"] == "gate.open"
+        paths = ["leases", "history", "locks", "operations", "wal", "outbox", "reviews", "gates", "audit", "commands"]
+        everything = "".join([(await http.get(f"/{path}")).text for path in paths])
+        for secret in (grant.token, "tell-nobody", '"token":', '"payload":'):
+            assert secret not in everything
+
+
+async def test_pages_follow_each_other_without_a_gap(url: str, http: httpx.AsyncClient) -> None:
+    with holdfast.Client(url) as client:
+        for number in range(5):
+            client.lease(f"l{number}").acquire()
+            client.operation(f"o{number}").run(lambda: None)
+        names: list[str] = []
+        page = await told(http, "/leases", most=2)
+        names += [each["name"] for each in page["leases"]]
+        while page["next"]:
+            page = await told(http, "/leases", most=2, after=page["next"])
+            names += [each["name"] for each in page["leases"]]
+        assert [each for each in names if each.startswith("l")] == [f"l{number}" for number in range(5)]
+        assert page["count"] >= 5, "the gateway has one, too, once it leads"
+        seen: list[str] = []
+        after: dict[str, str] = {}
+        while (page := await told(http, "/wal", most=2, **after))["wal"]:
+            seen += [each["hash"] for each in page["wal"]]
+            after = {"after": page["next"]}
+        assert len(seen) == len(set(seen))
+        assert {"claimed", "success"} <= {each["kind"] for each in (await told(http, "/wal"))["wal"]}
+        assert seen == [each["hash"] for each in (await told(http, "/wal", most=1000))["wal"]]
+
+
+WRONG = [
+    ("/operations/nobody-ran-it", 404), ("/operations/a%2Fb", 404), ("/operations/", 422),
+    ("/operations?status=odd", 422), ("/operations?dataset=%00", 422), ("/leases?most=0", 422),
+    ("/leases?most=1001", 422), ("/history?name=" + "x" * 201, 422), ("/wal?after=odd", 422),
+    ("/wal?after=999999999999999999/1/1", 410), ("/reviews?status=odd", 422), ("/audit?most=x", 422),
+]  # fmt: skip
+
+
+async def test_what_makes_no_sense_is_a_problem(http: httpx.AsyncClient) -> None:
+    for path, status in WRONG:
+        answer = await http.get(path)
+        assert (path, answer.status_code, answer.headers["content-type"]) == (path, status, "application/problem+json")
+        assert answer.json()["requestId"]
+
+
+async def test_a_command_is_rehearsed_then_run_and_on_the_record(url: str, http: httpx.AsyncClient) -> None:
+    with holdfast.Client(url) as client:
+        client.lease("nightly-import", holder="worker-1").acquire()
+        before = client.audit.list()
+        dry = await run(http, "lease.release", parameters={"name": "nightly-import"}, dry_run=True)
+        assert dry["changes"] == [
+            f"lease 'nightly-import', held by worker-1 with fence {_fence(client)}, is taken away"
+        ]
+        assert (dry["entry"], dry["fence"], dry["dry_run"]) == (None, None, True)
+        assert client.audit.list() == before
+        assert client.leases.get("nightly-import") is not None
+        done = await run(http, "lease.release", parameters={"name": "nightly-import"})
+        assert (done["changes"], done["actor"], done["doubt"]) == (dry["changes"], "jane", None)
+        assert client.leases.get("nightly-import") is None
+        [entry] = [each for each in client.audit.list() if each.id == done["entry"]]
+        assert (entry.action, entry.subject, entry.outcome) == ("lease.release", "nightly-import", "done")
+        assert (entry.actor, entry.reason, entry.fence) == (*WHY.values(), done["fence"])
+        refused = await run(http, "lease.release", 409, parameters={"name": "nightly-import"})
+        assert refused["detail"] == "nobody holds lease 'nightly-import'"
+        assert client.audit.list()[0].outcome is not None
+        assert next(each for each in client.audit.list() if each.action == "lease.release").outcome == (
+            "refused: nobody holds lease 'nightly-import'"
+        )
+
+
+def _fence(client: holdfast.Client) -> int:
+    record = client.leases.get("nightly-import")
+    assert record is not None
+    return record.fence
+
+
+async def test_commands_say_what_they_need_and_which_are_not_for_http(http: httpx.AsyncClient) -> None:
+    found = {each["name"]: each for each in (await told(http, "/commands"))["commands"]}
+    assert found["slot.release"]["destructive"]
+    assert [each["name"] for each in found["slot.release"]["parameters"]] == ["pool", "slot"]
+    elsewhere = {name for name, each in found.items() if each["elsewhere"]}
+    assert elsewhere == {"lease.wipe", "schema.migrate", "schema.revert", "wal.archive"}
+    for name in elsewhere:
+        assert "holdfast do" in (await run(http, name, 403))["detail"]
+
+
+ORDERS: list[tuple[str, dict[str, Any], int, str]] = [
+    ("lease.relase", {}, 404, "there is no command 'lease.relase'"),
+    ("lease.release", {}, 422, "needs 'name'"),
+    ("lease.release", {"parameters": {"nam": "x"}}, 422, "has no parameter 'nam'"),
+    ("lease.release", {"parameters": {"name": ""}}, 422, "1 to 200 characters"),
+    ("lease.release", {"parameters": {"name": "x"}, "break_glass": True}, 422, "break_glass"),
+    ("lease.release", {"parameters": {"name": "holdfast:runtime"}}, 409, "break-glass"),
+    ("lock.break", {"parameters": {"pid": True}}, 422, "pid"),
+    ("lock.break", {"parameters": {"pid": 2**31}}, 422, "pid must be int"),
+    ("review.approve", {"parameters": {"number": 10**30}}, 422, "number must be int"),
+    ("review.approve", {"parameters": {"number": 7}}, 409, "there is no review 7"),
+    ("wal.verify", {"actor": None}, 422, "actor must be given"),
+    ("wal.verify", {"reason": " "}, 422, "reason must not be empty"),
+    ("wal.verify", {"reason": "a\x00b"}, 422, "reason"),
+    ("leader.resign", {"parameters": {"name": "x", "wait": 1e999}}, 422, "wait must be float"),
+]
+
+
+async def test_a_wrong_order_is_told_what_is_wrong_and_changes_nothing(http: httpx.AsyncClient) -> None:
+    for name, order, status, why in ORDERS:
+        body = json.dumps(WHY | order)  # which writes Infinity, as httpx does not
+        before = (await told(http, "/audit"))["audit"]
+        answer = await http.post(f"/commands/{name}", content=body, headers={"content-type": "application/json"})
+        assert (name, order, answer.status_code) == (name, order, status)
+        assert why in answer.json()["detail"]
+        if status in (404, 422):
+            assert (await told(http, "/audit"))["audit"] == before
+
+
+async def test_one_command_at_a_time_and_who_waits_in_vain_is_told(
+    url: str, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_PATIENCE", 0.1)
+    with holdfast.Client(url) as client, client.gates.runtime():
+        busy = await run(http, "wal.verify", 409)
+    assert "another command is under way" in busy["detail"]
+
+
+async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncClient) -> None:
+    """A leader that does not stop: the command has asked, and does not know."""
+    leading, over = threading.Event(), threading.Event()
+    with holdfast.Client(url) as client:
+        elector = client.elector("stubborn")
+
+        def lead(term: object) -> None:
+            leading.set()
+            over.wait()
+
+        thread = threading.Thread(target=elector.run, args=(lead,))
+        thread.start()
+        try:
+            assert await asyncio.to_thread(leading.wait, 10)
+            told = await run(http, "leader.resign", 500, parameters={"name": "stubborn", "wait": 0})
+            [entry] = [each for each in client.audit.list() if each.id == told["entry"]]
+        finally:
+            elector.stop()
+            over.set()
+            thread.join()
+    assert told["title"] == "Unsettled"
+    assert (entry.action, entry.outcome) == ("leader.resign", told["outcome"])
+    assert told["outcome"].startswith("unknown: ")
+
+
+async def test_with_tokens_the_actor_is_whose_token_it_is(url: str) -> None:
+    tokens = (Token("oncall", "operate", "s" * 20), Token("viewer", "read", "v" * 20))
+    app = create_app(Settings(url, driver="unix:/nowhere/driver.sock", tokens=tokens))
+    order = {"actor": "somebody else", "reason": "looking", "dry_run": True}
+    transport = httpx.ASGITransport(app=app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as asking:
+        for token, status in zip(tokens, (200, 403), strict=True):
+            headers = {"authorization": f"Bearer {token.secret}"}
+            path = "http://localhost/api/commands/wal.verify"
+            answer = await asking.post(path, json=order, headers=headers)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert answer.json()["actor"] == "oncall"
+
+
+async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(url: str) -> None:
+    app = create_app(Settings(url, driver="unix:/nowhere/driver.sock"))
+    over = threading.Event()
+    async with app.router.lifespan_context(app):
+        desk: Desk = app.state.gateway.rooms["commands"]
+        works = [asyncio.ensure_future(desk.run(lambda client: over.wait(30) and client)) for _ in range(MOST)]
+        await asyncio.sleep(0)
+        with pytest.raises(Problem) as refused:
+            await desk.run(lambda client: client)
+        assert refused.value.status == 503
+        app.state.gateway.stopping.set()
+        asyncio.get_running_loop().call_later(0.1, over.set)
+    clients = {id(work.result()) for work in works}
+    assert len(clients) == 1, "all on one client"
+    with pytest.raises(Problem, match="this replica ends"):
+        await desk.run(lambda client: client)

@@ -1,0 +1,186 @@
+"""Who may ask, from where, how much and how often; and every error is a problem with the number that the logs know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from holdfast.gateway import rules
+from holdfast.gateway.tokens import Token
+from tests.gateway.conftest import Serving
+
+READ, OPERATE = "the-secret-of-a-reader", "the-secret-of-an-operator"
+TOKENS = (Token("reader", "read", READ), Token("operator", "operate", OPERATE))
+
+
+def routes(app: FastAPI) -> None:
+    @app.post("/echo")
+    async def echo(request: Request) -> dict[str, Any]:
+        return {"bytes": len(await request.body()), "principal": request.state.principal}
+
+    @app.get("/boom")
+    async def boom() -> None:
+        raise RuntimeError("the password is hunter2")
+
+    @app.get("/own")
+    async def own() -> Any:
+        from fastapi.responses import PlainTextResponse
+
+        return PlainTextResponse("x", headers={"Cache-Control": "max-age=60"})
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("localhost", True), ("localhost:7411", True), ("LOCALHOST.", True), ("127.0.0.1:80", True),
+        ("[::1]:7411", True), ("10.0.0.7", True), ("gw.example:443", True), ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("gw.example.evil", False), ("", False), ("gw.example@evil", False), ("a b", False), ("[evil]", False),
+        ("localhost:port", False), ("127.0.0.1.evil.example", False),
+    ],
+)  # fmt: skip
+def test_a_host_is_ours_by_name_or_by_address(host: str, ours: bool) -> None:
+    assert rules.is_host_ours(host, {"gw.example"}) is ours
+
+
+@pytest.mark.parametrize(
+    ("headers", "ours"),
+    [
+        ({}, True), ({"origin": "http://gw:1"}, True), ({"origin": "https://GW:1"}, True),
+        ({"origin": "http://gw:2"}, False), ({"origin": "http://gw"}, False), ({"origin": "null"}, False),
+        ({"origin": "http://evil"}, False), ({"origin": "file://gw:1"}, False), ({"origin": ""}, False),
+        ({"sec-fetch-site": "cross-site"}, False), ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "same-origin"}, True), ({"sec-fetch-site": "none"}, True),
+    ],
+)  # fmt: skip
+def test_a_write_is_begun_by_a_page_of_ours_or_by_none(headers: dict[str, str], ours: bool) -> None:
+    assert rules.is_origin_ours({"host": "gw:1", **headers}) is ours
+
+
+def test_a_bucket_fills_with_time_and_never_over() -> None:
+    clock = [0.0]
+    rates = rules.Rates(2.0, lambda: clock[0])
+    assert [rates.wait("a") for _ in range(3)] == [None, None, 1]
+    assert rates.wait("b") is None, "each has its own"
+    clock[0] = 0.5
+    assert [rates.wait("a"), rates.wait("a")] == [None, 1]
+    clock[0] = 1000.0
+    assert [rates.wait("a") for _ in range(3)] == [None, None, 1]
+    slow = rules.Rates(0.1, lambda: clock[0])
+    assert [slow.wait("a"), slow.wait("a")] == [None, 10]
+    assert [rules.Rates(0, lambda: 0.0).wait("a") for _ in range(3)] == [None] * 3
+
+
+def test_a_number_of_the_clients_own_is_kept_if_it_is_harmless() -> None:
+    assert rules.number_of("abc-1.2:3_4") == "abc-1.2:3_4"
+    for other in (None, "", "a" * 65, "a b", "a\nb", '"', "<b>", "é"):
+        assert len(rules.number_of(other)) == 32
+
+
+def told(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """A problem, with the number that its header has as well."""
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
+    document: dict[str, Any] = answer.json()
+    assert {"type", "title", "status", "detail", "requestId"} <= document.keys()
+    assert (document["status"], document["requestId"]) == (status, answer.headers["x-request-id"])
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    return document
+
+
+async def test_every_error_is_a_problem_and_every_answer_has_the_headers(serving: Serving) -> None:
+    async with serving(routes) as http:
+        told(await http.get("/nothing"), 404)
+        assert told(await http.put("/echo"), 405)
+        assert (await http.put("/echo")).headers["allow"] == "POST"
+        told(await http.post("/echo", headers={"Host": "evil.example"}), 421)
+        told(await http.post("/echo", headers={"Origin": "http://evil.example"}), 403)
+        told(await http.get("/" + "x" * 3000), 414)
+        told(await http.get("/own?" + "x" * 9000), 414)
+        told(await http.get("/own", headers=[(f"x-{n}", "") for n in range(100)]), 431)
+        answer = await http.get("/own", headers={"X-Request-Id": "mine-1", "Origin": "http://evil.example"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine-1")
+        assert answer.headers["cache-control"] == "max-age=60"
+        for name in ("x-content-type-options", "x-frame-options", "referrer-policy", "cross-origin-resource-policy"):
+            assert name in answer.headers
+        assert not any(name.startswith("access-control") for name in answer.headers), "there is no CORS"
+        preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+        answer = await http.options("/echo", headers=preflight)
+        assert answer.status_code == 405
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+async def test_what_nobody_expected_is_in_the_log_and_not_in_the_answer(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(routes) as http:
+        number = told(answer := await http.get("/boom"), 500)["requestId"]
+    assert "hunter2" not in answer.text
+    assert "RuntimeError" not in answer.text
+    [record] = [each for each in caplog.records if each.getMessage() == "request.failed"]
+    assert "hunter2" in str(record.exc_info)
+    assert number
+
+
+async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:
+    async def pieces(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield b"x" * 65536
+
+    async with serving(routes) as http:
+        most = rules.BODY_BYTES
+        assert (await http.post("/echo", content=b"x" * most)).json()["bytes"] == most
+        assert (await http.post("/echo", content=pieces(16))).json()["bytes"] == most
+        told(await http.post("/echo", content=b"x" * (most + 1)), 413)
+        told(await http.post("/echo", content=pieces(17)), 413)
+        told(await http.post("/echo", content=b"", headers={"Content-Length": "-1"}), 413)
+
+
+async def test_tokens_read_or_operate(serving: Serving) -> None:
+    async with serving(routes, tokens=TOKENS) as http:
+        for bad in ({}, {"Authorization": "Bearer wrong-wrong-wrong-wrong"}, {"Authorization": "nonsense"}):
+            answer = await http.get("/own", headers=bad)
+            told(answer, 401)
+            assert {"Bearer", "Basic"} <= set(answer.headers["www-authenticate"].replace(",", " ").split())
+        reader, operator = ({"Authorization": f"Bearer {each}"} for each in (READ, OPERATE))
+        assert (await http.get("/own", headers=reader)).status_code == 200
+        assert "reader" in told(await http.post("/echo", headers=reader), 403)["detail"]
+        assert (await http.post("/echo", headers=operator)).json()["principal"] == "operator"
+        assert (await http.get("/own", auth=("anybody", READ))).status_code == 200, "as browsers do"
+        told(await http.post("/echo", auth=("anybody", READ)), 403)
+        for method in ("PUT", "PATCH", "DELETE", "TRACE", "PROPFIND"):
+            told(await http.request(method, "/echo", headers=reader), 403)
+        for path in ("/healthz", "/readyz"):
+            assert (await http.get(path)).status_code in (200, 503), "what keeps replicas running has no token"
+        for path in ("/metrics", "/openapi.json", "/", "//healthz", "/healthz/"):
+            told(await http.get(path), 401)
+
+
+async def test_writes_have_a_rate_and_reads_have_none(serving: Serving) -> None:
+    async with serving(routes, writes=3, tokens=TOKENS) as http:
+        headers = {"Authorization": f"Bearer {OPERATE}"}
+        codes = [(await http.post("/echo", headers=headers)).status_code for _ in range(4)]
+        assert codes == [200, 200, 200, 429]
+        refused = await http.post("/echo", headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert [(await http.get("/own", headers=headers)).status_code for _ in range(5)] == [200] * 5
+
+
+async def test_a_request_that_is_cancelled_is_answered_with_503(serving: Serving) -> None:
+    begun = asyncio.Event()
+
+    def hanging(app: FastAPI) -> None:
+        @app.get("/hang")
+        async def hang() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    async with serving(hanging) as http:
+        asked = asyncio.create_task(http.get("/hang"))
+        await begun.wait()
+        asked.cancel()
+        assert "stopping" in told(await asked, 503)["detail"]

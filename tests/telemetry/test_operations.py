@@ -1,0 +1,155 @@
+"""What is told of operations is what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import telemetry
+from holdfast.testing.operation_stage import leave_half_done, running
+from tests.telemetry.conftest import Told
+
+Connect = Callable[..., Any]
+KEY = holdfast.OperationKey(
+    pipeline="etl", task="load", dataset="parcels", operation="upsert", version="3", checksum="c"
+)
+LABELS = {
+    "pipeline": "etl", "task": "load", "dataset_id": "parcels", "operation_type": "upsert", "sovereignty_event": False,
+}  # fmt: skip
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def one() -> int:
+    return 1
+
+
+def fail() -> None:
+    raise ArithmeticError("no")
+
+
+def test_an_operation_is_told_from_its_start_to_its_end_under_what_its_key_says(
+    connect: Connect, either: str, told: Told
+) -> None:
+    client = connect(either)
+    client.operation(KEY).run(one)
+    client.operation(KEY).run(one)
+    with client.operation(KEY) as op:
+        assert op.replayed
+    assert told.count("idem_cache_misses") == {(): 1}
+    assert told.count("idem_cache_hits") == told.count("idempotent_replays") == {(): 2}
+    assert told.count("operations") == {("success",): 1, ("replayed",): 2}
+    operations = [(event, fields) for event, fields in told if event.startswith("operation.")]
+    assert all(LABELS.items() <= fields.items() for _, fields in operations)
+    assert {fields["key"] for fields in told.of("operation.ended")} == {KEY.digest}
+    started, ended = told.of("operation.started"), told.of("operation.ended")
+    assert [each["run"] for each in started] == [each["run"] for each in ended]
+    [begun], [left] = told.of("operation.begun"), told.of("operation.left")
+    assert begun["run"] == left["run"] == ended[0]["run"]
+    assert 0 < left["held"] < ended[0]["seconds"] + 1
+    assert not told.count("retry_events")
+    assert not told.count("lineage_rewrite_ops")
+
+
+def test_a_plain_key_has_no_labels_and_a_sovereign_one_says_so(sqlite_url: str, told: Told) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        client.operation("plain").run(one)
+        client.operation(KEY, sovereign=True).run(one)
+    plain, sovereign = told.of("operation.ended")
+    [metric] = [each for each in telemetry.METRICS if each.name == "operations"]
+    assert metric.labelled({**plain, "env": "test"}) == {
+        "pipeline": "", "task": "", "dataset_id": "", "env": "test", "operation_type": "",
+        "sovereignty_event": "false", "outcome": "success",
+    }  # fmt: skip
+    assert metric.labelled(sovereign)["sovereignty_event"] == "true"
+
+
+def test_failures_retries_and_what_is_done_anew_are_told_apart(connect: Connect, either: str, told: Told) -> None:
+    client, tries = connect(either), iter([fail, fail, one])
+    assert client.operation("a", retries=2).run(lambda: next(tries)()).result == 1
+    assert told.count("retry_events") == {("failure",): 2}
+    assert told.count("operations") == {("success",): 1}
+    assert [each["attempt"] for each in told.of("operation.begun")] == [1, 2, 3]
+    with pytest.raises(ArithmeticError):
+        client.operation("b", remember_errors=(ArithmeticError,)).run(fail)
+    with pytest.raises(holdfast.OperationFailed):
+        client.operation("b", remember_errors=(ArithmeticError,)).run(one)
+    with pytest.raises(holdfast.KeyReused):
+        client.operation("a", payload=1).run(one)
+    assert told.count("operations") == {("success",): 1, ("failed",): 1, ("refused",): 2}
+    assert isinstance(told.of("operation.ended")[1]["error"], ArithmeticError)
+    client.operations.reset("a", actor="op", reason="test")
+    client.operation("a").run(one)
+    assert told.count("lineage_rewrite_ops") == {("retry",): 2, ("reset",): 1, ("anew",): 1}
+    assert told.count("retry_events") == {("failure",): 2}
+
+
+def test_who_does_not_get_the_lock_is_told_why(sqlite_url: str, told: Told) -> None:
+    with holdfast.Client(sqlite_url) as client, running(sqlite_url, "a"):
+        assert client.operation("a", when_locked="skip").run(one).status == "skipped"
+        for when, timeout in (("fail", 15.0), ("wait", 0.01), ("backoff", 0.01), ("escalate", 15.0)):
+            with pytest.raises(holdfast.OperationInProgress):
+                client.operation("a", when_locked=when, timeout=timeout).run(one)  # type: ignore[arg-type]
+    assert told.count("lock_acquire_failures") == {("skipped",): 1, ("busy",): 1, ("timeout",): 2, ("review",): 1}
+    outcomes = told.count("operations")
+    assert (outcomes["skipped",], outcomes["locked",]) == (1, 4)
+    with holdfast.Client(sqlite_url) as client, pytest.raises(holdfast.OperationInProgress):
+        client.operation("x").run(lambda: client.operation("x").run(one))
+    assert told.count("lock_acquire_failures")["reentered",] == 1
+    assert told.count("operations")["failed",] == 1, "what was inside of it was locked, but it was begun itself"
+
+
+def test_what_a_dead_owner_left_is_told_with_what_becomes_of_it(connect: Connect, either: str, told: Told) -> None:
+    client = connect(either)
+    for key in ("refused", "undone", "verified"):
+        leave_half_done(either, key)
+    leave_half_done(either, "recovered", marks_effect=True)
+    assert told.count("operations") == {("interrupted",): 4}
+    with pytest.raises(holdfast.OperationFailed):
+        client.operation("refused").run(one)
+    client.operation("undone", rollback=one).run(one)
+    client.operation("verified", verify=lambda op: op.done(7)).run(fail)
+    assert told.count("stale_partials_met") == {("refuse",): 1, ("rollback",): 1, ("verify",): 1}
+    assert told.count("idem_cache_hits") == {(): 3}
+    client.operations.recover()
+    met = told.count("stale_partials_met")
+    assert (met["left",], met["recovered",]) == (1, 1), "of the one that was refused nobody knows how"
+
+
+def test_a_transaction_in_anothers_way_is_tried_again_and_told(postgres_url: str, told: Told) -> None:
+    def collide() -> int:
+        if not told.count("retry_events"):
+            raise psycopg.errors.SerializationFailure("in the way")
+        return 1
+
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        assert client.operation("a", tx=mine).run(collide).result == 1
+    assert told.count("retry_events") == {("collision",): 1}
+    assert told.count("operations") == {("success",): 1}
+
+
+def test_a_batch_tells_of_each_when_its_end_is_written(connect: Connect, either: str, told: Told) -> None:
+    client = connect(either)
+    client.operation("b").run(one)
+    with running(either, "c"):
+        client.operations.run_many(["a", "b", "c", "d"], lambda item: fail() if item == "d" else 1)
+    ended = {fields["key"]: fields["outcome"] for fields in told.of("operation.ended")[1:-1]}
+    assert sorted(ended.values()) == ["failed", "replayed", "skipped", "success"]
+    assert len(told.of("operation.left")) == len(told.of("operation.begun")) == 4
+    assert told.count("idempotent_replays") == {(): 1}
+    told.clear()
+
+    def interrupt(item: str) -> int:
+        if item == "f":
+            raise Interrupted
+        return 1
+
+    with pytest.raises(Interrupted):
+        client.operations.run_many(["e", "f", "g"], interrupt)
+    assert told.count("operations") == {("success",): 1, ("interrupted",): 1}, "the last was never called"

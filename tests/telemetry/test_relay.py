@@ -1,0 +1,94 @@
+"""What is told of relays and reconcilers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import telemetry
+from holdfast.core import relay as decisions
+from holdfast.testing.yard import Yard
+from tests.children import eventually
+from tests.lineage.sinks import Kept
+from tests.reconciler.replicas import Records, running
+from tests.telemetry.conftest import Told
+
+
+def test_a_relay_tells_what_it_published_parked_and_failed_to(
+    either: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "pause", lambda *_: 0.0)
+    sink = Kept()
+    with holdfast.Client(either) as client:
+        for label in ("good", "poison"):
+            client.operation(label).run(int)
+        relay = client.relay("r", sink, tries=2)
+        sink.trouble = _down
+        with pytest.raises(holdfast.SinkDown):
+            relay.step()
+        assert told.count("relay_failures") == {("sink",): 1}
+        assert not told.of("relay.published")
+        sink.trouble = _poisoned
+        assert relay.step() == 2
+    assert told.count("relay_published") == {(): 2}
+    assert told.count("relay_parked") == {(): 2}
+
+
+def _down(events: Any) -> None:
+    raise ConnectionRefusedError("down")
+
+
+def _poisoned(events: Any) -> None:
+    if any(each.label == "poison" for each in events):
+        raise ValueError("poison")
+
+
+def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to_it(either: str, told: Told) -> None:
+    sink, refused = Kept(), threading.Event()
+
+    def trouble(events: Any) -> None:
+        refused.set()
+        raise ConnectionRefusedError("down")
+
+    sink.trouble = trouble
+    with holdfast.Client(either) as client:
+        client.relay("r", Kept()).step()
+        client.operation("a").run(int)
+        first = client.relays.list()[0].lag
+        relay = client.relay("r", sink, poll=0.01)
+        assert "relay_lag_seconds" not in telemetry.readings(), "it stands by"
+        runs = threading.Thread(target=relay.run)
+        runs.start()
+        assert refused.wait(30)
+        lag = telemetry.readings()["relay_lag_seconds"]
+        assert lag >= first
+        eventually(lambda: telemetry.readings()["relay_lag_seconds"] > lag + 0.05, "it to grow")
+        assert telemetry.readings()["relay_lag_events"] == 2
+        sink.trouble = lambda events: None
+        eventually(lambda: len(sink) == 2, "all to be told")
+        eventually(lambda: telemetry.readings()["relay_lag_seconds"] < lag + 0.05, "it to have caught up")
+        assert telemetry.readings()["relay_lag_events"] == 0
+        relay.stop()
+        runs.join()
+        assert "relay_lag_seconds" not in telemetry.readings()
+
+
+def test_a_reconciler_tells_what_it_counts_and_when_it_swept(sqlite_url: str, tmp_path: Path, told: Told) -> None:
+    yard, records = Yard(tmp_path), Records(sqlite_url)
+    records.make("b-1")
+    yard.put("b-1")
+    with running((sqlite_url, "sync"), yard, sweep_every=0.05) as replica:
+        records.becomes("b-1", "Ready")
+        eventually(lambda: replica.counts.sweeps > 2, "some sweeps")
+        assert 0 <= telemetry.readings()["reconciler_sweep_age_seconds"] < 30
+    assert "reconciler_sweep_age_seconds" not in telemetry.readings()
+    found: dict[str, int] = {}
+    for each in told.of("reconciler.counted"):
+        found[each["what"]] = found.get(each["what"], 0) + each["count"]
+    counts = replica.counts
+    assert found == {what: getattr(counts, what) for what in found}
+    assert {"sweeps", "seen", "written"} <= found.keys()
