@@ -56,8 +56,9 @@ class Server:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self} has not come up:\n{self.said()}")
-        self.told: dict[str, Any] = json.loads(line)
-        return self.told
+        told: dict[str, Any] = json.loads(line)
+        self.told = told
+        return told
 
     def said(self) -> str:
         return self._log.read_text(encoding="utf-8")
