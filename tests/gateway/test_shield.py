@@ -181,6 +181,8 @@ async def test_a_request_that_is_cancelled_is_answered_with_503(serving: Serving
 
     async with serving(hanging) as http:
         asked = asyncio.create_task(http.get("/hang"))
-        await begun.wait()
+        waiting = asyncio.create_task(begun.wait())
+        await asyncio.wait((asked, waiting), return_when=asyncio.FIRST_COMPLETED)
+        assert begun.is_set(), asked.result()
         asked.cancel()
         assert "stopping" in told(await asked, 503)["detail"]

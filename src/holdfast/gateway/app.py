@@ -14,7 +14,7 @@ from uuid import uuid4
 from fastapi import FastAPI
 
 import holdfast
-from holdfast.gateway import health, leading, openapi, operators, pages, problem, sandboxes, sessions
+from holdfast.gateway import health, leading, openapi, operators, pages, problem, rules, sandboxes, sessions
 from holdfast.gateway.agents import routes as agents
 from holdfast.gateway.beside import Beside
 from holdfast.gateway.context import Gateway, Loop
@@ -22,12 +22,14 @@ from holdfast.gateway.logs import say
 from holdfast.gateway.meter import Meter
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.shield import Shield
+from holdfast.integrations.asgi import IdempotencyMiddleware
 from holdfast.integrations.prometheus import export
 
 ROOMS: tuple[Any, ...] = (health, sandboxes, sessions, leading, agents, operators, pages)
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_TELL_EVERY = 5.0
 
 
 def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
@@ -49,6 +51,11 @@ def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     problem.register(app)
     for room in ROOMS:
         app.include_router(room.router)
+    app.add_middleware(
+        IdempotencyMiddleware, client=lambda scope: scope["app"].state.gateway.client,
+        principal=lambda scope: scope["state"]["principal"], methods=("POST",),
+        max_body=rules.BODY_BYTES,
+    )  # fmt: skip
     app.add_middleware(Shield, settings=settings, meter=meter)
     openapi.describe(app)
     return app
@@ -75,21 +82,21 @@ async def _running(gateway: Gateway) -> AsyncIterator[None]:
         if hasattr(room, "loops"):
             gateway.loops += room.loops(gateway)
     tasks = [asyncio.create_task(_kept(loop), name=loop.name) for loop in gateway.loops]
-
-    async def end() -> None:
-        await gateway.stopping.wait()
-        for task in tasks:
-            task.cancel()
-
-    ending = asyncio.create_task(end())
+    ending = asyncio.create_task(_ended(gateway, tasks))
     try:
         yield
     finally:
         gateway.stopping.set()
         await ending
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+
+
+async def _ended(gateway: Gateway, tasks: list[asyncio.Task[None]]) -> None:
+    """All of them, when we are told to end. What does not heed it is told again, for as long as the process has."""
+    await gateway.stopping.wait()
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_TELL_EVERY)
 
 
 async def _kept(loop: Loop) -> None:

@@ -59,15 +59,15 @@ class _Form(logging.Formatter):
         return self._clean(json.dumps(told, default=str))
 
     def _told(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Of a record that is not ours the event is the name of its logger, and its extra fields are fields."""
+        """Of a record that was not made here the event is the name of its logger, and its extra fields are fields."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        ours = record.name == _log.name
+        ours = hasattr(record, "fields")
         told: dict[str, Any] = {"at": at, "level": record.levelname.lower()}
         told["event"] = record.getMessage() if ours else record.name
         told["replica"] = self._replica
         if (number := request_id.get()) is not None:
             told["requestId"] = number
-        told |= getattr(record, "fields", {}) or {k: v for k, v in vars(record).items() if k not in _USUAL}
+        told |= getattr(record, "fields", None) or {k: v for k, v in vars(record).items() if k not in _USUAL}
         if not ours:
             told["message"] = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:

@@ -9,8 +9,10 @@ from fastapi import FastAPI
 from holdfast.gateway import rules
 from holdfast.gateway.problem import documented
 
-_ANY = (401, 408, 413, 414, 421, 431, 503)
+_ANY = (400, 401, 408, 413, 414, 421, 431, 503)
 _WRITES = (403, 429)
+_KEYED = (409, 410, 422)
+"""What becomes of an Idempotency-Key."""
 
 
 def describe(app: FastAPI) -> None:
@@ -32,7 +34,8 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
             answers = operation["responses"]
             if "application/json" in answers.get("422", {}).get("content", {}):
                 answers |= _told(422)
-            operation["responses"] = _told(*_ANY, *(() if method.upper() in rules.SAFE else _WRITES)) | answers
+            known = (*_ANY, *(() if method.upper() in rules.SAFE else _WRITES), *(_KEYED if method == "post" else ()))
+            operation["responses"] = _told(*known) | answers
             if path not in rules.OPEN:
                 operation["security"] = [{"bearer": []}, {"password": []}, {}]
     for unused in ("HTTPValidationError", "ValidationError"):

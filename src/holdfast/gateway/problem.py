@@ -112,7 +112,8 @@ def register(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        detail = _DETAILS.get(error.status_code) or str(error.detail)
+        usual = error.detail == HTTPStatus(error.status_code).phrase
+        detail = (usual and _DETAILS.get(error.status_code)) or str(error.detail)
         return answer(Problem(error.status_code, detail, headers=error.headers), request.state.request_id)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:

@@ -128,9 +128,12 @@ async def _alone(settings: Settings) -> AsyncIterator[None]:
         yield
         return
     async with holdfast.AsyncClient(settings.url, schema=settings.schema) as client:
+        told = False
         while (first := await client.leases.get(GUARD)) is not None and _is_dead(first):
-            say("instance.waits", pid=first.pid, seconds=round(first.remaining, 1))
-            await asyncio.sleep(max(0.05, first.remaining))
+            if not told:
+                say("instance.waits", pid=first.pid, seconds=round(first.remaining, 1))
+            told = True
+            await asyncio.sleep(0.2)
         if first is not None:
             who = f"process {first.pid} on {first.host}"
             raise Refused(f"{who} serves this file already. A file is for one: take PostgreSQL", TAKEN)

@@ -195,10 +195,18 @@ class LockPump(ABC):
                     extra={"event": "lock.callback_failed", "lock": ticket.name},
                 )
 
+    @property
+    def every(self) -> float:
+        """Seconds between two looks."""
+        return SWEEP
+
     def _sweep_later(self) -> None:
         if self.sweep_at == math.inf:
-            self.loop.call_later(SWEEP, self._sweep)
+            self._sweep_in(SWEEP)
             self.sweep_at = now() + SWEEP
+
+    def _sweep_in(self, seconds: float) -> None:
+        self.loop.call_later(seconds, self._sweep)
 
     def _sweep(self) -> None:
         self.sweep_at = math.inf
@@ -215,7 +223,8 @@ class LockPump(ABC):
         """What has been under way since so many looks will not be answered any more."""
         before, self._under_way = self._under_way, []
         for session in [*self.mux.holds, *self.mux.waits]:
-            if flying := session.flying or ([] if session.opened else session.held):
+            asked = session.solo and session.solo.bell
+            if flying := asked or session.flying or ([] if session.opened else session.held):
                 if isinstance(flying, list) and flying[0].verb == "note" and flying[0].text:
                     continue  # no name is worth the locks of a session
                 looks = next((each[1] for each in before if each[0] is flying), 0) + 1
