@@ -115,6 +115,15 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     assert (await http.get("/sandboxes")).json() == {"items": [], "next": None}
 
 
+async def test_what_could_not_be_told_again_spoils_no_list(http: httpx.AsyncClient) -> None:
+    for metadata in (r'{"a": "\ud800"}', r'{"\ud800": 1}', '{"a": ' * 260 + "1" + "}" * 260):
+        body = f'{{"argv": ["true"], "metadata": {metadata}}}'
+        answer = await http.post("/sandboxes", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+    listed = await http.get("/sandboxes")
+    assert (listed.status_code, listed.json()["items"]) == (200, [])
+
+
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
     new = await http.post("/sandboxes", json={**NEW, "id": "web", "name": "web"})
     for body in ({**NEW, "id": "web"}, {**NEW, "name": "web"}):
