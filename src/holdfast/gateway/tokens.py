@@ -27,7 +27,8 @@ LOCAL = Token("local", "operate", "")
 
 
 def parse(text: str) -> tuple[Token, ...]:
-    """Lines of ``NAME SCOPE SECRET``; a word that begins with # begins a comment. ValueError with every line that is wrong, but no secret."""
+    """Lines of ``NAME SCOPE SECRET``; a word that begins with # begins a comment. ValueError with every line that is
+    wrong, but no secret."""
     found: list[Token] = []
     wrong: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
