@@ -26,7 +26,7 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv from requirements-dev.lock (PYTHON=... picks the interpreter)
 
 .PHONY: demo
-demo: $(STAMP) ## Watch processes contend for a lease, die and be replaced
+demo: $(STAMP) ## Watch leases, sandboxes, a retried operation and a killed leader (ARGS=--postgres for the real thing)
 	@exec $(BIN)/python examples/demo.py $(ARGS)
 
 .PHONY: test

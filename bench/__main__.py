@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import aims, costs, lock_handover, locks, objects, operations, processes, reconciler
+from bench import aims, costs, lock_handover, locks, objects, operations, processes, reconciler, unheard
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -40,12 +40,13 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         operations.operation,
         operations.replayed,
         operations.operation_batch,
+        unheard.unheard,
         reconciler.sweep,
     )
 }
 FAMILIES = {
     "locks": [name for name in BENCHMARKS if name.startswith("lock_")],
-    "operations": ["operation", "replayed", "operation_batch"],
+    "operations": ["operation", "replayed", "operation_batch", "unheard"],
 }
 
 

@@ -6,9 +6,11 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any, Protocol
 
 import holdfast
 from bench.measure import Result, Run, compare
@@ -19,20 +21,22 @@ LINE = 16
 
 
 def lock_handover(place: Place) -> list[Result]:
-    """From one holder to the next: alone, from release() after a pause, and in a line; 1.0 goes through the server."""
+    """From one holder to the next: alone, after a pause, and in a line; 1.0 goes through the server."""
     url = place.postgres_url()
     other = _Other(place, url)
     rounds, times = place.effort.rounds(), 2 if place.effort.quick else 8
     with asyncio.Runner() as loop:
-        clients = [holdfast.AsyncClient(url) for _ in range(LINE)]
+        clients, bare = [holdfast.AsyncClient(url) for _ in range(LINE)], _Bare()
         alone: list[tuple[str, Run]] = [
             ("another client, through the server", _alone(loop, clients[0], clients[1])),
             ("another process, through the server", other.hand_over),
             ("another task of the same client", _alone(loop, clients[0], clients[0])),
+            ("another task, asyncio.Lock", _alone(loop, bare, bare)),
         ]
         line: list[tuple[str, Run]] = [
             (f"{LINE} clients, through the server", _in_line(loop, clients)),
             (f"{LINE} tasks of one client", _in_line(loop, clients[:1] * LINE)),
+            (f"{LINE} tasks, asyncio.Lock", _in_line(loop, [bare] * LINE)),
         ]
         found = compare("lock hand-over, alone", alone, rounds=rounds, times=times)
         found += compare("lock hand-over, in a line", line, rounds=rounds, times=times)
@@ -41,7 +45,34 @@ def lock_handover(place: Place) -> list[Result]:
     return found
 
 
-def _alone(loop: asyncio.Runner, holder: holdfast.AsyncClient, other: holdfast.AsyncClient) -> Run:
+class _Locks(Protocol):
+    def lock(self, name: str, /) -> Any: ...
+
+
+class _Bare:
+    """One ``asyncio.Lock``, to be had as a client's: the least there is in one loop, without a database."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    def lock(self, _: str, /) -> _Bare:
+        return self
+
+    async def acquire(self) -> _Bare:
+        await self._lock.acquire()
+        return self
+
+    async def release(self) -> None:
+        self._lock.release()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _alone(loop: asyncio.Runner, holder: _Locks, other: _Locks) -> Run:
     async def wait() -> float:
         async with other.lock(NAME):
             return time.perf_counter()
@@ -60,12 +91,12 @@ def _alone(loop: asyncio.Runner, holder: holdfast.AsyncClient, other: holdfast.A
     return lambda times: loop.run(hand_over(times))
 
 
-def _in_line(loop: asyncio.Runner, clients: list[holdfast.AsyncClient]) -> Run:
+def _in_line(loop: asyncio.Runner, clients: Sequence[_Locks]) -> Run:
     async def through_the_line(times: int) -> float:
         """One after another as they entered; the median of a line."""
         taken: list[float] = []
 
-        async def take(client: holdfast.AsyncClient) -> None:
+        async def take(client: _Locks) -> None:
             async with client.lock(NAME):
                 taken.append(time.perf_counter())
 

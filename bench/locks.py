@@ -27,17 +27,19 @@ def lock_pair(place: Place) -> list[Result]:
     """Lock and unlock what nobody else wants; 1.0 is the same as two prepared statements through pgconn."""
     url = place.postgres_url()
     with asyncio.Runner() as loop, asyncio.Runner(loop_factory=_uvloop()) as fast_loop:
-        clients = [holdfast.AsyncClient(url) for _ in "12"]
+        clients, [bare] = [holdfast.AsyncClient(url) for _ in "12"], loop.run(rivals.bare_connections(url, 1))
         variants: list[tuple[str, Run]] = [
             ("prepared pair through pgconn", rivals.prepared_pair(place, url)),
             (PAIR, _pairs(place.client(url))),
             (ASYNC_PAIR, _async_pairs(loop, clients[0])),
             (f"{ASYNC_PAIR}, uvloop", _async_pairs(fast_loop, clients[1])),
+            ("prepared pair through pgconn, awaited", _bare_pairs(loop, bare)),
             *rivals.others(place, url),
         ]
         found = compare("lock pair", variants, rounds=place.effort.rounds(), times=place.effort.times(400))
         for runner, client in zip((loop, fast_loop), clients, strict=True):
             runner.run(client.close())
+        bare.close()
     return found
 
 
@@ -123,6 +125,14 @@ def _async_pairs(loop: asyncio.Runner, client: holdfast.AsyncClient) -> Run:
         for _ in range(times):
             async with client.lock(NAME):
                 pass
+
+    return lambda times: loop.run(pairs(times))
+
+
+def _bare_pairs(loop: asyncio.Runner, bare: rivals.Bare) -> Run:
+    async def pairs(times: int) -> None:
+        for _ in range(times):
+            await bare.pair(4711)
 
     return lambda times: loop.run(pairs(times))
 

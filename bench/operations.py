@@ -35,8 +35,8 @@ def operation(place: Place) -> list[Result]:
 
         variants: list[tuple[str, Run]] = [
             ("transaction", bare),
-            (WITHIN, _runs(client, keys, insert, tx=connection)),
-            ("operation(key).run(…), outside", _runs(client, map("o{}".format, itertools.count()), insert)),
+            (WITHIN, runs(client, keys, insert, tx=connection)),
+            ("operation(key).run(…), outside", runs(client, map("o{}".format, itertools.count()), insert)),
         ]
         rounds, times = place.effort.rounds(), place.effort.times(100)
         if server is place.fast:
@@ -59,8 +59,8 @@ def replayed(place: Place) -> list[Result]:
 
     variants: list[tuple[str, Run]] = [
         ("select 1", select),
-        (ONCE, _runs(client, itertools.repeat("k"), int)),
-        (WITHIN, _runs(client, itertools.repeat("k"), int, tx=connection)),
+        (ONCE, runs(client, itertools.repeat("k"), int)),
+        (WITHIN, runs(client, itertools.repeat("k"), int, tx=connection)),
     ]
     with workflows.variants(place.fast.database(), workflows.replayed) as more:
         rounds, times = place.effort.rounds(), place.effort.times(200)
@@ -77,14 +77,14 @@ def operation_batch(place: Place) -> list[Result]:
         client.operations.run_many(keys, _nothing, batch=BATCH)
 
     variants: list[tuple[str, Run]] = [
-        ("one at a time", _runs(client, map("s{}".format, itertools.count()), int)),
+        ("one at a time", runs(client, map("s{}".format, itertools.count()), int)),
         ("run_many", many),
     ]
     rounds, times = place.effort.rounds(5), place.effort.times(2000)
     return compare("operation_batch", variants, rounds=rounds, times=times, aim="50 µs")
 
 
-def _runs(client: holdfast.Client, keys: Any, effect: Callable[[], object], tx: Any = None) -> Run:
+def runs(client: holdfast.Client, keys: Any, effect: Callable[[], object], tx: Any = None) -> Run:
     def run(times: int) -> None:
         for _ in range(times):
             client.operation(next(keys), tx=tx).run(effect)
@@ -114,6 +114,6 @@ def _sqlite(place: Place) -> list[Result]:
 
     variants: list[tuple[str, Run]] = [
         ("transaction", bare),
-        (WITHIN, _runs(client, keys, insert, tx=connection)),
+        (WITHIN, runs(client, keys, insert, tx=connection)),
     ]
     return compare("operation, SQLite", variants, rounds=place.effort.rounds(), times=place.effort.times(200))

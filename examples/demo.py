@@ -1,4 +1,5 @@
-"""Processes contend for one lease, are killed and paused, and the database decides who may write.
+"""Processes contend for one lease, are killed and paused, and the database decides who may write. Then the gateway:
+replicas that run sandboxes, an operation that is retried and applied once, and a leader that is killed.
 
     python examples/demo.py              on an SQLite file in a temporary folder
     python examples/demo.py --postgres   on a real PostgreSQL, started for the occasion
@@ -171,7 +172,7 @@ class Process:
                 pipe.close()
 
 
-started: list[Process] = []
+started: list[Any] = []
 
 
 class Story:
@@ -194,7 +195,10 @@ class Story:
         self.console.print(text, markup=False)
 
 
-def run(url: str, story: Story) -> None:
+def run(url: str, story: Story, folder: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from examples import demo_gateway
+
     with closing(connect(url)) as connection, holdfast.Client(url) as client:
         client.migrate()
         connection.execute("create table import_log (pid int, fence bigint, how text)")
@@ -208,6 +212,7 @@ def run(url: str, story: Story) -> None:
         kill_session(story, url)
         successor = pause_holder(story, url, connection, standby, fence)
         show_numbers(story, client, connection, successor)
+        demo_gateway.run(url, story, folder, started, connection)
 
 
 def contend(story: Story, contenders: list[Process]) -> tuple[Process, int]:
@@ -363,7 +368,7 @@ def show(postgres: bool) -> int:
             url, engine = f"sqlite:///{folder}/demo.db", f"SQLite {sqlite3.sqlite_version}"
         at_end.callback(end_workers)
         story.console.print(f"holdfast {holdfast.__version__} on {engine}")
-        run(url, story)
+        run(url, story, folder)
         count = len(started)
     verdict = "Everything above was true" if story.true else "NOT everything above was true"
     story.console.print(f"\n{verdict}: {count} processes, {time.monotonic() - began:.1f} s.")

@@ -27,7 +27,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["pair", "handover"],
         ["lock_pair", "lock_tasks", "lock_handover", "lock_held"],
         ["objects", "sweep"],
-        ["operation", "replayed", "operation_batch"],
+        ["operation", "replayed", "operation_batch", "unheard"],
     ],
     ids=" ".join,
 )

@@ -71,13 +71,16 @@ def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: li
     assert re.search(r"it refused: FencedOut: lease 'nightly-import' has passed on", said)
     assert "stale writes in the application's table: 1 without protection, 0 with it" in said
     assert re.search(r"^session-import +\d+ +C .* session_lost *$", said, re.MULTILINE)
-    assert said.splitlines()[-1].startswith("Everything above was true: 5 processes")
+    assert re.search(r"run 5 times with one key: 1 row, 4 replays", said)
+    assert re.search(r"5 times with one Idempotency-Key: 1 sandbox", said)
+    assert re.search(r"replica-\d \(pid \d+\) leads \d+ ms after the kill", said)
+    assert said.splitlines()[-1].startswith("Everything above was true: 9 processes")
 
 
 @pytest.mark.parametrize(
     ("options", "moment"),
-    [([], "holdfast"), ([], "2."), ([], "5."), (["--postgres"], "4.")],
-    ids=["sqlite-starting", "sqlite-waiting", "sqlite-resuming", "postgres-paused"],
+    [([], "holdfast"), ([], "2."), ([], "5."), (["--postgres"], "4."), (["--postgres"], "9.")],
+    ids=["sqlite-starting", "sqlite-waiting", "sqlite-resuming", "postgres-paused", "postgres-serving"],
 )
 def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str, folder: Path) -> None:
     for _ in range(5):  # until it is hit: a test that was held up may find that it is over
@@ -101,11 +104,12 @@ def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str,
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with its parent")
-def test_a_demo_that_is_killed_takes_its_workers_with_it(folder: Path) -> None:
-    """Paused ones, too: nobody would ever resume them."""
+@pytest.mark.parametrize("moment", ["4.", "9."], ids=["paused", "serving"])
+def test_a_demo_that_is_killed_takes_its_workers_with_it(folder: Path, moment: str) -> None:
+    """Paused ones, too: nobody would ever resume them; and a driver ends its sandboxes."""
     with demo([], folder) as process:
         assert process.stdout is not None
-        next(line for line in process.stdout if line.startswith("4."))
+        next(line for line in process.stdout if line.startswith(moment))
         born = list(family(process.pid))
         assert born
         process.kill()

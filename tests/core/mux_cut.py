@@ -67,7 +67,7 @@ def _cut(name: str) -> Any:
     return cut
 
 
-EVENTS = ("ask", "give_up", "release", "opened", "answered", "refused", "waited", "lost", "sweep")
+EVENTS = ("ask", "give_up", "release", "hand_on", "opened", "answered", "refused", "waited", "lost", "sweep")
 for each in EVENTS:
     setattr(CutMux, each, _cut(each))
 
@@ -87,7 +87,7 @@ class CutWorld(World):
 
     def put_right(self, name: str, *args: Any) -> list[Action]:
         self.do(self.mux.told)
-        own = args[0] if name in ("ask", "give_up", "release") else None
+        own = args[0] if name in ("ask", "give_up", "release", "hand_on") else None
         busy = {each.session for each in self.sent} | set(self.waiting)
         waiting = [each for each in self.all if each not in (own, *self.settled) and each.state != "gone"]
         leaving = [each for each in self.leaving if each is not own]
@@ -127,6 +127,15 @@ class CutWorld(World):
         if ticket.state == "held" and ticket not in self.leaving:
             self.leaving.append(ticket)
             self.do(self.mux.release(ticket))
+
+    @rule(ticket=World.tickets)
+    def hand_on(self, ticket: Ticket) -> None:
+        if ticket.state == "held" and not self.is_leaving(ticket):
+            heir: Any = self.mux.hand_on(ticket)
+            if heir is None:
+                CutWorld.release(self, ticket)
+            else:  # a list: it was cut short, and given up
+                self.do(heir if isinstance(heir, list) else [Settle(ticket), Settle(heir)])
 
     def is_leaving(self, ticket: Ticket) -> bool:
         return ticket in self.leaving or super().is_leaving(ticket)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from holdfast.core.tickets import Key, Op, Session, Ticket
+from holdfast.core.tickets import Key, Session, Ticket
 from tests.core.mux_world import KEYS, World
 
 
@@ -28,7 +28,11 @@ class PastWorld(World):
 
     def free_session(self) -> Session | None:
         for session in self.mux.holds:
-            if session in self.alive and not session.flying and len(session.held) < self.mux.per_session:
+            if (
+                session in self.alive
+                and not (session.flying or session.solo)
+                and len(session.held) < self.mux.per_session
+            ):
                 return session
         return None
 
@@ -42,12 +46,12 @@ class PastWorld(World):
         self.all.append(ticket)
         ticket.session = session
         self.mux.claims[key] = session.held[key] = ticket
-        session.flying = [Op("note")]
+        session.solo = ticket
         for other in range(data.draw(st.integers(0, 2))):
             self.asked(key, data.draw(st.booleans()), 5 + other)
         end = data.draw(st.sampled_from(["answered", "answered", "answered", "interrupted", "granted and interrupted"]))
         got = end != "interrupted" and self.server.try_lock(key, session)
-        session.flying = []
+        session.solo = None
         if end != "answered":
             self.settled.append(ticket)
             ticket.state = "gone"

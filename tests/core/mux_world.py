@@ -129,6 +129,13 @@ class World(RuleBasedStateMachine):
         if ticket.state == "held":
             self.do(self.mux.release(ticket))
 
+    @rule(ticket=tickets)
+    def hand_on(self, ticket: Ticket) -> None:
+        """As a pump does that looks first whether the lock stays here."""
+        if ticket.state == "held" and not self.is_leaving(ticket):
+            heir = self.mux.hand_on(ticket)
+            self.do(self.mux.release(ticket) if heir is None else [Settle(ticket), Settle(heir)])
+
     @precondition(lambda self: self.opening)
     @rule(data=st.data())
     def open(self, data: Any) -> None:

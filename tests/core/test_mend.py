@@ -16,13 +16,17 @@ def ask(number: int, owner: int) -> Step:
     return lambda world: world.asked((number,), True, owner)
 
 
-def release(owner: int) -> Step:
+def release(owner: int, how: Callable[..., None] = CutWorld.release) -> Step:
     def step(world: CutWorld) -> None:
         for ticket in list(world.all):
             if ticket.owner == owner:
-                CutWorld.release(world, ticket)
+                how(world, ticket)
 
     return step
+
+
+def hand_on(owner: int) -> Step:
+    return release(owner, CutWorld.hand_on)
 
 
 def give_up(owner: int) -> Step:
@@ -56,6 +60,7 @@ def look(world: CutWorld) -> None:
 SCENES: dict[str, list[Step]] = {
     "alone": [ask(1, 1), look, look, look, release(1), look],
     "in line": [ask(1, 1), ask(1, 2), look, look, look, release(1), release(2), look],
+    "handed on": [ask(1, 1), ask(1, 2), look, look, look, hand_on(1), hand_on(2), look],
     "in a batch": [ask(1, 1), look, ask(2, 2), ask(3, 3), look, look, release(2), release(3), look],
     "lost": [*(ask(each, each) for each in range(1, 5)), look, look, look, look, ask(1, 5), lose, look, look],
     "in the server's line": [other_takes(1), ask(1, 1), look, look, look, look, other_frees(1), look, release(1), look],

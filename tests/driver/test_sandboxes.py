@@ -108,14 +108,16 @@ def test_the_same_create_is_one_sandbox_however_often_and_another_spec_is_refuse
     count = tmp_path / "count"
     argv = ["sh", "-c", f"echo x >> {count}; exec sleep 1000"]
     with ThreadPoolExecutor(16) as pool:
-        made = list(pool.map(lambda _: client.create("a", argv), range(32)))
+        made = list(pool.map(lambda _: client.create("a", argv, owner="us"), range(32)))
+    assert {each.details["owner"] for each in made} == {"us"}
     assert len({each.details["run"] for each in made}) == 1
     reaches(client, "a", "Started")
     eventually(lambda: count.exists() and count.read_text(), "it runs")
     assert count.read_text() == "x\n"
-    with pytest.raises(holdfast.DriverError, match="another spec") as refused:
-        client.create("a", argv, grace=1.0)
-    assert refused.value.status == 409
+    for other in ({"grace": 1.0, "owner": "us"}, {"owner": "them"}, {}):
+        with pytest.raises(holdfast.DriverError, match="another spec") as refused:
+            client.create("a", argv, **other)  # type: ignore[arg-type]
+        assert refused.value.status == 409
     client.create("b", ["sh", "-c", IGNORES_TERM])
     eventually(lambda: text(client, "b"), "it ignores TERM")
     assert not client.delete("b")

@@ -94,7 +94,7 @@ def _records(client: holdfast.Client, mark: str) -> None:
         payload = {"spec": {"command": ["sleep", mark]}, "status": status, "token": "tell-nobody"}
         client.objects.put_if("sandbox", f"sb-{number}", payload, create, name=f"web-{number}{mark}")
     for number, state in enumerate(("idle", "working", f"odd{mark}")):
-        payload = {"state": state, "command": {"prompt": f"mend it{mark}"}, "token": "tell-nobody"}
+        payload = {"state": state, "tool": f"Bash{mark}", "token": "tell-nobody"}
         client.objects.put_if("agent", f"agent-{number}", payload, create, name=f"agent-{number}{mark}")
     for number in (1, 2, 3):
         payload = {"state": "ACTIVE", "pool": "default", "slot": number, "token": "tell-nobody"}

@@ -90,6 +90,7 @@ def test_a_deferred_stop_completes_once_and_not_when_the_agent_went_on() -> None
     done = finish(agent, 1, 6.0, 6.0)
     assert [(each.status, each.ended_by) for each in done.writes if isinstance(each, Command)] == [("complete", "stop")]
     assert finish(done.agent, 1, 6.0, 6.0) == Step(done.agent), "it is complete already"
+    assert finish(agent, 2, 6.0, 6.0) == Step(agent), "it was another command's"
     went_on = run("pre-tool-use", agent=agent)
     assert finish(went_on, 1, 6.0, 6.0) == Step(went_on)
     stopped_again = run("stop", agent=went_on, now=3.0)
@@ -123,12 +124,8 @@ def test_what_is_injected_is_told_once_by_an_answer_that_reaches_the_agent() -> 
 
 def test_what_the_transcript_says_and_no_hook_told_becomes_a_turn() -> None:
     agent = run("user-prompt-submit", "stop")
-    turns = [
-        each
-        for kind in ("user-prompt-submit", "user-prompt-submit")
-        for each in apply(FRESH, kind, Hook(prompt="do it"), now=1.0, delay=0).writes
-        if isinstance(each, Turn)
-    ][:1]
+    prompted = apply(FRESH, "user-prompt-submit", SPOKEN, now=1.0, delay=0)
+    turns = [each for each in prompted.writes if isinstance(each, Turn)]
     said = [Entry("user", "do it"), Entry("agent", "looking"), Entry("user", "do it")]
     step = upkeep.reconcile(agent, said, turns, 9.0, offset=120, whole=True)
     added = [(each.number, each.role, each.text, each.source) for each in step.writes if isinstance(each, Turn)]

@@ -48,10 +48,14 @@ def leader(replicas: list[Replica]) -> Replica:
     return next(each for each in replicas if lease.holder.startswith(f"{each.name}:"))
 
 
-def ready(replica: Replica, id: str) -> dict[str, Any]:
-    eventually(lambda: replica.http.get(f"/sandboxes/{id}").json().get("phase") == "Ready", f"{id} is ready")
+def becomes(replica: Replica, id: str, phase: str) -> dict[str, Any]:
+    eventually(lambda: replica.http.get(f"/sandboxes/{id}").json().get("phase") == phase, f"{id} is {phase}")
     found: dict[str, Any] = replica.http.get(f"/sandboxes/{id}").json()
     return found
+
+
+def ready(replica: Replica, id: str) -> dict[str, Any]:
+    return becomes(replica, id, "Ready")
 
 
 def test_the_leader_is_killed_and_the_driver_is_swept_elsewhere(replicas: list[Replica]) -> None:
@@ -116,7 +120,7 @@ def test_a_rolling_restart_under_load_loses_no_acknowledged_write(replicas: list
         assert 0 < number <= replicas[1].http.get(f"/sandboxes/{name}").json()["metadata"]["number"]
     for id in created:
         assert replicas[2].http.get(f"/sandboxes/{id}").is_success
-        eventually(lambda id=id: replicas[0].http.get(f"/sandboxes/{id}").json()["phase"] == "Error", "it was run")
+        becomes(replicas[0], id, "Error")  # it was run
     assert 500 not in answers
     for each in replicas:  # its slot outlives whoever claimed it, and lives by its own heartbeats
         assert each.http.post(f"/sessions/{session['id']}/heartbeat").json() == session
@@ -142,7 +146,7 @@ def test_a_message_reaches_a_supervisor_that_is_connected_elsewhere(replicas: li
     assert there.http.get("/sandboxes/watched").json()["phase"] == "Ready"
     gone = here.http.post("/sandboxes/watched/messages", json={"message": "go", "timeout": 10})
     assert gone.status_code == 502
-    eventually(lambda: there.http.get("/sandboxes/watched").json()["phase"] == "Provisioning", "it is not ready")
+    becomes(there, "watched", "Provisioning")
     assert there.http.post("/sandboxes/watched/messages", json=message).status_code == 409
     assert here.http.delete("/sandboxes/watched", headers={"If-Match": "*"}).status_code == 204
 

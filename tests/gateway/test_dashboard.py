@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
 import holdfast
 from tests.conftest import fresh
@@ -48,14 +48,25 @@ class Visit:
         self.page: Page = browser.new_page(**options)
         self.page.set_default_timeout(PATIENCE)
         self.wrong: list[str] = []
-        self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
+        self._address = address
+        self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
-        self.page.on(
-            "request", lambda asked: asked.url.startswith(f"{address}/") or self.wrong.append(f"asked {asked.url}")
-        )
+        self.page.on("dialog", self._asked_back)
+        self.page.on("request", self._asked)
         self.page.goto(f"{address}/")
         self.page.wait_for_selector(".live.on")
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.wrong.append(message.text)
+
+    def _asked_back(self, dialog: Dialog) -> None:
+        self.wrong.append(dialog.message)
+        dialog.dismiss()
+
+    def _asked(self, request: Request) -> None:
+        if not request.url.startswith(f"{self._address}/"):
+            self.wrong.append(f"asked {request.url}")
 
 
 @pytest.fixture
@@ -163,7 +174,7 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
         shown = {page: page.evaluate("getComputedStyle(document.body).backgroundColor") for page in (dark, phone)}
         assert len(set(shown.values())) == 2
         assert phone.evaluate("document.documentElement.scrollWidth") == 390
-        lefts = {phone.locator(f"#{part}").bounding_box()["x"] for part in PARTS}  # type: ignore[index]
+        lefts = {phone.locator(f"#{part}").bounding_box()["x"] for part in PARTS}
         assert len(lefts) == 1, "one column"
         assert early.locator("#operations .counts").inner_text().split() == [
             "partial", "1", "running", "0", "failure", "1", "success", "2",

@@ -15,7 +15,7 @@ from tests.gateway.conftest import Serving
 
 async def until_ready(http: httpx.AsyncClient) -> dict[str, Any]:
     async with asyncio.timeout(30):
-        while (answer := await http.get("/readyz")).status_code != 200 or not answer.json()["lease"]["leading"]:
+        while (answer := await http.get("/readyz")).status_code != 200 or not answer.json()["lease"]["leading"]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     told: dict[str, Any] = answer.json()
     return told

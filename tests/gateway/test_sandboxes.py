@@ -236,6 +236,11 @@ async def complete(tmp_path: Path, driver: Daemon) -> AsyncIterator[FastAPI]:
         yield app
 
 
+def new(**given: Any) -> dict[str, Any]:
+    """As a route gets it."""
+    return {**NewSandbox.model_validate(given).model_dump(), "limits": {}}
+
+
 async def pid_of(gateway: Gateway, id: str) -> int:
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -260,7 +265,7 @@ async def test_a_crash_between_record_and_driver_comes_to_a_running_sandbox(
 ) -> None:
     """And one between the mark and the driver to a dead process group."""
     gateway: Gateway = complete.state.gateway
-    given = {**NewSandbox(argv=["sleep", "1000"], grace=0.1, supervised=supervised).model_dump(), "limits": {}}
+    given = new(argv=["sleep", "1000"], grace=0.1, supervised=supervised)
     payload = made(given, gateway.address, "lost with its replica" if supervised else None)
     await gateway.client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
     record = await phase_is(gateway, "web", "Provisioning" if supervised else "Ready")
@@ -294,7 +299,7 @@ async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(c
 
 
 def test_what_is_due() -> None:
-    payload = made(NewSandbox(argv=["true"]).model_dump(), "http://here", None)
+    payload = made(new(argv=["true"]), "http://here", None)
     seen = {**payload, "status": {"phase": "Ready", "conditions": []}}
     going = {**payload, "status": {"phase": "Deleting"}}
     ours = holdfast.Backend("a", details={"owner": owner(payload, "home")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -220,6 +221,45 @@ async def test_what_comes_after_the_answer_is_not_waited_for(client: holdfast.As
     assert (steps, asked.done()) == ([2], False)
     shop.go_on.set()
     await asked
+
+
+async def test_others_hear_of_an_interrupted_request_when_nothing_of_it_goes_on(client: holdfast.AsyncClient) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.extend(each.status for each in await client.operations.list())
+
+    asked = asyncio.ensure_future(ask(middleware := guarded(app, client)))
+    await status_of(client, "running")
+    for work in middleware._working:
+        work.cancel()
+    await asyncio.wait([asked])
+    assert seen == ["running"]
+    await status_of(client, "partial")
+
+
+async def test_what_is_too_large_to_be_kept_is_not_held_in_memory(client: holdfast.AsyncClient) -> None:
+    piece, count = b"x" * (1 << 20), 32
+    app = guarded(stream := Stream([piece] * count), client)
+    one = Client()
+    sizes: list[int] = []
+
+    async def send(message: Any) -> None:
+        sizes.append(len(message.get("body", b"")))
+
+    for _ in range(count):
+        stream.next.release()
+    tracemalloc.start()
+    try:
+        await app(one.scope, one.receive, send)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) == len(piece) * count
+    assert most < 8 * len(piece)
 
 
 def test_what_the_end_of_its_loop_interrupts_stays_half_done(sqlite_url: str) -> None:

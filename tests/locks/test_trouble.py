@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._wire.clock import now
 from holdfast._wire.locking import opening, pump
 from holdfast.testing import Postgres, Proxy
 from tests.children import eventually, query
@@ -149,6 +150,28 @@ async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(eith
         async with asyncio.timeout(20):
             while pump.mux.holds or pump.mux.waits:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
+
+
+async def test_a_wait_has_a_timer_in_the_loop_only_when_its_end_is_near(postgres_url: str) -> None:
+    """A loop with timers takes longer for each of its rounds. Until then others look at the time, now and then."""
+    loop: Any = asyncio.get_running_loop()
+    async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
+        await other.lock("a").acquire()
+        await (await client.lock("warm").acquire()).release()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+
+        def timers() -> list[float]:
+            ours = [each for each in loop._scheduled if getattr(each._callback, "__self__", None) is pump]
+            return [each.when() - loop.time() for each in ours if not each.cancelled()]
+
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=1.9))
+        await asyncio.to_thread(eventually, lambda: pump.waiting, "it waits")
+        assert timers() == []
+        [until] = pump.waiting.values()
+        await asyncio.to_thread(eventually, timers, "its end is near")
+        assert timers() == [pytest.approx(until - now(), abs=0.02)]
+        with pytest.raises(holdfast.AcquireTimeout):
+            await asyncio.wait_for(waiting, 20)
 
 
 @pytest.mark.parametrize("past", [True, False])

@@ -309,15 +309,15 @@ def test_a_command_registered_elsewhere_is_a_command_like_any_other(
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
     @operator.command(
-        "session.cancel", gate="sessions", subject="{id}", destructive=True, id=operator.Parameter("the session")
+        "session.expel", gate="sessions", subject="{id}", destructive=True, id=operator.Parameter("the session")
     )
     def cancel(window: operator.Window, *, id: str) -> Any:
         """Cancel a session."""
         yield [f"session {id} is cancelled"]
         window.client.gates.require("sessions")
 
-    assert operator.run(client, "session.cancel", {"id": "s-1"}, **JANE).changes == ["session s-1 is cancelled"]
-    assert operator.check()["session.cancel"] == []
+    assert operator.run(client, "session.expel", {"id": "s-1"}, **JANE).changes == ["session s-1 is cancelled"]
+    assert operator.check()["session.expel"] == []
 
 
 def test_the_commands_are_listed_with_what_they_declare() -> None:

@@ -254,6 +254,30 @@ def test_c9_nothing_is_left_over(what: str) -> None:
     assert verdict("C9", told("leftover", what=what, count=3)).violations == [f"3 {what} left over"]
 
 
+HELD = [
+    operation("acquire", "ok", 5, 0, 1, kept=True),
+    operation("acquire", "ok", 6, 0, 1, kept=True, worker="x"),
+    operation("acquire", "fail", None, 0.1, 1, kept=True),
+    operation("acquire", "ok", 7, 0.2, 1, kept=False),
+    operation("release", "ok", 6, 6, 7, worker="x"),
+]
+"""5 is held until its loss is told at 4, 6 until it is given back."""
+
+
+@pytest.mark.parametrize(
+    ("at", "right"), [(0.5, [0, 1, 2, 3]), (2.0, [1, 2]), (3.5, [0, 1, 2]), (5.0, [0, 1]), (6.5, [0, 1]), (8.0, [0])]
+)
+def test_c10_a_gauge_is_between_what_was_certainly_held_and_what_may_have_been(at: float, right: list[int]) -> None:
+    """Who is sure to have had it has said so until 3."""
+    said: list[dict[str, Any]] = [{"from": 1.5, "until": 3.0}, {"from": 1.5, "until": 9.0}]
+    believed, unsure = told("believe", fence=5, sure=True, **said[0]), told("believe", fence=6, sure=False, **said[1])
+    lost = told("lost", fence=5)._replace(time=4.0)
+    for value in range(5):
+        read = told("gauge", value=value, workers=["w", "x"], since=at, until=at + 0.1)
+        found = verdict("C10", *events(*HELD), believed, unsure, lost, read)
+        assert (found.ok, found.counted) == (value in right, 1), f"{value} at {at}: {found}"
+
+
 def test_figures_say_what_was_going_on() -> None:
     faults = [told("fault", worker="nemesis", fault="cut", phase=phase) for phase in ("begin", "heal", "begin", "heal")]
     report = check([*events(*GRANTS, written("fail")), *faults], Database(timelines=[1, 2]))

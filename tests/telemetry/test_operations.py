@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
+from holdfast._wire import telemetry as _wire_telemetry
 from holdfast.testing.operation_stage import leave_half_done, running
 from tests.telemetry.conftest import Told
 
@@ -153,3 +154,27 @@ def test_a_batch_tells_of_each_when_its_end_is_written(connect: Connect, either:
     with pytest.raises(Interrupted):
         client.operations.run_many(["e", "f", "g"], interrupt)
     assert told.count("operations") == {("success",): 1, ("interrupted",): 1}, "the last was never called"
+
+
+class Looks(tuple[Any, ...]):
+    """Nobody listens, and whoever looks for somebody is counted."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        looked.append(self)
+        return False
+
+
+looked: list[Looks] = []
+
+
+def test_while_nobody_listens_a_replay_looks_once_for_somebody(
+    connect: Connect, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(either)
+    client.operation("a").run(one)
+    monkeypatch.setattr(_wire_telemetry, "listeners", Looks())
+    looked.clear()
+    assert client.operation("a").run(one).replayed
+    assert len(looked) == 1

@@ -335,7 +335,12 @@ class Client(Recipes):
         except SchemaMismatch:
             last = []  # the tables are gone, and what it held with them
         except HoldfastError as error:
-            log.warning("what %r held is released later, the database did not take it now: %s", self, error)
+            log.warning(
+                "what %r held is released later, the database did not take it now: %s",
+                self,
+                error,
+                extra={"event": "client.released_late", "database": str(self._database), "error": str(error)},
+            )
         finally:
             for statement, parameters in last:
                 keeper.say_later(statement, parameters)

@@ -30,7 +30,12 @@ class Metering:
         try:
             self._end = self._meter.begin()
         except Exception:
-            log.exception("the energy of %r is not measured: %r failed", self._op, self._meter)
+            log.exception(
+                "the energy of %r is not measured: %r failed",
+                self._op,
+                self._meter,
+                extra={"event": "operation.unmetered", "operation": str(self._op)},
+            )
         self._cpu, self._wall = thread_time(), perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -40,7 +45,12 @@ class Metering:
             said = None if self._end is None else self._end(cpu, wall, self._clock)
             self._op.spent = None if said is None else facts(cpu, wall, said)
         except Exception:
-            log.exception("the energy of %r is not measured: %r failed", self._op, self._meter)
+            log.exception(
+                "the energy of %r is not measured: %r failed",
+                self._op,
+                self._meter,
+                extra={"event": "operation.unmetered", "operation": str(self._op)},
+            )
 
 
 def spending(op: Any, meter: Meter, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

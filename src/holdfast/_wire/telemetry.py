@@ -63,7 +63,7 @@ def tell(event: str, **fields: Any) -> None:
         try:
             listener(event, fields)
         except Exception:
-            log.exception("a listener failed on %s", event)
+            log.exception("a listener failed on %s", event, extra={"event": "telemetry.listener_failed", "of": event})
 
 
 def register(source: Source) -> None:

@@ -114,7 +114,9 @@ class Owner:
             try:
                 callback(grant)
             except Exception:
-                log.exception("on_lost of %r failed", grant.name)
+                log.exception(
+                    "on_lost of %r failed", grant.name, extra={"event": "lease.callback_failed", "lease": grant.name}
+                )
 
         threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
 

@@ -42,15 +42,22 @@ class Claims(Sessions):
                 found.session.held[found.key] = found
         return found if isinstance(found, Claim) and found.holder is ticket else None
 
-    def _grant(self, claim: Claim) -> None:
-        ticket = claim.queue.popleft()
-        claim.stage, claim.holder = "held", ticket
-        ticket.session, ticket.state = claim.session, "held"
-        self._out.append(Settle(ticket))
+    def _hand_on(self, claim: Claim, ticket: Ticket) -> Ticket | None:
+        """To the next in line, as often in a row as is fair to others."""
+        if not claim.queue or claim.handed >= self.turns:
+            return None
+        claim.handed += 1
+        ticket.state = "released"
+        return self._let_in(claim)
+
+    def _let_in(self, claim: Claim) -> Ticket:
+        claim.holder = ticket = claim.queue.popleft()
+        claim.stage, ticket.session, ticket.state = "held", claim.session, "held"
+        return ticket
 
     def _granted(self, claim: Claim) -> None:
         if claim.queue:
-            self._grant(claim)
+            self._out.append(Settle(self._let_in(claim)))
         else:
             self._unlock(claim)
 

@@ -10,6 +10,7 @@ from holdfast.core.grant import OnLost, check_name
 from holdfast.core.tickets import Key, Name, State
 
 _INT4 = range(-(2**31), 2**31)
+_REMEMBERED = 8192
 
 
 class Target:
@@ -24,7 +25,7 @@ class Target:
 def target(name: object) -> Target:
     """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
     if isinstance(name, str):
-        return text(name)
+        return texts[name]
     if not isinstance(name, tuple) or len(name) != 2:
         raise TypeError(f"a lock's name is a str or (namespace, number), not {name!r:.80}")
     namespace, number = name
@@ -35,15 +36,22 @@ def target(name: object) -> Target:
     return _pair(namespace, int(number))
 
 
-@lru_cache(maxsize=8192)
-def text(name: str) -> Target:
-    """The same for a str."""
-    name = check_name(name)
-    key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
-    return Target(name, name, (key,), "", 0)
+class _Texts(dict[str, Target]):
+    """By their names: found more quickly than made. What is none raises, every time."""
+
+    def __missing__(self, name: str) -> Target:
+        name = check_name(name)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
+        self[name] = found = Target(name, name, (key,), "", 0)
+        return found
 
 
-@lru_cache(maxsize=8192)
+texts = _Texts()
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def _pair(namespace: str, number: int) -> Target:
     namespace = check_name(namespace, "namespace")
     if number not in _INT4:

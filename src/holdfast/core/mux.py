@@ -40,7 +40,7 @@ class Mux(Claims):
             found = self.claims.setdefault(key, claim)
             if found is claim:
                 self._line_up(claim, ticket)
-                if self.due is not None and len(self.claims) > self.due:
+                if len(self.claims) > self.due:
                     self._ask_room(self._hold_session())
                 self._try(claim)
                 return self._done()
@@ -105,6 +105,12 @@ class Mux(Claims):
             return self.freed(ticket)
         return self._end_of(ticket, sure=ticket.state == "held")
 
+    def hand_on(self, ticket: Ticket) -> Ticket | None:
+        """``release`` where it goes to the next in line here: there is nothing to do then but to tell that one. None
+        when it does not, and nothing has happened."""
+        claim = self._of(ticket)
+        return None if claim is None else self._hand_on(claim, ticket)
+
     def release(self, ticket: Ticket) -> list[Action]:
         """The holder is done. Settled when the lock is somebody else's, or nobody's."""
         return self._end_of(ticket, sure=True)
@@ -122,14 +128,10 @@ class Mux(Claims):
                 ticket.state = "released"
             self._out.append(Settle(ticket))
             return self._done()
-        claim.holder = None
-        if sure and claim.queue and claim.handed < self.turns:
-            claim.handed += 1
-            ticket.state = "released"
-            self._out.append(Settle(ticket))
-            self._grant(claim)
+        if sure and (heir := self._hand_on(claim, ticket)) is not None:
+            self._out += Settle(ticket), Settle(heir)
         else:
-            claim.handed, claim.leaving = 0, ticket
+            claim.holder, claim.handed, claim.leaving = None, 0, ticket
             self._unlock(claim)
         return self._done()
 
@@ -235,7 +237,7 @@ class Mux(Claims):
         if self._full and (session := next((each for each in self.holds if each.opened), None)) is not None:  # type: ignore[assignment]
             self._full = False
             self._ask_room(session)
-        elif self.due is not None:  # what was given back since may be somebody else's room
+        elif self.cap is not None:  # what was given back since may be somebody else's room
             self.due = min(self.due, len(self.claims) + self._spend)
         refused, self._refused = self._refused, []
         for claim in refused:

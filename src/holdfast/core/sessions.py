@@ -10,6 +10,8 @@ TURNS = 50
 """How often in a row a lock is handed on here before those in the server's line get their turn."""
 PER_SESSION = 300
 """Every statement of a session costs in proportion to the locks it holds: twice as much at a thousand."""
+ENDLESS = 2**30 - 1
+"""More locks than there is room for anywhere."""
 ALONE = ("room", "note")
 """What is said in a statement of its own."""
 
@@ -27,7 +29,7 @@ class Sessions:
         self.kept, self.limit, self.per_session, self.turns = kept, kept + extra, per_session, turns
         self.cap: int | None = None
         """How many locks there may be here. None: not known yet, or not needed."""
-        self.due: int | None = None
+        self.due = ENDLESS
         """How many there may be before the room is asked for again, see ``SPEND``."""
         self._spend = 0
         self._refused: list[Claim] = []
@@ -71,7 +73,9 @@ class Sessions:
 
     def _flush(self, session: Session) -> None:
         """Everything that has come together while the last statement was under way goes in one."""
-        if session.opened and not session.over and not session.flying and (pending := session.pending):
+        if session.flying or session.solo is not None or session.over or not session.opened:
+            return
+        if pending := session.pending:
             count = 0
             while count < len(pending) and pending[count].verb not in ALONE:
                 count += 1

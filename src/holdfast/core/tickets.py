@@ -23,7 +23,7 @@ class Ticket:
         "tell", "thread", "waits",
     )  # fmt: skip
 
-    def __init__(self, key: Key, name: str, owner: object, *, waits: bool) -> None:
+    def __init__(self, key: Key, name: str, owner: object, waits: bool) -> None:
         self.key, self.name, self.owner, self.waits = key, name, owner, waits
         self.state: State = "new"
         self.session: Session | None = None

@@ -84,7 +84,11 @@ class Keeper(Books):
                 self._do_chores()
                 self._run_timers()
             except Exception as error:  # never die: every lease of this process hangs on this thread
-                log.exception("the keeper of %s stumbled and goes on", self.database)
+                log.exception(
+                    "the keeper of %s stumbled and goes on",
+                    self.database,
+                    extra={"event": "keeper.stumbled", "database": str(self.database)},
+                )
                 self._disconnect(error)
                 time.sleep(0.05)
 
@@ -248,7 +252,17 @@ class Keeper(Books):
             step, pulse.trust = after(answer, pulse.trust, asked_at, now())
         if step is Step.KEEP:
             if pulse.failures:
-                log.info("the heartbeat of %s is back after %d failures", self.database, pulse.failures)
+                log.info(
+                    "the heartbeat of %s is back after %d failures",
+                    self.database,
+                    pulse.failures,
+                    extra={
+                        "event": "keeper.beat",
+                        "database": str(self.database),
+                        "outcome": "renewed",
+                        "failures": pulse.failures,
+                    },
+                )
             pulse.due, pulse.failures, pulse.problem = asked_at + pulse.every, 0, None
             if generation == pulse.generation or self._reconcile(pulse, generation):
                 self._let_hear(pulse)
@@ -267,7 +281,18 @@ class Keeper(Books):
             rows = session.call("beat_renew", {"beat": pulse.beat}, self._patience())
         except EngineError as error:
             left = pulse.trust.left(now())
-            log.warning("a heartbeat of %s failed, %.1f s of trust left: %s", self.database, left, error)
+            log.warning(
+                "a heartbeat of %s failed, %.1f s of trust left: %s",
+                self.database,
+                left,
+                error,
+                extra={
+                    "event": "keeper.beat",
+                    "database": str(self.database),
+                    "outcome": "unknown",
+                    "error": str(error),
+                },
+            )
             pulse.problem = error
             self._doubt(error)
             return Answer.UNKNOWN, 0
@@ -318,7 +343,18 @@ class Keeper(Books):
             self._chores.append(Chore("purge", {}, gone, gone + PURGE_EVERY, until=False))
         error.__cause__ = pulse.problem
         if holdings:
-            log.error("%d lease(s) on %s lost: %s", len(holdings), self.database, error)
+            log.error(
+                "%d lease(s) on %s lost: %s",
+                len(holdings),
+                self.database,
+                error,
+                extra={
+                    "event": "lease.lost",
+                    "database": str(self.database),
+                    "count": len(holdings),
+                    "reason": type(error).__name__,
+                },
+            )
         for holding in holdings:
             self._tell(holding, error)
 
@@ -326,7 +362,11 @@ class Keeper(Books):
         try:
             holding.tell(error)
         except Exception:
-            log.exception("on_lost of lease %r failed", holding.name)
+            log.exception(
+                "on_lost of lease %r failed",
+                holding.name,
+                extra={"event": "lease.callback_failed", "lease": holding.name},
+            )
 
     def _let_hear(self, pulse: Pulse) -> None:
         if pulse.shared:  # nobody on it wants to be told: ten thousand are not looked at for that

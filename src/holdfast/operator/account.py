@@ -71,5 +71,7 @@ class Account:
             self._client.audit.end(self._entry, outcome)
         except HoldfastError as problem:
             self.doubt = f"entry {self._entry} of the audit does not say how it ended: {problem}"
-            log.warning("%s; it was: %s", self.doubt, outcome)
+            log.warning(
+                "%s; it was: %s", self.doubt, outcome, extra={"event": "command.unrecorded", "outcome": str(outcome)}
+            )
         return self.stage is Stage.DONE and isinstance(error, HoldfastError)

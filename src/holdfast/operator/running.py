@@ -151,7 +151,14 @@ def _told(client: Client, command: Command, made: list[str], actor: str, reason:
 def _abolish(client: Client, to: int, actor: str, reason: str) -> None:
     """The other end of it: what was governed down to those tables has the audit to tell it in, and they have not."""
     for each in client.migrations.down(to=to) if to < client.migrations.foundation else ():
-        log.warning("migration %04d %s is taken back, for %s: %s", each.version, each.name, actor, reason)
+        log.warning(
+            "migration %04d %s is taken back, for %s: %s",
+            each.version,
+            each.name,
+            actor,
+            reason,
+            extra={"event": "migration.reverted", "version": each.version, "actor": actor, "reason": reason},
+        )
 
 
 @contextmanager

@@ -141,7 +141,12 @@ class AsyncLeaseGrant:
                 else:
                     await self.release()
             except EngineError as problem:
-                log.warning("lease %r is released later, the database did not take it now: %s", self.name, problem)
+                log.warning(
+                    "lease %r is released later, the database did not take it now: %s",
+                    self.name,
+                    problem,
+                    extra={"event": "lease.released_late", "lease": self.name, "error": str(problem)},
+                )
                 self.abandon()
 
     def abandon(self) -> None:
@@ -260,7 +265,11 @@ class AsyncLeaseGrant:
             self._terms.on_beat(problem, True)
         on_lost = self._terms.on_lost
         if on_lost == "exit":
-            log.critical("%s; on_lost='exit': this process ends now", problem)
+            log.critical(
+                "%s; on_lost='exit': this process ends now",
+                problem,
+                extra={"event": "lease.exits", "lease": self.name, "error": str(problem)},
+            )
             os._exit(EXIT_STATUS)
         if on_lost == "cancel":
             self._scope.cancel(problem)

@@ -66,7 +66,12 @@ class AsyncGateWindow:
         except EngineError as problem:
             grant.abandon()
             outcome = f"not closed yet, at the latest when its lease expires: {problem}"
-            log.warning("gate %r is %s", self._name, outcome)
+            log.warning(
+                "gate %r is %s",
+                self._name,
+                outcome,
+                extra={"event": "gate.ended", "gate": self._name, "outcome": outcome},
+            )
         finally:
             await _tell(self._audit, self._name, entry, "lost while it was open" if lost else outcome)
         if lost and kind is None:
@@ -163,4 +168,11 @@ async def _tell(audit: AsyncAudit, name: str, entry: int, outcome: str) -> None:
     try:
         await audit.end(entry, outcome)
     except EngineError as problem:
-        log.warning("gate %r: its audit entry %d has no outcome: %s; it was: %s", name, entry, problem, outcome)
+        log.warning(
+            "gate %r: its audit entry %d has no outcome: %s; it was: %s",
+            name,
+            entry,
+            problem,
+            outcome,
+            extra={"event": "gate.unrecorded", "gate": name, "outcome": outcome},
+        )

@@ -98,14 +98,25 @@ class AsyncGuard:
             self._begin(grant)
             if self._wipe:
                 count = await AsyncLeases(self._engine).wipe(grant)
-                log.warning("guard %r is ours, with fence %d: wiped %d other lease(s)", self.name, grant.fence, count)
+                log.warning(
+                    "guard %r is ours, with fence %d: wiped %d other lease(s)",
+                    self.name,
+                    grant.fence,
+                    count,
+                    extra={"event": "guard.acquired", "guard": self.name, "fence": grant.fence, "wiped": count},
+                )
             self._prove(grant)
         except BaseException as error:
             await self._give_back(grant)
             if isinstance(error, Exception):
                 raise self._exit(UNPROVEN, error) from error
             raise
-        log.info("guard %r is ours, with fence %d", self.name, grant.fence)
+        log.info(
+            "guard %r is ours, with fence %d",
+            self.name,
+            grant.fence,
+            extra={"event": "guard.acquired", "guard": self.name, "fence": grant.fence},
+        )
         return grant
 
     async def __aexit__(
@@ -149,7 +160,12 @@ class AsyncGuard:
         try:
             await grant.release(timeout=_GOODBYE)
         except EngineError as problem:
-            log.warning("guard %r is released later, or expires: %s", self.name, problem)
+            log.warning(
+                "guard %r is released later, or expires: %s",
+                self.name,
+                problem,
+                extra={"event": "guard.released_late", "guard": self.name, "error": str(problem)},
+            )
         finally:
             self._stand_down()
 
@@ -195,9 +211,21 @@ class AsyncGuard:
             grant.let_expire()  # whoever closes the client would give it away while hooks and threads still work
             if isinstance(problem, LeaseLost):  # somebody else may be at work already
                 dead_man.ends_at(min(now() + margin(self._terms.ttl), self._end_of(grant)))
-        log.critical("guard %r is lost: %s; this process ends with code %d", self.name, problem, LOST)
+        log.critical(
+            "guard %r is lost: %s; this process ends with code %d",
+            self.name,
+            problem,
+            LOST,
+            extra={"event": "guard.lost", "guard": self.name, "error": str(problem)},
+        )
         self._ending.begin(LOST)
 
     def _exit(self, code: int, why: object) -> SystemExit:
-        log.critical("guard %r: %s; this process ends with code %d", self.name, why, code)
+        log.critical(
+            "guard %r: %s; this process ends with code %d",
+            self.name,
+            why,
+            code,
+            extra={"event": "guard.exits", "guard": self.name, "code": code},
+        )
         return SystemExit(code)

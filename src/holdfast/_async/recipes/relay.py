@@ -127,7 +127,18 @@ class AsyncRelay:
                 except _TROUBLE as error:
                     failures += 1
                     wait = relay.pause(failures, jitter(0.0, 1.0))
-                    log.warning("%r: waits for %.1f s: %s", self, wait, error)
+                    log.warning(
+                        "%r: waits for %.1f s: %s",
+                        self,
+                        wait,
+                        error,
+                        extra={
+                            "event": "relay.failed",
+                            "relay": self._terms.name,
+                            "seconds": wait,
+                            "error": str(error),
+                        },
+                    )
                     _tell_failure(error)
                 await pause(term.stopping, wait)
         finally:
@@ -264,7 +275,15 @@ class _AsyncPass:
         self._park(event, problem, most)
 
     def _park(self, event: Event, problem: str, tries: int) -> None:
-        log.error("%r: %s %s of %r is parked: %s", self._owner, event.type, event.id, event.label, problem)
+        log.error(
+            "%r: %s %s of %r is parked: %s",
+            self._owner,
+            event.type,
+            event.id,
+            event.label,
+            problem,
+            extra={"event": "relay.parked", "relay": self._terms.name, "id": event.id, "operation": event.label},
+        )
         self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, tries])
 
     async def _take(self, events: Sequence[Event]) -> str | None:

@@ -124,7 +124,12 @@ class AsyncShards:
             except Exception as error:
                 if self._engine.closed:
                     return
-                log.warning("%r: no answer, looks again: %s", self, error)
+                log.warning(
+                    "%r: no answer, looks again: %s",
+                    self,
+                    error,
+                    extra={"event": "shards.unanswered", "shards": repr(self), "error": str(error)},
+                )
                 pause = self._terms.ttl / 6
 
     async def _balance(self) -> float:
@@ -142,7 +147,19 @@ class AsyncShards:
                 break
             await self._take(number)
         if todo.release or todo.take:
-            log.info("%r: %d replicas, released %d, took %d", self, len(members), len(todo.release), len(todo.take))
+            log.info(
+                "%r: %d replicas, released %d, took %d",
+                self,
+                len(members),
+                len(todo.release),
+                len(todo.take),
+                extra={
+                    "event": "shards.changed",
+                    "shards": repr(self),
+                    "released": len(todo.release),
+                    "took": len(todo.take),
+                },
+            )
         # Whoever does not renew is gone at the end of its TTL, and what it had is to be taken then.
         return self._until_next(
             todo, min((each["remaining"] for each in leases if each["holder"] in members), default=1.0)
@@ -175,7 +192,12 @@ class AsyncShards:
         for number, grant in list(self._grants.items()):
             if grant.lost:
                 del self._grants[number]
-                log.info("%r: lost shard %d", self, number)
+                log.info(
+                    "%r: lost shard %d",
+                    self,
+                    number,
+                    extra={"event": "shards.lost", "shards": repr(self), "shard": number},
+                )
 
     async def _release(self, number: int) -> None:
         """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
@@ -188,7 +210,13 @@ class AsyncShards:
             return True
         except EngineError as error:
             grant.abandon()
-            log.info("%r: %s is released later: %s", self, grant.name, error)
+            log.info(
+                "%r: %s is released later: %s",
+                self,
+                grant.name,
+                error,
+                extra={"event": "lease.released_late", "lease": grant.name, "error": str(error)},
+            )
             return False
 
     def _all(self) -> list[AsyncLeaseGrant]:

@@ -112,7 +112,14 @@ class AsyncSlots:
         if found:
             true, again = await self._judge(read)
             for each in slots.lasting(found, again):
-                log.warning("pool %r, slot %d: %s: %s", self.pool, each.slot, each.kind, each.about)
+                log.warning(
+                    "pool %r, slot %d: %s: %s",
+                    self.pool,
+                    each.slot,
+                    each.kind,
+                    each.about,
+                    extra={"event": "slots.violation", "pool": self.pool, "slot": each.slot, "kind": each.kind},
+                )
                 self._engine.violations[self.pool, each.kind] += 1
                 telemetry.tell("slots.violation", kind=each.kind)
         self._engine.slots_in_use[self.pool] = len(true)

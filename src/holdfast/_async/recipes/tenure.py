@@ -123,10 +123,14 @@ class AsyncTenure:
         """It was told to stop, and has not: what cannot be stopped is not released. It ends with its TTL."""
         log.error(
             "elector %r: the work has not stopped in %g s; its lease is not released, and not renewed any more",
-            self._terms.name, self._terms.grace, extra=self._fields,
+            self._terms.name, self._terms.grace, extra={"event": "elector.overrun", **self._fields},
         )  # fmt: skip
         if self._terms.overrun == "exit":
-            log.critical("elector %r: overrun='exit': this process ends now", self._terms.name, extra=self._fields)
+            log.critical(
+                "elector %r: overrun='exit': this process ends now",
+                self._terms.name,
+                extra={"event": "elector.exits", **self._fields},
+            )
             os._exit(EXIT_STATUS)
         if not self._term.lost:
             self._grant.let_expire()
@@ -136,7 +140,12 @@ class AsyncTenure:
     def _tell_loss(self) -> None:
         left = self._term.remaining()
         why = f"not renewed in time, {left:.1f} s are left for the work to stop" if left else "it is gone"
-        log.info("elector %r: lost the lease: %s", self._terms.name, why, extra=self._fields)
+        log.info(
+            "elector %r: lost the lease: %s",
+            self._terms.name,
+            why,
+            extra={"event": "elector.changed", "to": "lost", **self._fields},
+        )
         telemetry.tell("elector.changed", to="lost")
 
     async def _release(self) -> None:
@@ -148,9 +157,18 @@ class AsyncTenure:
             await self._grant.release()
         except EngineError as error:
             self._grant.abandon()
-            log.info("elector %r: released later: %s", self._terms.name, error, extra=self._fields)
+            log.info(
+                "elector %r: released later: %s",
+                self._terms.name,
+                error,
+                extra={"event": "elector.released_late", **self._fields},
+            )
         else:
-            log.info("elector %r: released", self._terms.name, extra=self._fields)
+            log.info(
+                "elector %r: released",
+                self._terms.name,
+                extra={"event": "elector.changed", "to": "released", **self._fields},
+            )
             telemetry.tell("elector.changed", to="released")
 
     def _judge(self, error: BaseException | None) -> None:

@@ -20,7 +20,7 @@ from holdfast._wire.locking.locks import CALL_TIMEOUT, Locks, owner
 from holdfast._wire.waiting import Scope, sleep
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
-from holdfast.core.lock import check_on_lost, refusal, target, text
+from holdfast.core.lock import check_on_lost, refusal, target, texts
 from holdfast.core.standing import standing
 from holdfast.core.tickets import Name, State, Ticket
 
@@ -35,7 +35,7 @@ class Lock:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=Scope.cancels)
-        self._target = text(name) if type(name) is str else target(name)
+        self._target = texts[name] if type(name) is str else target(name)
         self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[LockGrant] = []
 
@@ -145,7 +145,7 @@ class Lock:
             if number is None:
                 return self._ask_first(grant, limit)
             key = (number, wanted.number)
-        grant.ticket = ticket = Ticket(key, wanted.label, None, waits=limit > 0)
+        grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
         return space.sessions.acquire(ticket, limit or CALL_TIMEOUT)
 
     def _ask_first(self, grant: LockGrant, limit: float) -> State | None:
@@ -158,7 +158,7 @@ class Lock:
             if now() < until - 0.01:
                 raise
             return "gone"
-        grant.ticket = ticket = Ticket((number, wanted.number), wanted.label, None, waits=limit > 0)
+        grant.ticket = ticket = Ticket((number, wanted.number), wanted.label, None, limit > 0)
         return space.sessions.acquire(ticket, until - now())
 
     def _go_on(self, grant: LockGrant, state: State, limit: float) -> State:
@@ -180,7 +180,7 @@ class Lock:
             sleep(pause)
             self._space.check_usable()
             pause = min(pause * 2, 1.0)
-            grant.ticket = again = Ticket(ticket.key, ticket.name, None, waits=ticket.waits)
+            grant.ticket = again = Ticket(ticket.key, ticket.name, None, ticket.waits)
             state = self._space.sessions.acquire(again, deadline - now()) or again.state
 
     def _told(self, problem: Exception | None) -> Exception:

@@ -89,7 +89,11 @@ class LockGrant:
             return
         self._over = problem = self._loss(error)
         if self._on_lost == "exit":
-            log.critical("%s; on_lost='exit': this process ends now", problem)
+            log.critical(
+                "%s; on_lost='exit': this process ends now",
+                problem,
+                extra={"event": "lock.exits", "lock": self.name, "error": str(problem)},
+            )
             os._exit(EXIT_STATUS)
         if self.scope is not None:
             self.scope.cancel(problem)
@@ -141,7 +145,12 @@ class LockGrant:
     def put_off(self, problem: EngineError) -> None:
         """The pump goes on until it is free, or its session is gone."""
         self.abandon()
-        log.warning("lock %r is released later, the database did not take it now: %s", self.name, problem)
+        log.warning(
+            "lock %r is released later, the database did not take it now: %s",
+            self.name,
+            problem,
+            extra={"event": "lock.released_late", "lock": self.name, "error": str(problem)},
+        )
 
     def _loss(self, error: Exception | None) -> LeaseLost:
         problem = LeaseLost(f"lock {self.name!r} is lost with the session that held it: {error}")

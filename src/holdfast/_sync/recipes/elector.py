@@ -172,7 +172,12 @@ class Elector:
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._answered):
                 raise  # what was never possible will not be
-            log.warning("elector %r: no answer, asks again: %s", self.name, error, extra=self._fields())
+            log.warning(
+                "elector %r: no answer, asks again: %s",
+                self.name,
+                error,
+                extra={"event": "elector.unanswered", **self._fields()},
+            )
             return None
         self._answered = True
         if isinstance(answer, Held):
@@ -194,7 +199,17 @@ class Elector:
         self._grant = grant
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
-                log.info("elector %r: leading with fence %d", self.name, grant.fence, extra=self._fields(self.holder))
+                log.info(
+                    "elector %r: leading with fence %d",
+                    self.name,
+                    grant.fence,
+                    extra={
+                        "event": "elector.changed",
+                        "to": "leading",
+                        "fence": grant.fence,
+                        **self._fields(self.holder),
+                    },
+                )
                 telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
             Tenure(self._terms, self._course, grant).serve(work)
@@ -212,7 +227,12 @@ class Elector:
             self._teller.tell(leader)
 
     def _not_told(self, error: Exception) -> None:
-        log.error("elector %r: on_new_leader failed", self.name, exc_info=error)
+        log.error(
+            "elector %r: on_new_leader failed",
+            self.name,
+            exc_info=error,
+            extra={"event": "elector.callback_failed", "elector": self.name},
+        )
 
     def _lease_terms(self) -> LeaseTerms:
         return self._terms.lease(
@@ -227,7 +247,7 @@ class Elector:
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""
         if problem is None:
-            log.info("elector %r: renewed", self.name, extra=self._fields(self.holder))
+            log.info("elector %r: renewed", self.name, extra={"event": "elector.renewed", **self._fields(self.holder)})
 
     def _fields(self, holder: str | None = None) -> dict[str, Any]:
         """What a structured log can be searched by."""

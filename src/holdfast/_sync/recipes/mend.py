@@ -95,7 +95,9 @@ class Mender:
         if isinstance(decision, Remove):
             self.objects.delete_if(type, id, version, under=grant)
             self.tally.add(removed=1)
-            log.info("%r: removed %r, whose backend is gone", self, id)
+            log.info(
+                "%r: removed %r, whose backend is gone", self, id, extra={"event": "reconciler.removed", "record": id}
+            )
         elif not isinstance(decision, Keep):
             self._writer.put(record, decision.payload, grant)
             self.tally.add(written=1)
@@ -182,5 +184,7 @@ class Mender:
 
     def complain(self, what: str, error: BaseException) -> None:
         self.tally.set(last_error=f"{what}: {type(error).__name__}: {error}"[:500])
-        log.warning("%r: %s: %s", self, what, error)
+        log.warning(
+            "%r: %s: %s", self, what, error, extra={"event": "reconciler.failed", "what": what, "error": str(error)}
+        )
         telemetry.tell("reconciler.failed")

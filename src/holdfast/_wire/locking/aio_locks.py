@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from asyncio import Future, current_task, get_running_loop
 from collections.abc import Awaitable, Generator
 from contextlib import suppress
 from weakref import ReferenceType, ref
@@ -19,14 +20,11 @@ from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Lost, State, Ticket
 
-LOOP_CHECK = 1.0
-"""Seconds between two looks whether a loop is still there."""
-
 
 def owner() -> object:
     """Who is asking: the task itself, whatever context it shares with others. Known weakly, as a lock that is held
     knows it: compared by ``==``, and one that is gone is equal to nobody."""
-    task = asyncio.current_task()
+    task = current_task()
     return object() if task is None else ref(task)
 
 
@@ -52,14 +50,15 @@ class AsyncLocks:
     def acquire(self, ticket: Ticket, timeout: float) -> Awaitable[State | None]:
         """What became of it is in the ticket, once the answer has been awaited. Not in a coroutine of its own: each of
         them is run through twice more. Whoever is cut short while it awaits says ``abandon``."""
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         if loop is not self._client.loop:
             self._client.check()
-        ticket.owner = object() if (task := asyncio.current_task(loop)) is None else ref(task)
+        ticket.owner = object() if (task := current_task(loop)) is None else ref(task)
         pump = self._pump or self._start()
         if ticket.key not in pump.noted:
             pump.know(ticket)
-        ticket.bell = bell = Bell(loop=loop)
+        bell: Bell = Future()
+        ticket.bell = bell
         try:
             if not pump.begin(ticket):
                 pump.do(pump.mux.ask(ticket))
@@ -82,18 +81,23 @@ class AsyncLocks:
         pump, state = self._pump, ticket.state
         if pump is None or state != "held":
             return NOTHING
-        if pump.loop is not asyncio.get_running_loop():
+        if pump.loop is not get_running_loop():
             return self._release_there(ticket, pump.loop)
-        ticket.bell = None
+        mux = pump.mux
+        bell: Bell
         try:
-            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None:
-                ticket.bell = bell = Bell(loop=pump.loop)
+            if ticket.heirs is None and mux.claims.get(ticket.key) is ticket:
+                ticket.bell = bell = Future()
                 if pump.end(ticket):
                     return bell
+            elif (heir := mux.hand_on(ticket)) is not None:
+                pump.let_in(heir)
+                return pump.nothing
+            ticket.bell = None
             pump.leaving.add(ticket)
-            pump.do(pump.mux.release(ticket))
-            if ticket.state == "held" and pump.mux.is_leaving(ticket):  # else it was handed on here, or is gone
-                ticket.bell = bell = ticket.bell or Bell(loop=pump.loop)
+            pump.do(mux.release(ticket))
+            if ticket.state == "held" and mux.is_leaving(ticket):  # else it was handed on here, or is gone
+                ticket.bell = bell = Future()
                 return bell
             return pump.nothing
         except (KeyboardInterrupt, SystemExit):
@@ -149,24 +153,28 @@ class AsyncLocks:
             raise EngineError(*self._closed.args)
         kept, extra = self._limits
         mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
-        self._pump = pump = AsyncPump(self.database, mux, asyncio.get_running_loop())
+        self._pump = pump = AsyncPump(self.database, mux, get_running_loop())
         background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump
 
 
 def _look_after(known: ReferenceType[AsyncPump]) -> None:
-    """In another thread, where no interrupt comes: a loop that is closed without a word would keep its locks for as
-    long as the process lives, and one whose timer was interrupted would wait for it for ever."""
+    """In another thread, where no interrupt comes: has it look after its sessions and its time now and then, and sees
+    whether its loop is still there. One that is closed without a word would keep its locks as long as the process."""
     pump = known()
     if pump is None or pump.ended:
         return
     if not pump.loop.is_closed():
-        if pump.is_overdue():
+        if pump.is_due and pump.loop.is_running():
             with suppress(RuntimeError):  # closed this very moment
-                pump.loop.call_soon_threadsafe(pump.revive)
-        background.loop().call_later(LOOP_CHECK, _look_after, known)
+                pump.loop.call_soon_threadsafe(pump.look)
+        background.loop().call_later(pump.every, _look_after, known)
         return
-    log.warning("the event loop of a client of %s was closed, and its locks with it", pump.database)
+    log.warning(
+        "the event loop of a client of %s was closed, and its locks with it",
+        pump.database,
+        extra={"event": "lock.loop_closed", "database": str(pump.database)},
+    )
     error = Unanswered("its event loop was closed")
     for session in [*pump.mux.holds, *pump.mux.waits]:
         lost = [each for each in pump.mux.lost(session, error) if isinstance(each, Lost)]

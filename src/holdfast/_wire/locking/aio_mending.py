@@ -13,15 +13,15 @@ from contextlib import contextmanager
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast._wire.locking.bell import Bell
+from holdfast._wire.locking.bell import Bell, ring, ring_at_once, wake
 from holdfast._wire.locking.opening import LockWire
 from holdfast._wire.locking.pump import LockPump
 from holdfast.core.mend import mend
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Send, Session, Ticket, Wait
 
-LATE = 1.0
-"""Seconds after which a timer that has not come will not come."""
+AHEAD = 1.2
+"""Seconds for which the ends of waits are known beforehand: at least two looks come in that time."""
 
 
 class MendingPump(LockPump):
@@ -37,9 +37,9 @@ class MendingPump(LockPump):
         """Until when."""
         self.leaving: set[Ticket] = set()
         """Whose release goes through the multiplexer."""
-        self.nothing = Bell(loop=loop)
+        self.nothing: Bell = asyncio.Future(loop=loop)
         """Rung already, for whoever need not wait: quicker than ``NOTHING``, as no frame is run for it."""
-        self.nothing.ring()
+        self.nothing.set_result(None)
         self._interrupted: list[Ticket] = []
         self._sessions: dict[Session, None] = {}
         """All that are being opened, or open."""
@@ -50,11 +50,14 @@ class MendingPump(LockPump):
         """Nobody waits for it any more."""
 
     def set_alarm(self, when: float) -> None:
-        """One timer for all who wait: nearly every wait is over long before."""
+        """One timer for all who wait, and none as long as that is far away and somebody looks again before: nearly
+        every wait is over by then, and a loop that has timers takes longer for each of its rounds."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm, self.alarm_at = None, when
-        if when < math.inf:
+        self._alarm, self.alarm_at, soon = None, when, now() + AHEAD
+        if self.sweep_at < soon < when:
+            self.alarm_at = soon
+        elif when < math.inf:
             self._alarm = self.loop.call_later(when - now(), self._ring_alarm)
 
     def _ring_alarm(self) -> None:
@@ -66,16 +69,17 @@ class MendingPump(LockPump):
                 self.waiting.pop(ticket, None)
             self.set_alarm(min(self.waiting.values(), default=math.inf))
 
-    def is_overdue(self) -> bool:
-        """From another thread: has a timer not come? An interrupt before its first step leaves nothing behind."""
-        return min(self.alarm_at, self.sweep_at) < now() - LATE
+    def _sweep_in(self, seconds: float) -> None:
+        """Nothing to do: ``look`` is called from another thread, where no interrupt comes, again and again."""
 
-    def revive(self) -> None:
-        """The timers anew, if they have not come meanwhile; the look reads whatever nobody has read."""
-        if self.is_overdue():
-            self.set_alarm(min(self.waiting.values(), default=math.inf))
-            self.sweep_at = math.inf
-            self._sweep_later()
+    @property
+    def is_due(self) -> bool:
+        """From any thread."""
+        return self.sweep_at < now() + self.every / 2
+
+    def look(self) -> None:
+        if self.is_due:  # and was not looked at meanwhile, if the loop was held up
+            self._sweep()
 
     def interrupted(self, ticket: Ticket | None = None) -> None:
         """Something was cut short, anywhere: it is put right, and nothing of ``ticket`` stays."""
@@ -87,7 +91,7 @@ class MendingPump(LockPump):
     def _mend(self) -> None:
         self._no_task = False
         if self._first is not None:
-            self._first.ring()
+            ring(self._first)
         left = self.mux.told
         if left and isinstance(left[0], Send | Wait) and not left[0].session.wire.idle:  # it has been said
             del left[0]
@@ -143,6 +147,9 @@ class MendingPump(LockPump):
     def _sweep(self) -> None:
         with self.whole():
             super()._sweep()
+            if self.waiting:
+                self._sweep_later()
+            self.set_alarm(min(self.waiting.values(), default=math.inf))
             for session in list(self._sessions):
                 if session.wire is not None and session.wire.descriptor is None and not session.wire.idle:
                     self._readable(session)  # an interrupt may have come before it was ever begun
@@ -154,17 +161,23 @@ class MendingPump(LockPump):
         bell = self._first
         if bell is not None:
             try:
-                bell.ring_at_once()
+                ring_at_once(bell)
             except (KeyboardInterrupt, SystemExit):
-                self.loop.call_soon(bell.wake)
+                self.loop.call_soon(wake, bell)
                 raise
             self._first = None
+
+    def let_in(self, ticket: Ticket) -> None:
+        """Whoever stood in line has it: nobody has ever rung for that one."""
+        if not ticket.bell.done():
+            ticket.bell.set_result(None)
+        self.waiting.pop(ticket, None)
 
     def _settle(self, ticket: Ticket) -> None:
         if ticket.bell is not None:
             if self._no_task:
                 self._first, self._no_task = ticket.bell, False
             else:
-                ticket.bell.ring()
+                ring(ticket.bell)
         self.waiting.pop(ticket, None)
         self.leaving.discard(ticket)

@@ -4,12 +4,9 @@ decide, and it goes past the multiplexer, which is told when there is."""
 from __future__ import annotations
 
 from holdfast._wire.locking.aio_mending import MendingPump
-from holdfast._wire.locking.bell import Bell
+from holdfast._wire.locking.bell import Bell, ring_at_once, wake
 from holdfast.core.errors import EngineError, Unanswered
-from holdfast.core.tickets import Op, Session, Ticket, Unheard
-
-_PAST = Op("note")
-"""Stands for what is under way in a session without the multiplexer."""
+from holdfast.core.tickets import Session, Ticket, Unheard
 
 
 class AsyncPump(MendingPump):
@@ -19,16 +16,16 @@ class AsyncPump(MendingPump):
         """Try it so; False when that cannot be. Interrupted anywhere, in here, in ``end`` or in ``_readable``, it is
         gone on with as soon as the loop goes on."""
         mux, session, key = self.mux, self.fast, ticket.key
-        if session is None or session.flying or key in mux.claims or len(session.held) >= mux.per_session:
+        claims = mux.claims
+        if session is None or session.solo is not None or session.flying or key in claims:
             return False
-        if mux.due is not None and len(mux.claims) >= mux.due:
+        if len(claims) >= mux.due or len(session.held) >= mux.per_session:
             return False
         ticket.session = session
-        mux.claims[key] = session.held[key] = ticket
+        claims[key] = session.held[key] = ticket
         session.used = True
         wire = session.wire
         try:
-            session.flying = [_PAST]
             session.solo = ticket
             ticket.state = "queued"
             if wire.descriptor is not None:
@@ -45,11 +42,10 @@ class AsyncPump(MendingPump):
     def end(self, ticket: Ticket) -> bool:
         """Unlock what was taken so; False when that cannot be."""
         session = ticket.session
-        if session is None or session.flying:
+        if session is None or session.solo is not None or session.flying:
             return False
         wire = session.wire
         try:
-            session.flying = [_PAST]
             session.solo = ticket
             ticket.state = "released"
             if wire.descriptor is not None:
@@ -109,16 +105,14 @@ class AsyncPump(MendingPump):
                 if ticket.state == "queued":
                     ticket.state = "held"
                     session.solo = None
-                    session.flying = []
                     self.waiting.pop(ticket, None)
-                    bell.ring_at_once()
+                    ring_at_once(bell)
                     return
                 if ticket.state == "released":
                     session.held.pop(ticket.key, None)
                     self.mux.claims.pop(ticket.key, None)
                     session.solo = None
-                    session.flying = []
-                    bell.ring_at_once()
+                    ring_at_once(bell)
                     return
             if answer is not None:
                 self._told(session, ticket, answer)
@@ -136,17 +130,14 @@ class AsyncPump(MendingPump):
             self._readable(session)
             self._mend()
             return
-        if session.solo is None and _PAST in session.flying:
-            session.flying = []
-            self.do(self.mux.flush(session))
+        self.do(self.mux.flush(session))
         if ticket.state != "queued":
-            bell.wake()
+            wake(bell)
         self._mend()
 
     def _told(self, session: Session, ticket: Ticket, answer: bool | Unheard | EngineError) -> None:
         self._conclude(session, ticket, answer)
         session.solo = None
-        session.flying = []
         if session.pending:
             self.do(self.mux.flush(session))
 

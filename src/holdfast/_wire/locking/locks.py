@@ -61,16 +61,14 @@ class Locks:
             pump.know(ticket)
         ticket.deadline = now() + timeout
         try:
-            if session is None or key in mux.claims or len(session.held) >= mux.per_session:
+            claims = mux.claims
+            if session is None or key in claims or len(claims) >= mux.due or len(session.held) >= mux.per_session:
                 return self._ask(pump, ticket)
-            if mux.due is not None and len(mux.claims) >= mux.due:
-                return self._ask(pump, ticket)
-            ticket.session = session
-            ticket.thread = get_ident()
+            ticket.session, ticket.thread = session, get_ident()
             if pump.drivers.setdefault(session, ticket) is not ticket:
                 self._check_driver(pump, ticket, session)
                 return self._ask(pump, ticket)
-            if session.over or mux.claims.setdefault(key, ticket) is not ticket:
+            if session.over or claims.setdefault(key, ticket) is not ticket:
                 self._let_go(pump, session)
                 return self._ask(pump, ticket)
             session.held[key] = ticket
@@ -94,15 +92,35 @@ class Locks:
             raise
 
     def release(self, ticket: Ticket) -> object:
-        """The ticket is "released" then, if it was still ours; there is nothing to await."""
-        pump, session = self._pump, ticket.session
+        """The ticket is "released" then, if it was still ours; there is nothing to await.
+
+        What was taken in a thread is unlocked in one, if the session is free and nobody stands in line."""
+        pump, session, key = self._pump, ticket.session, ticket.key
         if pump is None or session is None:
             return NOTHING
         try:
-            if pump.mux.claims.get(ticket.key) is ticket and ticket.heirs is None and self._give(pump, ticket, session):
-                return NOTHING
-            if not self._wait(pump, pump.release, ticket, now() + CALL_TIMEOUT + 1.0):
-                raise Unanswered(f"{self.database} did not answer in time")
+            if ticket.claim is not None or ticket.heirs is not None:
+                return self._leave(pump, ticket)
+            claims, ticket.thread = pump.mux.claims, get_ident()
+            if pump.drivers.setdefault(session, ticket) is not ticket:
+                self._check_driver(pump, ticket, session)
+                return self._leave(pump, ticket)
+            if session.over or claims.get(key) is not ticket:
+                self._let_go(pump, session)
+                return self._leave(pump, ticket)
+            ticket.state = "released"
+            try:
+                if session.wire.run("unlock", key, CALL_TIMEOUT) is None:
+                    raise Unanswered(f"{self.database} did not answer in time")
+            except Unanswered as error:
+                return self._fell(pump, ticket, session, error)
+            session.held.pop(key, None)
+            claims.pop(key, None)
+            pump.drivers.pop(session, None)
+            if session in pump.held_up:
+                pump.post(pump.resume, session)
+            if ticket.heirs is not None:
+                pump.post(pump.freed, ticket)
             return NOTHING
         except BaseException:
             pump.post(pump.recover, ticket)
@@ -186,36 +204,21 @@ class Locks:
         ticket.thread = 0
         return "gone"
 
-    def _give(self, pump: SharedPump, ticket: Ticket, session: Session) -> bool:
-        """Unlock it in this thread; False when that cannot be."""
-        ticket.thread = get_ident()
-        if pump.drivers.setdefault(session, ticket) is not ticket:
-            self._check_driver(pump, ticket, session)
-            return False
-        if session.over or pump.mux.claims.get(ticket.key) is not ticket:
-            self._let_go(pump, session)
-            return False
-        ticket.state = "released"
-        try:
-            if session.wire.run("unlock", ticket.key, CALL_TIMEOUT) is None:
-                raise Unanswered(f"{self.database} did not answer in time")
-        except Unanswered as error:
-            ticket.state = "lost"
-            session.held.pop(ticket.key, None)
-            pump.mux.claims.pop(ticket.key, None)
-            pump.post(pump.fell, session, error)
-            ticket.thread = 0
-            if ticket.heirs is not None:
-                pump.post(pump.freed, ticket)
-            return True
+    def _leave(self, pump: SharedPump, ticket: Ticket) -> object:
+        if not self._wait(pump, pump.release, ticket, now() + CALL_TIMEOUT + 1.0):
+            raise Unanswered(f"{self.database} did not answer in time")
+        return NOTHING
+
+    def _fell(self, pump: SharedPump, ticket: Ticket, session: Session, error: Unanswered) -> object:
+        """Whether it was unlocked nobody knows; the session ends, and then it is."""
+        ticket.state = "lost"
         session.held.pop(ticket.key, None)
         pump.mux.claims.pop(ticket.key, None)
-        pump.drivers.pop(session, None)
-        if session in pump.held_up:
-            pump.post(pump.resume, session)
+        pump.post(pump.fell, session, error)
+        ticket.thread = 0
         if ticket.heirs is not None:
             pump.post(pump.freed, ticket)
-        return True
+        return NOTHING
 
     def _check_driver(self, pump: SharedPump, ticket: Ticket, session: Session) -> None:
         """Somebody drives it; but not we ourselves, further down in this thread?"""

@@ -11,7 +11,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from psycopg import OperationalError, pq
@@ -28,16 +28,25 @@ _STATEMENTS = (
     "lock_try", "lock_try_pair", "lock_unlock", "lock_unlock_pair", "lock_batch", "lock_wait", "lock_wait_pair",
     "lock_room", "lock_remember",
 )  # fmt: skip
-_TRY, _UNLOCK, _WAIT = ((f"lock_{verb}".encode(), f"lock_{verb}_pair".encode()) for verb in ("try", "unlock", "wait"))
-_SINGLE = {"try": _TRY, "unlock": _UNLOCK}
 _CODES = {"try": 0, "unlock": 2, "cancel": 4}
-_TUPLES = int(pq.ExecStatus.TUPLES_OK)
+_REMEMBERED = 4096
 Answers = list[Any]
 
 
-@lru_cache(maxsize=4096)
-def _encode(key: Key) -> tuple[bytes, ...]:
-    return tuple([str(each).encode() for each in key])
+class _Said(dict[Key, tuple[bytes, tuple[bytes, ...]]]):
+    """The name of a statement and its parameters, by the key that it is about: found more quickly than made."""
+
+    def __init__(self, verb: str) -> None:
+        self._names = (f"lock_{verb}".encode(), f"lock_{verb}_pair".encode())
+
+    def __missing__(self, key: Key) -> tuple[bytes, tuple[bytes, ...]]:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[key] = said = (self._names[len(key) - 1], tuple([str(each).encode() for each in key]))
+        return said
+
+
+_SAID = {verb: _Said(verb) for verb in ("try", "unlock", "wait")}
 
 
 class PostgresLockWire:
@@ -51,8 +60,9 @@ class PostgresLockWire:
         self._put: Callable[[bytes, Sequence[bytes]], None] = (
             partial(_put_in_full, session) if unprepared else session.pgconn.send_query_prepared
         )
-        self._poll = select.poll()
-        self._poll.register(self.descriptor, select.POLLIN)
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        self._wait = poll.poll
         self._result: pq.abc.PGresult | None = None
         self._verb = ""
 
@@ -79,14 +89,15 @@ class PostgresLockWire:
         ever stayed behind, that would be no answer in time."""
         pgconn, result = self._pgconn, None
         try:
-            self._put(_SINGLE[verb][len(key) - 1], _encode(key))
-            while self._poll.poll(timeout * 1000):
+            statement, values = _SAID[verb][key]
+            self._put(statement, values)
+            while self._wait(timeout * 1000):
                 pgconn.consume_input()
                 while not pgconn.is_busy():  # as in _is_whole
                     if (more := pgconn.get_result()) is not None:
                         result = more
-                    elif result is not None and result.status == _TUPLES:
-                        return result.get_value(0, 0) == b"t"
+                    elif result is not None and (done := result.get_value(0, 0)) is not None:
+                        return done == b"t"
                     else:
                         return bool(self._answers(result))  # it raises
         except OperationalError as error:
@@ -95,9 +106,9 @@ class PostgresLockWire:
 
     def begin(self, verb: str, key: Key) -> None:
         """One thing, for ``answer`` to tell."""
-        self._verb = verb
+        statement, values = _SAID[verb][key]
         try:
-            self._put(_SINGLE[verb][len(key) - 1], _encode(key))
+            self._put(statement, values)
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -110,7 +121,7 @@ class PostgresLockWire:
             elif op.verb == "note":
                 self._say(b"lock_remember", (op.text.encode(),))
             elif len(ops) == 1 and op.claim is not None:
-                self._say(_SINGLE[op.verb][len(op.claim.key) - 1], _encode(op.claim.key))
+                self._say(*_SAID[op.verb][op.claim.key])
             else:
                 self._say(b"lock_batch", _batch(ops))
         except OperationalError as error:
@@ -120,7 +131,7 @@ class PostgresLockWire:
         """In the server's line; it may take for ever."""
         self._verb = "wait"
         try:
-            self._say(_WAIT[len(key) - 1], _encode(key))
+            self._say(*_SAID["wait"][key])
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -149,26 +160,31 @@ class PostgresLockWire:
 
     def answer(self) -> bool | Unheard | EngineError | None:
         """The same for ``begin``."""
-        pgconn = self._pgconn
+        pgconn, result = self._pgconn, self._result
         try:
             pgconn.consume_input()
-            while True:  # as in _is_whole
-                if pgconn.is_busy():
-                    return None
-                if (result := pgconn.get_result()) is None:
-                    break
-                self._result = result
+            while not pgconn.is_busy():  # as in _is_whole
+                if (more := pgconn.get_result()) is not None:
+                    result = more
+                elif result is not None and (done := result.get_value(0, 0)) is not None:
+                    self._result = None
+                    return done == b"t"
+                else:
+                    return self._no_answer(result)
+            self._result = result
         except OperationalError as error:
             raise self._gone(error) from error
-        result, self._result, self._verb = self._result, None, ""
-        if result is not None and result.status == _TUPLES:
-            return result.get_value(0, 0) == b"t"
-        if result is None and pgconn.status == pq.ConnStatus.OK:  # it was taken, or never asked for
+        return None
+
+    def _no_answer(self, result: pq.abc.PGresult | None) -> Unheard | EngineError:
+        self._result = None
+        if result is None and self._pgconn.status == pq.ConnStatus.OK:  # it was taken, or never asked for
             return Unheard()
         try:
-            return bool(self._answers(result)[0])
+            self._answers(result)
         except Refused as error:
             return error
+        raise self._gone(None)
 
     @property
     def idle(self) -> bool:

@@ -59,7 +59,12 @@ class LockPump(ABC):
 
     def lost(self, session: Session, error: Exception) -> None:
         if not session.over:
-            log.warning("a session for locks on %s is gone: %s", self.database, error)
+            log.warning(
+                "a session for locks on %s is gone: %s",
+                self.database,
+                error,
+                extra={"event": "lock.session_lost", "database": str(self.database), "error": str(error)},
+            )
             self.do(self.mux.lost(session, error))
 
     def close(self, error: Exception) -> None:
@@ -184,12 +189,24 @@ class LockPump(ABC):
             try:
                 ticket.tell(error)
             except Exception:  # no thread to be had for it: the others are told all the same
-                log.exception("the loss of lock %r could not be told", ticket.name)
+                log.exception(
+                    "the loss of lock %r could not be told",
+                    ticket.name,
+                    extra={"event": "lock.callback_failed", "lock": ticket.name},
+                )
+
+    @property
+    def every(self) -> float:
+        """Seconds between two looks."""
+        return SWEEP
 
     def _sweep_later(self) -> None:
         if self.sweep_at == math.inf:
-            self.loop.call_later(SWEEP, self._sweep)
+            self._sweep_in(SWEEP)
             self.sweep_at = now() + SWEEP
+
+    def _sweep_in(self, seconds: float) -> None:
+        self.loop.call_later(seconds, self._sweep)
 
     def _sweep(self) -> None:
         self.sweep_at = math.inf
@@ -206,7 +223,8 @@ class LockPump(ABC):
         """What has been under way since so many looks will not be answered any more."""
         before, self._under_way = self._under_way, []
         for session in [*self.mux.holds, *self.mux.waits]:
-            if flying := session.flying or ([] if session.opened else session.held):
+            asked = session.solo and session.solo.bell
+            if flying := asked or session.flying or ([] if session.opened else session.held):
                 if isinstance(flying, list) and flying[0].verb == "note" and flying[0].text:
                     continue  # no name is worth the locks of a session
                 looks = next((each[1] for each in before if each[0] is flying), 0) + 1

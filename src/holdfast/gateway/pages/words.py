@@ -69,8 +69,8 @@ def called(record: Any) -> str:
 
 
 def doing(payload: Any) -> str:
-    """What an agent is at, or why it has ended."""
-    return text(within(payload, "ended_why")) or text(within(payload, "command", "prompt"))
+    """The tool that an agent uses, or why it has ended."""
+    return text(within(payload, "ended_why")) or text(within(payload, "tool"))
 
 
 _TONES = {

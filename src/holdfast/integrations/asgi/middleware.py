@@ -133,7 +133,11 @@ class IdempotencyMiddleware:
         except Exception as error:
             if not exchange.called:
                 return await problem.problem_of(error).send(scope, send)
-            log.exception("%s was answered, and that could not be recorded: it reads as left half done", key)
+            log.exception(
+                "%s was answered, and that could not be recorded: it reads as left half done",
+                key,
+                extra={"event": "request.unrecorded", "key": str(key)},
+            )
         return await exchange.finish()
 
     async def _find_out(self, op: Any, scope: Scope, body: bytes) -> Any:
@@ -158,4 +162,8 @@ def _ask_for_bytes(scope: Scope) -> None:
 
 def _tell(work: asyncio.Task[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
-        log.error("a request whose client had left ended with an error", exc_info=error)
+        log.error(
+            "a request whose client had left ended with an error",
+            exc_info=error,
+            extra={"event": "request.failed", "why": "its client had left"},
+        )

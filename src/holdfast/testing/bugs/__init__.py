@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.testing import pooler
-from holdfast.testing.bugs import answers, fencing, forking, locks, recipes, running, tokens
+from holdfast.testing.bugs import answers, fencing, forking, gauges, locks, recipes, running, tokens
 from holdfast.testing.bugs.implementation import Holdfast
 from holdfast.testing.bugs.stage import Stage
 from holdfast.testing.checker import Report, check
@@ -78,6 +78,7 @@ BUGS: dict[str, Bug] = {
     "unfenced finish": Bug("C5", running.UnfencedFinish, running.finished_late, running.Runner),
     "result before effect": Bug("C5", running.ResultFirst, running.killed_half_way, running.Runner),
     "claim outside the transaction": Bug("C5", running.ClaimOutside, running.both_at_once, running.Runner),
+    "gauge counted along": Bug("C10", gauges.CountedAlong, gauges.lost_meanwhile, gauges.Gauges),
 }
 
 

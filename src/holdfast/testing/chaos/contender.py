@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import holdfast
+from holdfast import telemetry
 from holdfast.testing.chaos.data import Data
 from holdfast.testing.history import Pending, Recorder, now
 
+NUMBERS = (1, 2)
+"""Of its threads."""
 FELL_OVER = 3
 """The exit status of a contender that met something it does not expect."""
 SESSION, FORCED = "session-", "forced-"
@@ -47,6 +50,7 @@ class Contender:
     def run(self) -> None:
         while not self._over.is_set():
             grant = self._acquire(self._random.choice(self._errand.names))
+            self._read_gauge()
             if grant is not None:
                 self._hold(grant)
             self._over.wait(self._random.uniform(0, self._errand.ttl / 10))
@@ -64,7 +68,7 @@ class Contender:
             auto_renew=kept,
             on_lost=self._belief.lost if kept else "flag",
         )
-        with self._record.invoke("acquire", name) as call:
+        with self._record.invoke("acquire", name, kept=kept) as call:
             try:
                 grant = lease.acquire()
             except holdfast.NotAcquired:
@@ -91,6 +95,12 @@ class Contender:
             self._release(grant)
         else:  # forgotten: kept until the process ends, or never renewed again
             self._belief.look()
+
+    def _read_gauge(self) -> None:
+        """Of the whole process: both threads."""
+        began, value = now(), telemetry.readings().get("leases_held", 0.0)
+        workers = [f"{self._errand.worker}-{number}" for number in NUMBERS]
+        self._record.info("gauge", value=value, workers=workers, since=began, until=now())
 
     def _take_over(self, grant: Any) -> bool:
         """Count what older grants wrote, in the same transaction that shows that we hold it now."""
@@ -154,7 +164,7 @@ class Belief:
             return
         at, left = now(), self._grant.remaining()
         if left > 0 and not self._grant.lost:
-            self._tell(at)
+            self._tell(at, sure=True)
             self._since, self._until = at, at + left
         else:
             self.end()
@@ -163,18 +173,20 @@ class Belief:
         """It is given back, or lost."""
         if self._grant is not None:
             left = 0.0 if self._grant.lost else self._grant.remaining()
-            self._tell(min(now(), max(self._until, now() + left if left else 0.0), self._told))
+            self._tell(min(now(), max(self._until, now() + left if left else 0.0), self._told), sure=left > 0)
             self._grant = None
 
     def lost(self, grant: Any) -> None:
         """Called by holdfast."""
+        self._record.info("lost", grant.name, grant.fence)
         if grant is self._grant:
             self._told = now()
 
-    def _tell(self, until: float) -> None:
+    def _tell(self, until: float, *, sure: bool) -> None:
+        """``sure``: it was not lost when the span ended. Else it may have been, a moment before we were told."""
         grant = self._grant
         if until > self._since:
-            self._record.info("believe", grant.name, grant.fence, **{"from": self._since, "until": until})
+            self._record.info("believe", grant.name, grant.fence, sure=sure, **{"from": self._since, "until": until})
 
 
 def _tell(call: Pending, error: Exception, *, certain: bool = False) -> None:
@@ -194,7 +206,7 @@ def main() -> None:
     over = threading.Event()
     try:
         with holdfast.Client(errand.url) as client:
-            contenders = [Contender(errand, number, client, over) for number in (1, 2)]
+            contenders = [Contender(errand, number, client, over) for number in NUMBERS]
             threads = [threading.Thread(target=each.run) for each in contenders]
             for thread in threads:
                 thread.start()

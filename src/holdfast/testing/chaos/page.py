@@ -28,6 +28,7 @@ _MEANING = {
     "C7": "no two believe in one lease at once, where clocks are sane",
     "C8": "after the faults everything can be had again in time",
     "C9": "nothing is left over",
+    "C10": "gauges are what was held",
 }
 _LABELS, _ROW, _BAR = 130, 18, 12
 """Pixels: the width of the labels, the height of a row, and of a bar in it."""

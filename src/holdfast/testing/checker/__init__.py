@@ -3,8 +3,8 @@
 C1 one grant a fence · C2 fences rise a name · C3 no write with an older fence after a takeover · C4 what was
 acknowledged is in the database, what failed is not · C5 every key has one effect and one result, where operations were
 run · C6 acquire, renew and release are linearizable a name · C7 no two workers believe in the same lease at once, where
-clocks are sane · C8 after the faults everything can be acquired again in time · C9 nothing is left over. (C10 comes
-with the gauges that it is about.)
+clocks are sane · C8 after the faults everything can be acquired again in time · C9 nothing is left over · C10 gauges
+are what was held, where they were read.
 
 A history is about one database: its fences are compared across names.
 """
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from holdfast.testing.checker.beliefs import overlaps
 from holdfast.testing.checker.checks import CHECKS, History, Verdict
 from holdfast.testing.checker.effects import one_effect_a_key
+from holdfast.testing.checker.gauges import gauges_are_true
 from holdfast.testing.history import Database, Event, operations, read, read_database
 
 
@@ -51,6 +52,8 @@ def check(
     verdicts = [judge(whole) for judge in CHECKS]
     if database.effects or any(each.op == "run" for each in whole.operations):
         verdicts.append(one_effect_a_key(whole))
+    if whole.told("gauge"):
+        verdicts.append(gauges_are_true(whole))
     return Report(verdicts, _figures(whole))
 
 

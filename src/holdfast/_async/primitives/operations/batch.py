@@ -215,7 +215,12 @@ class AsyncBatch:
         try:
             await self._finish(grant, ended)
         except HoldfastError as problem:
-            log.warning("how %d operations of a batch ended could not be recorded: %s", len(ended), problem)
+            log.warning(
+                "how %d operations of a batch ended could not be recorded: %s",
+                len(ended),
+                problem,
+                extra={"event": "operation.unrecorded", "count": len(ended), "error": str(problem)},
+            )
 
     async def _finish(self, grant: AsyncLeaseGrant, ended: Sequence[AsyncRunning]) -> None:
         ends = []

@@ -84,7 +84,12 @@ class AsyncExternal(AsyncAttempt):
         try:
             await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
-            log.warning("that operation %r failed could not be recorded: %s", op.key.label, problem)
+            log.warning(
+                "that operation %r failed could not be recorded: %s",
+                op.key.label,
+                problem,
+                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
+            )
         return False
 
     async def _look(self) -> Prior:
@@ -238,5 +243,10 @@ class AsyncExternal(AsyncAttempt):
         try:
             await grant.release(timeout=PAUSE)
         except EngineError as error:
-            log.warning("the lease of operation %r is released later: %s", self.plan.key.label, error)
+            log.warning(
+                "the lease of operation %r is released later: %s",
+                self.plan.key.label,
+                error,
+                extra={"event": "operation.released_late", "operation": self.plan.key.label, "error": str(error)},
+            )
             grant.abandon()

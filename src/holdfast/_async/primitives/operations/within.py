@@ -88,7 +88,12 @@ class AsyncWithin(AsyncAttempt):
         try:
             await self.plan.engine.call("operation_write", parameters)
         except HoldfastError as problem:
-            log.warning("that operation %r failed could not be recorded: %s", op.key.label, problem)
+            log.warning(
+                "that operation %r failed could not be recorded: %s",
+                op.key.label,
+                problem,
+                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
+            )
 
 
 class AsyncJoined(AsyncAttempt):

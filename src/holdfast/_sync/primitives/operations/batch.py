@@ -210,7 +210,12 @@ class Batch:
         try:
             self._finish(grant, ended)
         except HoldfastError as problem:
-            log.warning("how %d operations of a batch ended could not be recorded: %s", len(ended), problem)
+            log.warning(
+                "how %d operations of a batch ended could not be recorded: %s",
+                len(ended),
+                problem,
+                extra={"event": "operation.unrecorded", "count": len(ended), "error": str(problem)},
+            )
 
     def _finish(self, grant: LeaseGrant, ended: Sequence[Running]) -> None:
         ends = []

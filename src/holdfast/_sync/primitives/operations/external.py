@@ -85,7 +85,12 @@ class External(Attempt):
         try:
             self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
-            log.warning("that operation %r failed could not be recorded: %s", op.key.label, problem)
+            log.warning(
+                "that operation %r failed could not be recorded: %s",
+                op.key.label,
+                problem,
+                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
+            )
         return False
 
     def _look(self) -> Prior:
@@ -239,5 +244,10 @@ class External(Attempt):
         try:
             grant.release(timeout=PAUSE)
         except EngineError as error:
-            log.warning("the lease of operation %r is released later: %s", self.plan.key.label, error)
+            log.warning(
+                "the lease of operation %r is released later: %s",
+                self.plan.key.label,
+                error,
+                extra={"event": "operation.released_late", "operation": self.plan.key.label, "error": str(error)},
+            )
             grant.abandon()

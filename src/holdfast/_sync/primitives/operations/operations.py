@@ -157,10 +157,19 @@ class Operations(OperationLog):
                 self._permit_recovery(record)
                 outcome = self._mending(record).recover()
             except PolicyDenied as error:
-                log.warning("operation %r is not rolled back by itself: %s", record.label, error)
+                log.warning(
+                    "operation %r is not rolled back by itself: %s",
+                    record.label,
+                    error,
+                    extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
+                )
                 continue
             except Exception:
-                log.exception("operation %r cannot be recovered", record.label)
+                log.exception(
+                    "operation %r cannot be recovered",
+                    record.label,
+                    extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
+                )
                 _tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:

@@ -89,7 +89,12 @@ class Within(Attempt):
         try:
             self.plan.engine.call("operation_write", parameters)
         except HoldfastError as problem:
-            log.warning("that operation %r failed could not be recorded: %s", op.key.label, problem)
+            log.warning(
+                "that operation %r failed could not be recorded: %s",
+                op.key.label,
+                problem,
+                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
+            )
 
 
 class Joined(Attempt):

@@ -1,0 +1,73 @@
+"""One picture for all who watch; and a database that is down is shown, not raised."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+import holdfast
+from holdfast.gateway.context import Gateway
+from holdfast.gateway.pages import looking, telling
+
+
+async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "EVERY", 0.0)
+    assert "does not answer" not in (await http.get("/")).text
+    monkeypatch.setattr(looking, "PATIENCE", 0.05)
+    for error, told in (
+        (holdfast.EngineError("no route <b>"), "no route &lt;b&gt;"),
+        (holdfast.SchemaMismatch("run it"), "run it"),
+        (None, "has not answered in 0.05 s"),
+    ):
+
+        async def fail(*_: object, error: Any = error) -> None:
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(looking, "_asked", fail)
+        answer = await http.get("/")
+        assert answer.status_code == 200
+        assert told in answer.text
+
+
+async def test_however_many_watch_the_database_is_asked_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    look = looking.look
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await look(*arguments)
+
+    monkeypatch.setattr(telling, "look", counted)
+    teller: telling.Teller = gateway.rooms["pages"]
+    watching = [teller.watch() for _ in range(50)]
+    first = await asyncio.gather(*(anext(each) for each in watching))
+    assert len(set(first)) == 1
+    assert asked == 1
+    async with gateway.client.lease("taken"):
+        second = await asyncio.gather(*(anext(each) for each in watching))
+        assert len(set(second)) == 1
+        assert "taken" in second[0]
+        assert '"sandboxes"' not in second[0], "what has not changed is not told again"
+    assert asked <= 3
+    gateway.stopping.set()
+    ends = await asyncio.gather(*(_rest(each) for each in watching))
+    assert len(ends) == 50
+
+
+async def _rest(stream: Any) -> list[str]:
+    return [each async for each in stream]
+
+
+async def test_one_too_many_is_told_so(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "MOST", 0)
+    answer = await http.get("/events")
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert answer.headers["retry-after"] == "10"

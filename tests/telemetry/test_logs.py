@@ -1,0 +1,64 @@
+"""Whatever is logged says which event it is of, under names that are listed and stay."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("_async", "_wire", "keeper", "operator", "integrations")
+LEVELS = ("log.info", "log.warning", "log.error", "log.critical", "log.exception")
+USUAL = frozenset(vars(logging.makeLogRecord({})))
+
+
+def logged() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every call of a logger in the source, with what it says in ``extra``, as far as that can be read."""
+    for room in ROOMS:
+        for path in sorted((ROOT / "src" / "holdfast" / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in LEVELS:
+                    yield f"{path.name}:{node.lineno}", _extra(node)
+
+
+def _extra(call: ast.Call) -> dict[str, Any]:
+    [extra] = [each.value for each in call.keywords if each.arg == "extra"] or [ast.Dict([], [])]
+    assert isinstance(extra, ast.Dict)
+    pairs = zip(extra.keys, extra.values, strict=True)
+    return {str(key.value): getattr(value, "value", None) for key, value in pairs if isinstance(key, ast.Constant)}
+
+
+def test_every_message_from_info_on_has_an_event_that_the_page_lists() -> None:
+    found = dict(logged())
+    assert len(found) > 40
+    assert not [where for where, extra in found.items() if not isinstance(extra.get("event"), str)]
+    page = (ROOT / "docs" / "howto" / "telemetry.md").read_text().partition("## Logs")[2]
+    listed = re.findall(r"^- `([a-z_]+\.[a-z_]+)`", page, re.MULTILINE)
+    assert listed == sorted({extra["event"] for extra in found.values()})
+    assert not USUAL & {field for extra in found.values() for field in extra}, "the record has them already"
+
+
+def test_a_record_carries_its_event_and_its_fields_for_any_formatter(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with holdfast.Client(sqlite_url) as client:
+        slots = client.slots("pool", capacity=2)
+        slots.reconcile([{"id": "s", "slot": slots.claim(owner="other").slot, "terminal": False}])
+        client.elector("x").run(lambda term: None)
+    told = [{k: v for k, v in vars(each).items() if k not in USUAL} for each in caplog.records]
+    lines = [json.dumps(each) for each in told]  # whatever is in there can be written as JSON
+    assert len(lines) >= 3
+    violation = next(each for each in told if each["event"] == "slots.violation")
+    assert violation["pool"] == "pool"
+    assert violation["kind"] in slots.invariant_violation_total
+    changed = [each for each in told if each["event"] == "elector.changed"]
+    assert [(each["elector"], each["to"]) for each in changed] == [("x", "leading"), ("x", "released")]
