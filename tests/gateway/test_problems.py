@@ -82,7 +82,8 @@ FOUND: list[tuple[dict[str, Any], list[str]]] = [
     ({"unfinished": [operation("running")]}, []),
     ({"unfinished": [operation("partial")]}, ["An operation was left half done"]),
     ({"reviews": [review()]}, ["A review is open"]),
-    ({"violations": {("default", "wrong_owner"): 2}}, ["A pool's slots are not what its sessions say"]),
+    ({"violations": {("default", "wrong_owner"): (2, NOW - 901)}}, []),
+    ({"violations": {("default", "wrong_owner"): (2, NOW - 5)}}, ["A pool's slots are not what its sessions say"]),
     ({"sandboxes": [sandbox({"status": {"phase": "Ready"}}), sandbox("odd"), sandbox(None)]}, []),
     ({"sandboxes": [sandbox(FAILED)]}, ["A sandbox has failed"]),
 ]

@@ -38,7 +38,7 @@ async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
 
 async def test_however_many_watch_the_database_is_asked_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
-    look = telling.look
+    look = looking.look
 
     async def counted(*arguments: Any) -> Any:
         nonlocal asked

@@ -33,7 +33,7 @@ def _extra(call: ast.Call) -> dict[str, Any]:
     [extra] = [each.value for each in call.keywords if each.arg == "extra"] or [ast.Dict([], [])]
     assert isinstance(extra, ast.Dict)
     pairs = zip(extra.keys, extra.values, strict=True)
-    return {key.value: getattr(value, "value", None) for key, value in pairs if isinstance(key, ast.Constant)}
+    return {str(key.value): getattr(value, "value", None) for key, value in pairs if isinstance(key, ast.Constant)}
 
 
 def test_every_message_from_info_on_has_an_event_that_the_page_lists() -> None:

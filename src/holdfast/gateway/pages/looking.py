@@ -36,8 +36,8 @@ class Sight:
     sandboxes: Sequence[Any] = ()
     agents: Sequence[Any] = ()
     sessions: Sequence[Any] = ()
-    violations: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """What reconciling slots has found wrong in this process, by pool and kind."""
+    violations: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    """What reconciling slots has found wrong in this process, by pool and kind: how often, and when we saw it last."""
     pools: Mapping[str, int] = field(default_factory=dict)
     elector: str | None = None
     """The lease whose holder leads the replicas."""
@@ -62,15 +62,20 @@ async def _asked(gateway: Gateway, known: Sight) -> Sight:
     client = gateway.client
     leases = await client.leases.list()
     clocks = [each.expires_at.timestamp() - each.remaining for each in leases]
-    violations = {
+    at = max(clocks, default=time.time())
+    found = {
         (pool, kind): count
         for pool, capacity in known.pools.items()
         for kind, count in client.slots(pool, capacity).invariant_violation_total.items()
         if count
     }
+    before = known.violations
+    violations = {
+        key: before[key] if before.get(key, (0, 0))[0] == count else (count, at) for key, count in found.items()
+    }
     return replace(
         known,
-        at=max(clocks, default=time.time()),
+        at=at,
         leases=leases,
         ended=await client.leases.history(most=100),
         locks=await client.locks.list(),

@@ -9,7 +9,7 @@ from holdfast.gateway.pages.looking import Sight
 from holdfast.gateway.pages.words import condition, number, phase, span
 
 RECENT = 900.0
-"""Seconds for which a lease that was lost is told."""
+"""Seconds for which what has happened is told: a lease that was lost, a slot that was not what its session says."""
 WAITED = 5.0
 """Seconds of waiting for a lock that are too long."""
 BEHIND = 60.0
@@ -161,8 +161,9 @@ def _locks(sight: Sight) -> Iterator[Found]:
 
 def _slots(sight: Sight) -> Iterator[Found]:
     wrong = [
-        About(pool, f"{kind.replace('_', ' ')}, {number(count)} times")
-        for (pool, kind), count in sight.violations.items()
+        About(pool, f"{kind.replace('_', ' ')}, {number(count)} times in all", ("ago", float(round(at))))
+        for (pool, kind), (count, at) in sight.violations.items()
+        if sight.at - at < RECENT
     ]
     todo = "A session and the lease of its slot contradict each other: the log of this replica tells which."
     yield from _found(
