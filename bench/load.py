@@ -26,8 +26,9 @@ class Client:
     def __init__(self, address: str, method: str, path: str, body: Any = None) -> None:
         self._host, self._port = urlsplit(address).hostname or "", urlsplit(address).port or 80
         self._body = b"" if body is None else json.dumps(body).encode()
-        self._head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(self._body)}\r\n"
-        self._head += "Content-Type: application/json\r\n" if self._body else ""
+        self._head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\n"
+        if self._body:
+            self._head += f"Content-Type: application/json\r\nContent-Length: {len(self._body)}\r\n"
         self._conditional, self._tag = method == "PATCH", "*"
         self.taken: list[float] = []
         self.parts: list[dict[str, float]] = []

@@ -49,7 +49,7 @@ def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     )  # fmt: skip
     problem.register(app)
     for room in ROOMS:
-        app.include_router(room.router)
+        app.router.routes.extend(room.router.routes)  # flat: a router in a router is searched twice for each level
     app.add_middleware(
         IdempotencyMiddleware, client=lambda scope: scope["app"].state.gateway.client,
         principal=lambda scope: scope["state"]["principal"], methods=("POST",),
