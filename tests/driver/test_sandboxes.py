@@ -116,7 +116,7 @@ def test_the_same_create_is_one_sandbox_however_often_and_another_spec_is_refuse
     assert count.read_text() == "x\n"
     for other in ({"grace": 1.0, "owner": "us"}, {"owner": "them"}, {}):
         with pytest.raises(holdfast.DriverError, match="another spec") as refused:
-            client.create("a", argv, **other)  # type: ignore[arg-type]
+            client.create("a", argv, **other)
         assert refused.value.status == 409
     client.create("b", ["sh", "-c", IGNORES_TERM])
     eventually(lambda: text(client, "b"), "it ignores TERM")

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, WebSocketDisconnect
+from fastapi.testclient import TestClient
 
 import holdfast
 from holdfast.gateway.app import create_app
@@ -18,6 +19,7 @@ from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
 from holdfast.gateway.sandboxes.routes import until_stopped
 from holdfast.gateway.settings import Settings
+from holdfast.gateway.tokens import parse
 from holdfast.operator import run
 from holdfast.operator.gateway import to_be_deleted
 from tests.children import PATIENCE, eventually
@@ -339,6 +341,30 @@ async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(c
         found = await gateway.driver.get(id)
         assert found is not None
         assert not found.deleting
+
+
+def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    settings = Settings(url, driver=f"unix:{tmp_path / 'none.sock'}", tokens=parse("ops operate a-secret-of-operators"))
+    with holdfast.Client(url) as client:
+        payload = made(new(argv=["true"], supervised=True), "http://here", "its own")
+        assert "its own" not in str(payload)
+        client.objects.put_if("sandbox", "web", payload, holdfast.MustCreate())
+    with TestClient(create_app(settings), base_url="http://localhost") as http:
+        assert http.get("/sandboxes/web").status_code == 401
+        for token in ("a-secret-of-operators", ""):
+            bearer = {"Host": "localhost", "Authorization": f"Bearer {token}"}
+            with (
+                pytest.raises(WebSocketDisconnect),
+                http.websocket_connect("/sandboxes/web/supervisor", headers=bearer),
+            ):
+                pytest.fail("it was let in")
+        bearer = {"Host": "localhost", "Authorization": "Bearer its own"}
+        with (
+            http.websocket_connect("/sandboxes/web/supervisor", headers=bearer) as older,
+            http.websocket_connect("/sandboxes/web/supervisor", headers=bearer),
+        ):
+            assert older.receive()["code"] == 4001, "the newest connection is the one that counts"
 
 
 def test_what_is_due() -> None:

@@ -183,12 +183,12 @@ async def test_tokens_read_or_operate(serving: Serving) -> None:
 
 
 async def test_writes_have_a_rate_and_reads_have_none(serving: Serving) -> None:
-    async with serving(routes, writes=3, tokens=TOKENS) as http:
+    async with serving(routes, writes=0.01, tokens=TOKENS) as http:
         headers = {"Authorization": f"Bearer {OPERATE}"}
-        codes = [(await http.post("/echo", headers=headers)).status_code for _ in range(4)]
-        assert codes == [200, 200, 200, 429]
+        assert (await http.post("/echo", headers=headers)).status_code == 200
         refused = await http.post("/echo", headers=headers)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        told(refused, 429)
+        assert 50 < int(refused.headers["retry-after"]) <= 100
         assert [(await http.get("/own", headers=headers)).status_code for _ in range(5)] == [200] * 5
 
 

@@ -94,7 +94,8 @@ class Shield:
 
     def _tell(self, scope: Any, exchange: _Exchange) -> None:
         method, seconds = scope.get("method", "WEBSOCKET"), time.monotonic() - exchange.began
-        route = getattr(scope.get("route"), "path", None)
+        found = scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
+        route = getattr(found, "path", None)  # the first one knows the prefix of its router, too
         self._meter.observe(method, route, exchange.status, seconds)
         if scope["path"] in (*rules.OPEN, "/metrics") and exchange.status < 400:
             return  # asked every few seconds, for as long as we live
