@@ -163,7 +163,9 @@ async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:
 
 
 async def test_tokens_read_or_operate(serving: Serving) -> None:
-    async with serving(routes, tokens=TOKENS) as http:
+    async with serving(routes, tokens=TOKENS, advertise="http://GW-1.example:7411") as http:
+        sent_on = await http.get("/healthz", headers={"Host": "gw-1.example:7411"})
+        assert sent_on.status_code == 200, "where others are sent to is served"
         for bad in ({}, {"Authorization": "Bearer wrong-wrong-wrong-wrong"}, {"Authorization": "nonsense"}):
             answer = await http.get("/own", headers=bad)
             told(answer, 401)
