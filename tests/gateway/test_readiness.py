@@ -15,7 +15,7 @@ from tests.gateway.conftest import Serving
 
 async def until(so: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not await so():
+        while not await so():  # noqa: ASYNC110 - it asks a replica
             await asyncio.sleep(0.02)
 
 
