@@ -147,6 +147,18 @@ async def test_what_could_not_be_told_again_spoils_no_list(http: httpx.AsyncClie
     assert (listed.status_code, listed.json()["items"]) == (200, [])
 
 
+async def test_nothing_is_recorded_whose_status_could_not_be(http: httpx.AsyncClient) -> None:
+    """A record has a size, and the driver tells again what it was asked to run."""
+    large = "x" * 100_000
+    for body in ({"argv": ["true", *[large] * 5]}, {"argv": ["true"], "metadata": {"a": large * 10}}):
+        refused = await http.post("/sandboxes", json=body)
+        assert (refused.status_code, "at most 400000 bytes" in refused.json()["detail"]) == (413, True)
+    assert (await http.get("/sandboxes")).json()["items"] == []
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    grown = await http.patch("/sandboxes/web", json={"metadata": {"a": "ü" * 70_000}}, headers={"If-Match": "*"})
+    assert grown.status_code == 413
+
+
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
     new = await http.post("/sandboxes", json={**NEW, "id": "web", "name": "web"})
     for body in ({**NEW, "id": "web"}, {**NEW, "name": "web"}):
