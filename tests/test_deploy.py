@@ -148,8 +148,11 @@ def test_compose_has_three_replicas_on_one_database_and_secrets_in_files() -> No
     published = [port for each in replicas for port in each["ports"]]
     assert published == [f"127.0.0.1:{GATEWAY_PORT + n}:{GATEWAY_PORT}" for n in range(3)]
     assert [each["environment"]["HOLDFAST_ADVERTISE"] for each in replicas] == [
-        f"http://replica-{n}:{GATEWAY_PORT}" for n in (1, 2, 3)
-    ], "sandboxes live beside the driver, where this machine's loopback is not"
+        f"http://{port.rpartition(':')[0]}" for port in published
+    ]
+    for each in replicas:  # sandboxes live beside the driver, where this machine's loopback is not
+        assert each["environment"]["HOLDFAST_ENTRANCE"] == f"http://gateway:{GATEWAY_PORT}"
+        assert each["networks"]["default"]["aliases"] == ["gateway"]
     assert len({each["environment"]["HOLDFAST_REPLICA_ID"] for each in replicas}) == 3
     script = services["replica-1"]["entrypoint"][2].replace("$$", "$")
     subprocess.run(["/bin/sh", "-n", "-c", script], check=True, timeout=30)

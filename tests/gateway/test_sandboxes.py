@@ -24,6 +24,7 @@ from holdfast.operator import run
 from holdfast.operator.gateway import to_be_deleted
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, runs
+from tests.gateway.conftest import Serving
 from tests.gateway.replicas import Replica
 
 NEW: dict[str, Any] = {"argv": ["sleep", "1000"]}
@@ -145,6 +146,13 @@ async def test_what_could_not_be_told_again_spoils_no_list(http: httpx.AsyncClie
         assert answer.status_code == 400
     listed = await http.get("/sandboxes")
     assert (listed.status_code, listed.json()["items"]) == (200, [])
+
+
+async def test_a_sandbox_is_told_of_an_entrance_that_outlives_the_replica_that_made_it(serving: Serving) -> None:
+    async with serving(entrance="http://gw", advertise="http://10.0.0.7:7411") as http:
+        await http.post("/sandboxes", json={**NEW, "id": "web"})
+        record = await http.app.state.gateway.client.objects.get("sandbox", "web")  # type: ignore[attr-defined]
+        assert record.payload["gateway"] == "http://gw"
 
 
 async def test_nothing_is_recorded_whose_status_could_not_be(http: httpx.AsyncClient) -> None:

@@ -184,9 +184,10 @@ async def test_a_handshake_has_no_body_whatever_it_says() -> None:
 
 
 async def test_tokens_read_or_operate(serving: Serving) -> None:
-    async with serving(routes, tokens=TOKENS, advertise="http://GW-1.example:7411") as http:
-        sent_on = await http.get("/healthz", headers={"Host": "gw-1.example:7411"})
-        assert sent_on.status_code == 200, "where others are sent to is served"
+    async with serving(routes, tokens=TOKENS, advertise="http://GW-1.example:7411", entrance="http://gw") as http:
+        for host in ("gw-1.example:7411", "gw"):
+            sent_on = await http.get("/healthz", headers={"Host": host})
+            assert sent_on.status_code == 200, "where others are sent to is served"
         for bad in ({}, {"Authorization": "Bearer wrong-wrong-wrong-wrong"}, {"Authorization": "nonsense"}):
             answer = await http.get("/own", headers=bad)
             told(answer, 401)

@@ -35,8 +35,8 @@ class Shield:
 
     def __init__(self, app: Any, *, settings: Settings, meter: Meter) -> None:
         self._app, self._settings, self._meter = app, settings, meter
-        sent_on = urlsplit(settings.advertise or "").hostname or "localhost"  # by other replicas, to us
-        self._hosts = frozenset({*settings.hosts, settings.host.lower(), sent_on.rstrip(".")})
+        sent = {urlsplit(each).hostname or "" for each in (settings.advertise, settings.entrance) if each}
+        self._hosts = frozenset({*settings.hosts, settings.host.lower(), *(each.rstrip(".") for each in sent)})
         self._rates = rules.Rates(settings.writes, time.monotonic)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:

@@ -48,7 +48,7 @@ async def create(here: Here, asked: NewSandbox, response: Response) -> Any:
     replica; its phase says when it does."""
     id, token = asked.id or f"sb-{uuid4().hex[:16]}", secrets.token_urlsafe(32) if asked.supervised else None
     given = asked.model_dump() | {"limits": asked.limits.model_dump(exclude_none=True)}
-    payload = _fitting(records.made(given, here.address, token))
+    payload = _fitting(records.made(given, here.settings.entrance or here.address, token))
     async with here.reconciler.exclusive(id):
         record = await here.client.objects.put_if(
             TYPE, id, payload, holdfast.MustCreate(), name=asked.name, labels=asked.labels
