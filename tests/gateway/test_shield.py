@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 
 from holdfast.gateway import rules
 from holdfast.gateway.meter import Meter
+from holdfast.gateway.problem import Document
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.shield import Shield
 from holdfast.gateway.tokens import Token
@@ -29,6 +30,10 @@ def routes(app: FastAPI) -> None:
     @app.get("/boom")
     async def boom() -> None:
         raise RuntimeError("the password is hunter2")
+
+    @app.get("/spoilt")
+    async def spoilt(told: bool) -> dict[str, Any]:
+        return {"half": "\ud800"} if told else Document.model_validate({"type": ["hunter2"]}).model_dump()
 
     @app.get("/own")
     async def own() -> Any:
@@ -143,12 +148,16 @@ async def test_what_nobody_expected_is_in_the_log_and_not_in_the_answer(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(routes) as http:
-        number = told(answer := await http.get("/boom"), 500)["requestId"]
-    assert "hunter2" not in answer.text
-    assert "RuntimeError" not in answer.text
-    [record] = [each for each in caplog.records if each.getMessage() == "request.failed"]
-    assert "hunter2" in str(record.exc_info)
-    assert number
+        for path, kind in (
+            ("/boom", "RuntimeError"), ("/spoilt?told=0", "ValidationError"),
+            ("/spoilt?told=1", "PydanticSerializationError"),
+        ):  # fmt: skip
+            caplog.clear()
+            assert told(answer := await http.get(path), 500)["requestId"]
+            assert "hunter2" not in answer.text
+            assert kind not in answer.text
+            [record] = [each for each in caplog.records if each.getMessage() == "request.failed"]
+            assert kind in str(record.exc_info)
 
 
 async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:

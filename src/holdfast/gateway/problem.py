@@ -10,7 +10,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 import holdfast
@@ -88,6 +89,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(502 if error.status is None else 409, str(error))
         case holdfast.HoldfastError():
             return Problem(503, f"{type(error).__name__}: {error}", headers={"Retry-After": "1"})
+        case ValidationError() | PydanticSerializationError():
+            raise error  # a record or an answer of ours is not what it should be: nothing that a client can mend
         case ValueError():
             return Problem(422, str(error))
     raise error
