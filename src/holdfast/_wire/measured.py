@@ -82,7 +82,8 @@ class Measured:
         if how.status == "success" and not how.replayed and not self._began:  # a probe has said that it is done
             self._tell("operation.found", status="partial")
             self._tell("operation.partial", fate="verify")
-        self._end("replayed" if how.replayed else how.status, how.attempt, None)
+        replayed = how.replayed and how.status == "success"  # and not "expired": its result is kept no longer
+        self._end("replayed" if replayed else how.status, how.attempt, None)
 
     def _end(self, outcome: str, attempt: int, error: BaseException | None) -> None:
         about = {"run": self.run, "key": self._key, "attempt": attempt, "error": error}
