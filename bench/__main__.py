@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import aims, costs, lock_handover, locks, objects, operations, processes, reconciler, unheard
+from bench import aims, costs, gateway, lock_handover, locks, objects, operations, processes, reconciler, unheard
 from bench.measure import Effort, Result, pin
 from bench.place import Place
 from holdfast.testing import available
@@ -42,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Place], list[Result]]] = {
         operations.operation_batch,
         unheard.unheard,
         reconciler.sweep,
+        gateway.gateway,
     )
 }
 FAMILIES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -50,6 +50,21 @@ def pin() -> int | None:
         os.sched_setaffinity(0, {core})
         return core
     return None
+
+
+@contextlib.contextmanager
+def unpinned() -> Iterator[None]:
+    """On all cores there are, and what is started here, too: for servers that are there to work side by side."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def compare(

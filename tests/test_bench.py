@@ -28,6 +28,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["lock_pair", "lock_tasks", "lock_handover", "lock_held"],
         ["objects", "sweep"],
         ["operation", "replayed", "operation_batch", "unheard"],
+        ["gateway"],
     ],
     ids=" ".join,
 )

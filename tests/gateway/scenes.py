@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import holdfast
+from tests.children import eventually
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 """As a name: an element, both quotes, an entity, a template."""
@@ -60,6 +61,12 @@ def _locks(client: holdfast.Client, other: holdfast.Client, stack: ExitStack, ma
     waiter.start()
     stack.callback(waiter.join)
     stack.callback(grant.release)
+    eventually(lambda: _seen(client, f"report{mark}") == [False, True], "one holds it and one waits, by its name")
+
+
+def _seen(client: holdfast.Client, name: str) -> list[bool]:
+    """A name is written down a moment after its lock was taken."""
+    return sorted(each.granted for each in client.locks.list() if each.name == name)
 
 
 def _operations(client: holdfast.Client, mark: str) -> None:

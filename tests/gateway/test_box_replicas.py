@@ -138,8 +138,9 @@ def test_a_message_reaches_a_supervisor_that_is_connected_elsewhere(replicas: li
     message = {"message": {"do": "status"}}
     elsewhere = there.http.post("/sandboxes/watched/messages", json=message)
     assert (elsewhere.status_code, elsewhere.headers["location"]) == (307, f"{here.address}/sandboxes/watched/messages")
-    for each in replicas:
-        answer = each.http.post("/sandboxes/watched/messages", json=message, follow_redirects=True)
+    for number, each in enumerate(replicas):  # and with a key, which goes with it, and is the same one there
+        keyed = {"Idempotency-Key": f"watched-{number}"}
+        answer = each.http.post("/sandboxes/watched/messages", json=message, headers=keyed, follow_redirects=True)
         assert (answer.status_code, answer.json()) == (200, {"reply": {"heard": {"do": "status"}}})
     silent = here.http.post("/sandboxes/watched/messages", json={"message": "be silent", "timeout": 0.2})
     assert silent.status_code == 504

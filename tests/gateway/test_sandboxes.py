@@ -17,6 +17,7 @@ from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
+from holdfast.gateway.sandboxes.routes import until_stopped
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import parse
 from holdfast.operator import run
@@ -91,6 +92,26 @@ async def test_of_two_who_change_the_same_version_one_is_told_the_other(http: ht
     assert (await http.get("/sandboxes/web")).json() == winner.json()
 
 
+async def test_whoever_changes_whatever_is_there_is_not_told_that_somebody_was_faster(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = gateway.client.objects
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    for condition, status in ((None, 412), ("*", 200)):
+        put_if = objects.put_if
+
+        async def late(*given: Any, put_if: Any = put_if, **more: Any) -> Any:
+            monkeypatch.undo()
+            await objects.update("sandbox", "web", lambda record: {**record.payload, "metadata": {"by": "another"}})
+            return await put_if(*given, **more)
+
+        known = (await http.get("/sandboxes/web")).headers["etag"]
+        monkeypatch.setattr(objects, "put_if", late)
+        answer = await http.patch("/sandboxes/web", json={"labels": {}}, headers={"If-Match": condition or known})
+        assert (answer.status_code, answer.headers["etag"] != known) == (status, True)
+    assert (await http.get("/sandboxes/web")).json()["metadata"] == {"by": "another"}
+
+
 @pytest.mark.parametrize(
     ("body", "about"),
     [
@@ -115,6 +136,15 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     assert answer.status_code == 422
     assert about in answer.json()["detail"]
     assert (await http.get("/sandboxes")).json() == {"items": [], "next": None}
+
+
+async def test_what_could_not_be_told_again_spoils_no_list(http: httpx.AsyncClient) -> None:
+    for metadata in (r'{"a": "\ud800"}', r'{"\ud800": 1}', '{"a": ' * 260 + "1" + "}" * 260):
+        body = f'{{"argv": ["true"], "metadata": {metadata}}}'
+        answer = await http.post("/sandboxes", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+    listed = await http.get("/sandboxes")
+    assert (listed.status_code, listed.json()["items"]) == (200, [])
 
 
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
@@ -219,6 +249,19 @@ def test_it_is_the_supervisor_of_a_sandbox_that_makes_it_ready(replica: Replica)
     nobody = replica.http.post("/sandboxes/dull/messages", json={"message": "?"})
     assert (nobody.status_code, nobody.headers["retry-after"]) == (409, "1")
     assert replica.http.get("/sandboxes/dull/supervisor").status_code == 409
+
+
+async def test_a_log_in_which_nothing_is_written_does_not_hold_up_the_end(gateway: Gateway) -> None:
+    async def quiet() -> AsyncIterator[bytes]:
+        yield b"begun"
+        await asyncio.Event().wait()
+
+    followed = until_stopped(gateway, quiet())
+    assert await anext(followed) == b"begun"
+    rest = asyncio.ensure_future(anext(followed, None))
+    await asyncio.sleep(0)
+    gateway.stopping.set()
+    assert await asyncio.wait_for(rest, PATIENCE) is None
 
 
 # --- what is left undone by a replica that died is done by whoever leads

@@ -115,6 +115,33 @@ async def test_a_late_heartbeat_does_not_bring_it_back(gateway: Gateway, http: h
     assert (await http.post(f"/sessions/{other['id']}/heartbeat")).status_code == 200
 
 
+async def test_once_told_to_have_failed_nobody_ends_it_otherwise(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that was just ended read as failed, because its slot is free. Nobody leads meanwhile."""
+    monkeypatch.setattr(sessions, "tend", lambda _: asyncio.sleep(0))
+    for ask in ("get", "end"):
+        told = await claimed(http)
+        await gateway.client.leases.force_release(f"@slot:default:{told['slot']}", actor="test", reason="as if expired")
+        if ask == "get":
+            assert (await http.get(f"/sessions/{told['id']}")).json()["state"] == "FAILED"
+        ended = await http.post(f"/sessions/{told['id']}/end", json={"state": "STOPPED"})
+        assert (ended.status_code, ended.json()["state"]) == (410, "FAILED")
+        await is_gone(http, told["id"], "FAILED")
+    told = await claimed(http)
+    known = gateway.client.objects.get
+
+    async def late(type: str, id: str) -> Any:
+        monkeypatch.undo()
+        before = await known(type, id)
+        assert (await http.post(f"/sessions/{id}/end", json={"state": "STOPPED"})).status_code == 200
+        return before
+
+    monkeypatch.setattr(gateway.client.objects, "get", late)
+    beaten = await http.post(f"/sessions/{told['id']}/heartbeat")
+    assert (beaten.status_code, beaten.json()["state"]) == (410, "STOPPED")
+
+
 async def test_what_is_in_use_is_what_sessions_and_leases_agree_upon(gateway: Gateway, http: httpx.AsyncClient) -> None:
     ours = gateway.client.slots("default", CAPACITY)
     for _ in range(3):

@@ -70,6 +70,8 @@ def test_tokens_of_file_and_environment_are_both_good_and_none_twice(tmp_path: P
     (tmp_path / "tokens").write_text(f"# who may what\nalice operate {SECRET}  # her own\n\n")
     found = made({"tokens_file": str(tmp_path / "tokens")}, {"HOLDFAST_TOKENS": f"bob read {OTHER}"})
     assert [each.name for each in found.tokens] == ["alice", "bob"]
+    [token] = tokens.parse(f"alice operate {SECRET}#more  # and a word")
+    assert token.secret == f"{SECRET}#more", "nothing of a secret is cut off"
     for text in (f"a read {SECRET}\nb read {SECRET}", f"a read {SECRET}\na operate {OTHER}", "", "# nothing"):
         with pytest.raises(ValueError, match=r"already|no token"):
             tokens.parse(text)

@@ -62,6 +62,28 @@ def test_a_write_is_begun_by_a_page_of_ours_or_by_none(headers: dict[str, str], 
     assert rules.is_origin_ours({"host": "gw:1", **headers}) is ours
 
 
+@pytest.mark.parametrize(
+    ("body", "about"),
+    [
+        (rb'{"a": "\ud83d\ude00 \\ud800 \u00e9"}', None),
+        ('{"a": "ü"}'.encode(), None),
+        (b"[" * 100 + b"]" * 100, None),
+        (b'["' + b"[" * 200 + rb'\"[", ' + b'"]", ' * 200 + b'"{"]', None),
+        (b"[], " * 200, None),
+        (rb'{"a": "\ud83d"}', "halves"),
+        (rb'{"a": "\ude00\ud83d"}', "halves"),
+        (rb'{"\\\uDFFF": 1}', "halves"),
+        (b'{"a": "\xed\xa0\x80"}', "UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "UTF-8"),
+        (b'{"a": ' * 101 + b"1" + b"}" * 101, "inside each other"),
+        (b"[" * 5000, "inside each other"),
+    ],
+)
+def test_a_body_can_be_told_again(body: bytes, about: str | None) -> None:
+    found = rules.unspeakable(body)
+    assert found is None if about is None else about in (found or "")
+
+
 def test_a_bucket_fills_with_time_and_never_over() -> None:
     clock = [0.0]
     rates = rules.Rates(2.0, lambda: clock[0])

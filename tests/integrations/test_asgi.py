@@ -124,7 +124,7 @@ async def test_a_key_is_of_one_principal_one_method_and_one_path(client: holdfas
     assert not [label for label in shown if "bob" in label or "ann" in label], "a principal may be a secret"
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 599, 401, 403, 408, 409, 425, 429])
+@pytest.mark.parametrize("status", [500, 502, 503, 599, 307, 308, 401, 403, 408, 409, 425, 429])
 async def test_what_says_nothing_of_the_request_is_released(client: holdfast.AsyncClient, status: int) -> None:
     app = guarded(shop := Shop(status=status), client)
     for number in range(1, 6):  # more often than an operation is tried by default

@@ -29,7 +29,6 @@ ROOMS: tuple[Any, ...] = (health, sandboxes, sessions, leading, agents, operator
 """Each has a ``router``, and may have ``loops(gateway)``: what it runs beside the requests."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_TELL_EVERY = 5.0
 
 
 def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
@@ -50,7 +49,7 @@ def create_app(settings: Settings, *, replica: str | None = None) -> FastAPI:
     )  # fmt: skip
     problem.register(app)
     for room in ROOMS:
-        app.include_router(room.router)
+        app.router.routes.extend(room.router.routes)  # flat: a router in a router is searched twice for each level
     app.add_middleware(
         IdempotencyMiddleware, client=lambda scope: scope["app"].state.gateway.client,
         principal=lambda scope: scope["state"]["principal"], methods=("POST",),
@@ -91,12 +90,11 @@ async def _running(gateway: Gateway) -> AsyncIterator[None]:
 
 
 async def _ended(gateway: Gateway, tasks: list[asyncio.Task[None]]) -> None:
-    """All of them, when we are told to end. What does not heed it is told again, for as long as the process has."""
+    """All of them, when we are told to end. What does not heed it ends with the process, which has a bound."""
     await gateway.stopping.wait()
-    while left := [task for task in tasks if not task.done()]:
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=_TELL_EVERY)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def _kept(loop: Loop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate
 from math import ceil
 from uuid import uuid4
 
@@ -15,7 +16,15 @@ SUPERVISOR = re.compile(r"/sandboxes/[^/]+/supervisor")
 """Where supervisors connect, each with the token of its sandbox: it is looked at there."""
 BODY_BYTES = 1 << 20
 MOST_HEADERS = 100
+DEEPEST = 100
+"""Objects and arrays of a body inside each other."""
 LONGEST_PATH, LONGEST_QUERY = 2048, 8192
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_OTHERS = bytes({*range(256)} - {*b"[{]}"})
 
 HEADERS = {
     "content-security-policy": (
@@ -60,6 +69,23 @@ def is_origin_ours(headers: Mapping[str, str]) -> bool:
         return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     scheme, _, place = origin.partition("://")
     return scheme in ("http", "https") and place.lower() == headers.get("host", "").lower()
+
+
+def unspeakable(body: bytes) -> str | None:
+    """What keeps a JSON body from being told again as it came; None when nothing does. Looked at before it is read:
+    what is kept and cannot be told would spoil every list that it is in."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return "a body must be UTF-8"
+    if b"\\u" in body and _HALF.search(_PAIR.sub(b"", body.replace(rb"\\", b""))):
+        return "a body must not have halves of characters (\\ud800 to \\udfff, alone)"
+    if body.count(b"[") + body.count(b"{") <= DEEPEST:
+        return None
+    steps = _STRINGS.sub(b"", body).translate(_STEPS, _OTHERS)
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > DEEPEST:
+        return f"a body has at most {DEEPEST} objects and arrays inside each other"
+    return None
 
 
 class Rates:

@@ -101,11 +101,7 @@ async def claim(here: Here, asked: NewSession, response: Response) -> Any:
 
 @router.get("/{id}", response_model=Session, responses=documented(404, 410, 422, 503))
 async def get(here: Here, id: Id) -> Any:
-    record = await _living(here, id)
-    lease = await here.client.leases.get(f"@slot:{record.payload['pool']}:{record.payload['slot']}")
-    if lease is None or lease.fence != record.payload["fence"]:
-        raise _gone(id, "FAILED", _EXPIRED)  # for good, even if nobody has written it down yet
-    return _told(record)
+    return _told(await _living(here, id))
 
 
 @router.get("", response_model=Sessions, responses=documented(422, 503))
@@ -125,13 +121,12 @@ async def list_(
 @router.post("/{id}/heartbeat", response_model=Session, responses=documented(404, 410, 422, 503))
 async def heartbeat(here: Here, id: Id) -> Any:
     """It lives: its slot is its own for another ttl."""
-    record = await _living(here, id)
+    record = await _active(here, id)
     try:
         grant = await _slots(here, record).adopt(record.payload["slot"], record.payload["token"])
         await grant.renew()
     except holdfast.LeaseLost:
-        await _fail(here, record)
-        raise _gone(id, "FAILED", _EXPIRED) from None
+        raise await _over(here, record) from None
     return _told(record)
 
 
@@ -205,13 +200,32 @@ async def _all(here: Gateway, labels: dict[str, str]) -> AsyncIterator[Any]:
         after = page[-1].id
 
 
-async def _living(here: Gateway, id: str) -> Any:
+async def _active(here: Gateway, id: str) -> Any:
+    """As far as its record says."""
     record = await here.client.objects.get(TYPE, id)
     if record is None:
         raise Problem(404, f"there is no session {id!r}")
     if record.payload["state"] != ACTIVE:
         raise _gone(id, record.payload["state"], record.payload["reason"])
     return record
+
+
+async def _living(here: Gateway, id: str) -> Any:
+    """And its slot is its own."""
+    record = await _active(here, id)
+    lease = await here.client.leases.get(f"@slot:{record.payload['pool']}:{record.payload['slot']}")
+    if lease is None or lease.fence != record.payload["fence"]:
+        raise await _over(here, record)
+    return record
+
+
+async def _over(here: Gateway, record: Any) -> Problem:
+    """Its slot is gone: ended a moment ago, or expired. That is written down before it is told, because from then on it
+    is so for everybody who asks."""
+    await _fail(here, record)
+    now = await here.client.objects.get(TYPE, record.id)
+    payload = ended(record.payload, "FAILED", _EXPIRED) if now is None else now.payload
+    return _gone(record.id, payload["state"], payload["reason"])
 
 
 def _gone(id: str, state: str, reason: str) -> Problem:

@@ -46,7 +46,7 @@ class Shield:
         try:
             token = self._admitted(scope, headers)
             exchange.state["principal"] = token.name
-            if "content-length" in headers or "transfer-encoding" in headers:
+            if scope["type"] == "http" and ("content-length" in headers or "transfer-encoding" in headers):
                 receive = await _whole(headers, receive)
             await self._app(scope, receive, exchange.send)
         except asyncio.CancelledError:  # by the server, when it has waited long enough for the end
@@ -172,6 +172,8 @@ async def _whole(headers: dict[str, str], receive: Receive) -> Receive:
     except TimeoutError:
         late = {"Connection": "close"}
         raise Problem(408, f"the body did not come within {_BODY_WITHIN:g} seconds", headers=late) from None
+    if why := rules.unspeakable(bytes(body)):
+        raise Problem(400, why)
     kept: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def again() -> Message:

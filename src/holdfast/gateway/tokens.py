@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -26,11 +27,12 @@ LOCAL = Token("local", "operate", "")
 
 
 def parse(text: str) -> tuple[Token, ...]:
-    """Lines of ``NAME SCOPE SECRET``; # begins a comment. ValueError with every line that is wrong, but no secret."""
+    """Lines of ``NAME SCOPE SECRET``; a word that begins with # begins a comment. ValueError with every line that is
+    wrong, but no secret."""
     found: list[Token] = []
     wrong: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+        words = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].split()
         if not words:
             continue
         if problem := _problem(words, found):

@@ -97,13 +97,14 @@ async def hook(kind: Annotated[Kind, Path()], body: HookBody, here: Here, respon
         async with records.locked(here.client, number):
             held = time.perf_counter()
             answer = await _handle(here, number, kind, body)
+            worked = time.perf_counter()
         done = time.perf_counter()
     except Problem:
         desk.busy += 1
         raise
     finally:
         desk.under_way -= 1
-    spent = {"correlate": correlated - asked, "lock": held - correlated, "work": done - held}
+    spent = {"correlate": correlated - asked, "lock": held - correlated, "work": worked - held, "unlock": done - worked}
     response.headers["Server-Timing"] = ", ".join(f"{name};dur={1000 * took:.3f}" for name, took in spent.items())
     return answer
 

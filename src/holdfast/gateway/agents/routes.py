@@ -18,7 +18,7 @@ from holdfast.gateway.context import Gateway, Here, Loop
 from holdfast.gateway.problem import Problem, documented
 
 router = APIRouter(tags=["agents"])
-router.include_router(hooks.router)
+router.routes.extend(hooks.router.routes)
 
 Number = Annotated[int, Path(ge=1, lt=1 << 31)]
 After = Annotated[int, Query(ge=0, lt=1 << 31)]

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 
 from holdfast.gateway.operators import commanding, reading
 
-router = APIRouter(prefix="/api", tags=["operators"])
-router.include_router(reading.router)
-router.include_router(commanding.router)
+router = APIRouter()
+router.routes.extend(reading.router.routes)
+router.routes.extend(commanding.router.routes)
 loops = commanding.loops

@@ -19,7 +19,7 @@ from holdfast.gateway.context import Gateway, Here, Loop
 from holdfast.gateway.operators.answers import example
 from holdfast.gateway.problem import Problem, documented, problem_of
 
-router = APIRouter(prefix="/commands")
+router = APIRouter(prefix="/api/commands", tags=["operators"])
 
 MOST = 4
 """That are under way at once; each has a thread."""

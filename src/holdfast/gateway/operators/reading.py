@@ -11,7 +11,7 @@ from holdfast.gateway.context import Here
 from holdfast.gateway.operators import answers
 from holdfast.gateway.problem import Problem, documented
 
-router = APIRouter(responses=documented(422, 503))
+router = APIRouter(prefix="/api", tags=["operators"], responses=documented(422, 503))
 
 TEXT = r"^[^\x00-\x1f\x7f-\x9f]+$"
 Most = Annotated[int, Query(ge=1, le=1000, description="How many at the most.")]

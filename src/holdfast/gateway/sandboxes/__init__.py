@@ -5,5 +5,5 @@ from fastapi import APIRouter
 from holdfast.gateway.sandboxes import routes, supervisors
 
 router = APIRouter()
-router.include_router(routes.router)
-router.include_router(supervisors.router)
+router.routes.extend(routes.router.routes)
+router.routes.extend(supervisors.router.routes)

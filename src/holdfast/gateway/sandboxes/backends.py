@@ -107,6 +107,11 @@ class Backends:
                 raise
             return found  # with another token, which is as good
 
+    async def runs(self, record: Any) -> bool:
+        """Whether the driver has it, and not another one of that id."""
+        found = await self._driver.get(record.id)
+        return found is not None and records.is_of(record.payload, found, await self.home())
+
     async def end(self, record: Any, wait: float) -> bool:
         """True when nothing of it runs any more."""
         found = await self._driver.get(record.id)

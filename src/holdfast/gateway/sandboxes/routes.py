@@ -6,9 +6,10 @@ to change.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Annotated, Any
 from uuid import uuid4
@@ -82,15 +83,16 @@ async def list_(
 @router.patch("/{id}", response_model=Sandbox, responses=documented(400, 404, 409, 412, 422, 428, 503))
 async def change(here: Here, id: Id, asked: SandboxChange, response: Response, if_match: IfMatch = None) -> Any:
     """Name, labels and metadata. What runs cannot be changed."""
-    async with here.reconciler.exclusive(id):
-        record = await _expected(here, id, if_match)
+    given = asked.model_dump(exclude_unset=True)
+    more: dict[str, Any] = {"name": given["name"]} if "name" in given else {}
+    more |= {"labels": given["labels"] or {}} if "labels" in given else {}
+
+    def changed(record: Any) -> dict[str, Any]:
         if records.phase(record.payload) in ("Deleting", "Deleted"):
             raise Problem(409, f"sandbox {id!r} is being deleted", current=record.version)
-        given = asked.model_dump(exclude_unset=True)
-        payload = {**record.payload, "metadata": given.get("metadata", record.payload["metadata"]) or {}}
-        more: dict[str, Any] = {"name": given["name"]} if "name" in given else {}
-        more |= {"labels": given["labels"] or {}} if "labels" in given else {}
-        record = await here.client.objects.put_if(TYPE, id, payload, holdfast.MatchVersion(record.version), **more)
+        return {**record.payload, "metadata": given.get("metadata", record.payload["metadata"]) or {}}
+
+    record = await _write(here, id, if_match, changed, **more)
     _mark(response, record)
     return records.told(record)
 
@@ -103,11 +105,11 @@ async def delete(
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for its end.")] = 10.0,
 ) -> Response:
     """End all its processes and forget it. From the answer on that is certain, whatever happens to this replica."""
-    async with here.reconciler.exclusive(id):
-        record = await _expected(here, id, if_match)
-        doomed = to_be_deleted(record.payload)
-        if records.phase(record.payload) != "Deleting":
-            record = await here.client.objects.put_if(TYPE, id, doomed, holdfast.MatchVersion(record.version))
+
+    def doomed(record: Any) -> dict[str, Any] | None:
+        return to_be_deleted(record.payload) if records.phase(record.payload) != "Deleting" else None
+
+    record = await _write(here, id, if_match, doomed)
     try:
         gone = await backends(here).end(record, wait)
     except holdfast.DriverError as error:
@@ -135,11 +137,11 @@ async def log_(
 ) -> Any:
     if tail is not None and offset is not None:
         raise Problem(422, "tail and offset exclude each other")
-    await found(here, id)
-    if await here.driver.get(id) is None:
+    record = await found(here, id)
+    if not await backends(here).runs(record):
         raise Problem(409, f"sandbox {id!r} does not run yet, or not any more: there is no log", headers=_SOON)
     pieces = here.driver.log(id, tail=tail, offset=offset, follow=follow)
-    return StreamingResponse(_until_stopped(here, pieces), media_type="text/plain; charset=utf-8")
+    return StreamingResponse(until_stopped(here, pieces), media_type="text/plain; charset=utf-8")
 
 
 def backends(here: Gateway) -> Backends:
@@ -186,6 +188,20 @@ async def _forget(here: Gateway, record: Any) -> None:
         record = await here.client.objects.get(TYPE, record.id)
 
 
+async def _write(
+    here: Gateway, id: str, condition: str | None, change: Callable[[Any], dict[str, Any] | None], **more: Any
+) -> Any:
+    """What the client believes is looked at again when somebody was faster: ``*`` is good for what there is then."""
+    async with here.reconciler.exclusive(id):
+        while True:
+            record = await _expected(here, id, condition)
+            if (payload := change(record)) is None:
+                return record
+            with suppress(holdfast.Conflict):
+                version = holdfast.MatchVersion(record.version)
+                return await here.client.objects.put_if(TYPE, id, payload, version, **more)
+
+
 async def _expected(here: Gateway, id: str, condition: str | None) -> Any:
     """The record, if it is what the client believes."""
     record = await found(here, id)
@@ -211,11 +227,21 @@ def _labels(given: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-async def _until_stopped(here: Gateway, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for piece in pieces:
-        yield piece
-        if here.stopping.is_set():
-            return
+async def until_stopped(here: Gateway, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """However long it writes nothing."""
+    stopping = asyncio.create_task(here.stopping.wait())
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(pieces, None))
+            try:
+                await asyncio.wait((coming, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done() or (piece := coming.result()) is None:
+                    return
+            finally:
+                coming.cancel()
+            yield piece
+    finally:
+        stopping.cancel()
 
 
 def _mark(response: Response, record: Any) -> None:

@@ -18,6 +18,7 @@ from fastapi.responses import RedirectResponse
 import holdfast
 from holdfast.gateway.context import Gateway, Here
 from holdfast.gateway.problem import Problem, documented
+from holdfast.gateway.rules import unspeakable
 from holdfast.gateway.sandboxes import models, records
 from holdfast.gateway.sandboxes.routes import found
 
@@ -69,7 +70,10 @@ class Connection:
     async def _read(self) -> None:
         try:
             while True:
-                told = json.loads(await self._socket.receive_text(), parse_constant=_refuse)
+                text = await self._socket.receive_text()
+                if why := unspeakable(text.encode()):
+                    raise ValueError(why)
+                told = json.loads(text, parse_constant=_refuse)
                 waiting = self._asked.get(told["id"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(told["reply"])

@@ -19,13 +19,14 @@ NEVER = frozenset({
     "content-length", "idempotent-replayed",
 })  # fmt: skip
 """Those of one client, of one connection, or our own."""
-_PASSING = frozenset({401, 403, 408, 409, 425, 429})
+_PASSING = frozenset({307, 308, 401, 403, 408, 409, 425, 429})
 _BODILESS = frozenset({204, 205, 304})
 
 
 def is_final(status: int) -> bool:
-    """Whether a retry gets the same again. What else there is says nothing of the request: who asked was not let in, or
-    came at a bad time, or the server failed. Then it may be tried again."""
+    """Whether a retry gets the same again. What else there is says nothing of the request: who asked was sent elsewhere
+    with it, where it has the same key, or was not let in, or came at a bad time, or the server failed. Then it may be
+    tried again."""
     return status < 500 and status not in _PASSING
 
 
