@@ -129,6 +129,20 @@ def test_what_a_dead_owner_left_is_told_with_what_becomes_of_it(connect: Connect
     assert (met["left",], met["recovered",]) == (1, 1), "of the one that was refused nobody knows how"
 
 
+def test_one_that_was_approved_is_not_told_of_as_refused(sqlite_url: str, told: Told) -> None:
+    leave_half_done(sqlite_url, "a")
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(holdfast.OperationFailed):
+            client.operation("a").run(one)
+        [review] = client.reviews.list()
+        client.reviews.approve(review.id, actor="op", reason="test")
+        assert told.count("stale_partials_met") == {("refuse",): 1}
+        told.clear()
+        client.operation("a").run(one)
+    assert told.count("stale_partials_met") == {("execute",): 1}
+    assert told.count("idem_cache_hits") == {(): 1}
+
+
 def test_a_transaction_in_anothers_way_is_tried_again_and_told(postgres_url: str, told: Told) -> None:
     def collide() -> int:
         if not told.count("retry_events"):
