@@ -150,6 +150,9 @@ def test_compose_has_three_replicas_on_one_database_and_secrets_in_files() -> No
     assert [each["environment"]["HOLDFAST_ADVERTISE"] for each in replicas] == [
         f"http://{port.rpartition(':')[0]}" for port in published
     ]
+    for each in replicas:  # sandboxes live beside the driver, where this machine's loopback is not
+        assert each["environment"]["HOLDFAST_ENTRANCE"] == f"http://gateway:{GATEWAY_PORT}"
+        assert each["networks"]["default"]["aliases"] == ["gateway"]
     assert len({each["environment"]["HOLDFAST_REPLICA_ID"] for each in replicas}) == 3
     script = services["replica-1"]["entrypoint"][2].replace("$$", "$")
     subprocess.run(["/bin/sh", "-n", "-c", script], check=True, timeout=30)

@@ -145,15 +145,20 @@ async def test_settings_are_edited_in_their_folder_alone_and_never_made_worse(sq
     folder.mkdir()
     outside.write_text("{}")
     (folder / "link.json").symlink_to(outside)
+    (folder / "loop.json").symlink_to("loop.json")
+    (folder / "folder.json").mkdir()
     (folder / "broken.json").write_text("{")
+    (folder / "nan.json").write_text('{"a": NaN}')
     (folder / "list.json").write_text("[]")
     (folder / "bytes.json").write_bytes(b"\xff")
     async with house_of(sqlite_url, tmp_path, agent_config=str(folder)) as house:
-        for name in ("..%2foutside", "link", "a.b", ".hidden", "a" * 101, "%00"):
+        for name in ("..%2foutside", "link", "loop", "a.b", ".hidden", "a" * 101, "%00"):
             for method in ("GET", "PATCH"):
                 answer = await house.http.request(method, f"/agents/config/{name}", json={"a": 1})
                 assert answer.status_code in (404, 422), name
-        for name in ("broken", "list", "bytes"):
+        for method in ("GET", "PATCH"):
+            assert (await house.http.request(method, "/agents/config/folder", json={"a": 1})).status_code == 409
+        for name in ("broken", "list", "bytes", "nan"):
             before = (folder / f"{name}.json").read_bytes()
             assert (await house.http.get(f"/agents/config/{name}")).status_code == 409
             assert (await house.http.patch(f"/agents/config/{name}", json={"a": 1})).status_code == 409

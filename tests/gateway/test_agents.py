@@ -244,6 +244,31 @@ async def test_what_workers_do_to_commands_and_turns(house: House, tmp_path: Pat
     assert await house.commands() == [("timed_out", "watchdog"), ("interrupted", "reaper")]
 
 
+async def test_a_long_transcript_is_taken_in_portions_and_keeps_nobody_waiting(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of short lines: as turns they are more than a record may have."""
+    line = f"{json.dumps({'type': 'user', 'message': {'content': 'ü'}})}\n"
+    for number, count in ((1, 12_000), (2, 1)):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(line * count)
+        await house.tell("session-start", session=str(path), transcript_path=str(path))
+        await house.amend(number, seen_at=1.0)
+    assert (await workers.sweep(house.gateway, workers.RECONCILER)).done == [1, 2]
+    some = (await house.see("/agents/1"))["turns"]
+    assert 0 < some < 12_000
+    assert (await workers.sweep(house.gateway, workers.RECONCILER)).done == [1], "and the rest with the next cycles"
+    assert (await house.see("/agents/1"))["turns"] > some
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("of one agent alone")
+
+    await house.amend(2, reconciled_at=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "reconcile", broken)
+        assert (await workers.sweep(house.gateway, workers.RECONCILER)).done == []
+
+
 async def test_no_transcript_is_read_from_elsewhere(house: House, tmp_path: Path) -> None:
     (tmp_path / "link.jsonl").symlink_to("/etc/passwd")
     for path in ("/etc/passwd", str(tmp_path / ".." / ".." / "passwd"), str(tmp_path / "link.jsonl"), str(tmp_path)):

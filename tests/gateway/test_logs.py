@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.gateway.logs import _Form, request_id
 
-SECRET = "a-token-that-is-known"
+SECRET = 'a-"token"\\that-is-known'
 SAID = f"postgresql://me:hunter2@db/app Authorization: Bearer abc.def Basic dTpw password=swordfish {SECRET}"
 
 
@@ -27,7 +27,7 @@ def test_no_secret_is_in_a_line_wherever_it_comes_from(people: bool) -> None:
     form = _Form("r-1", [SECRET], people=people)
     for each in (record("request", fields={"path": SAID}), record(SAID), record("x", holder=SAID)):
         line = form.format(each)
-        for secret in ("hunter2", "abc.def", "dTpw", "swordfish", SECRET):
+        for secret in ("hunter2", "abc.def", "dTpw", "swordfish", SECRET, "that-is-known"):
             assert secret not in line
         assert "me:***@db" in line
 

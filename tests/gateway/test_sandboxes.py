@@ -24,6 +24,7 @@ from holdfast.operator import run
 from holdfast.operator.gateway import to_be_deleted
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, runs
+from tests.gateway.conftest import Serving
 from tests.gateway.replicas import Replica
 
 NEW: dict[str, Any] = {"argv": ["sleep", "1000"]}
@@ -145,6 +146,25 @@ async def test_what_could_not_be_told_again_spoils_no_list(http: httpx.AsyncClie
         assert answer.status_code == 400
     listed = await http.get("/sandboxes")
     assert (listed.status_code, listed.json()["items"]) == (200, [])
+
+
+async def test_a_sandbox_is_told_of_an_entrance_that_outlives_the_replica_that_made_it(serving: Serving) -> None:
+    async with serving(entrance="http://gw", advertise="http://10.0.0.7:7411") as http:
+        await http.post("/sandboxes", json={**NEW, "id": "web"})
+        record = await http.app.state.gateway.client.objects.get("sandbox", "web")  # type: ignore[attr-defined]
+        assert record.payload["gateway"] == "http://gw"
+
+
+async def test_nothing_is_recorded_whose_status_could_not_be(http: httpx.AsyncClient) -> None:
+    """A record has a size, and the driver tells again what it was asked to run."""
+    large = "x" * 100_000
+    for body in ({"argv": ["true", *[large] * 5]}, {"argv": ["true"], "metadata": {"a": large * 10}}):
+        refused = await http.post("/sandboxes", json=body)
+        assert (refused.status_code, "at most 400000 bytes" in refused.json()["detail"]) == (413, True)
+    assert (await http.get("/sandboxes")).json()["items"] == []
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    grown = await http.patch("/sandboxes/web", json={"metadata": {"a": "ü" * 70_000}}, headers={"If-Match": "*"})
+    assert grown.status_code == 413
 
 
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -113,6 +114,17 @@ async def test_a_late_heartbeat_does_not_bring_it_back(gateway: Gateway, http: h
     assert (await http.post(f"/sessions/{told['id']}/heartbeat")).status_code == 410
     await is_gone(http, told["id"], "FAILED")
     assert (await http.post(f"/sessions/{other['id']}/heartbeat")).status_code == 200
+
+
+async def test_silence_is_noticed_in_a_pool_that_is_not_offered_any_more(
+    gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    silent, loud = await claimed(http), await claimed(http)
+    gateway.settings = replace(gateway.settings, pools={"other": 1})
+    await gateway.client.leases.force_release(f"@slot:default:{silent['slot']}", actor="test", reason="as if expired")
+    await sessions.tend(gateway)
+    listed = (await http.get("/sessions")).json()["items"]
+    assert {each["id"]: each["state"] for each in listed} == {silent["id"]: "FAILED", loud["id"]: "ACTIVE"}
 
 
 async def test_once_told_to_have_failed_nobody_ends_it_otherwise(

@@ -11,6 +11,9 @@ import pytest
 from fastapi import FastAPI, Request
 
 from holdfast.gateway import rules
+from holdfast.gateway.meter import Meter
+from holdfast.gateway.settings import Settings
+from holdfast.gateway.shield import Shield
 from holdfast.gateway.tokens import Token
 from tests.gateway.conftest import Serving
 
@@ -162,8 +165,29 @@ async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:
         told(await http.post("/echo", content=b"", headers={"Content-Length": "-1"}), 413)
 
 
+async def test_a_handshake_has_no_body_whatever_it_says() -> None:
+    heard = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        heard.append((await receive())["type"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    headers = [(b"host", b"localhost"), (b"content-length", b"0")]
+    scope = {"type": "websocket", "path": "/sandboxes/x/supervisor", "query_string": b"", "headers": headers}
+    await Shield(app, settings=Settings("sqlite:///none.db"), meter=Meter())(scope, receive, send)
+    assert heard == ["websocket.connect"]
+
+
 async def test_tokens_read_or_operate(serving: Serving) -> None:
-    async with serving(routes, tokens=TOKENS) as http:
+    async with serving(routes, tokens=TOKENS, advertise="http://GW-1.example:7411", entrance="http://gw") as http:
+        for host in ("gw-1.example:7411", "gw"):
+            sent_on = await http.get("/healthz", headers={"Host": host})
+            assert sent_on.status_code == 200, "where others are sent to is served"
         for bad in ({}, {"Authorization": "Bearer wrong-wrong-wrong-wrong"}, {"Authorization": "nonsense"}):
             answer = await http.get("/own", headers=bad)
             told(answer, 401)

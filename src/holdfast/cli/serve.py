@@ -18,6 +18,7 @@ from holdfast.cli import settings as places
 @click.option("--host", metavar="ADDRESS", help="Where to listen. Default: 127.0.0.1. Elsewhere only with tokens.")
 @click.option("--port", metavar="N", help="Default: 7411; 0 picks one.")
 @click.option("--advertise", metavar="URL", help="Where other replicas reach this one. Default: made of the two above.")
+@click.option("--entrance", metavar="URL", help="Where sandboxes find some replica. Default: the one that made them.")
 @click.option(
     "--hosts", metavar="NAME", multiple=True, help="A name it is asked for by, beside localhost and addresses."
 )

@@ -26,6 +26,9 @@ PRESENCE = "gateway:replica:"
 """And the replica's name: the lease by which it is known to be there."""
 TTL = 15.0
 _PATIENCE = 2.0
+AGAIN = 1.0
+"""Seconds between two tries to be there again. No longer, however long the database was away: no request is sent to who
+is not there, and all replicas are away at once."""
 
 router = APIRouter(tags=["health"])
 
@@ -98,13 +101,17 @@ async def _present(gateway: Gateway) -> None:
             loop.call_soon_threadsafe(lost.set)
 
         lease = gateway.client.lease(PRESENCE + gateway.replica, ttl=TTL, holder=gateway.replica, on_lost=tell)
-        grant = await lease.acquire(timeout=None)
-        gateway.rooms["presence"] = grant
         try:
-            await lost.wait()
-            say("presence.lost", logging.WARNING)
-        finally:
-            await grant.release()
+            grant = await lease.acquire(timeout=None)
+            gateway.rooms["presence"] = grant
+            try:
+                await lost.wait()
+                say("presence.lost", logging.WARNING)
+            finally:
+                await grant.release()
+        except holdfast.EngineError as error:
+            say("presence.refused", logging.WARNING, again_in=AGAIN, why=str(error))
+            await asyncio.sleep(AGAIN)
 
 
 async def _checks(gateway: Gateway) -> dict[str, bool]:

@@ -49,7 +49,8 @@ class _Form(logging.Formatter):
     def __init__(self, replica: str, secrets: Iterable[str], *, people: bool) -> None:
         super().__init__()
         self._replica, self._people = replica, people
-        known = "|".join(re.escape(each) for each in sorted(secrets, key=len, reverse=True) if each)
+        told = {form for each in secrets for form in (each, json.dumps(each)[1:-1])}  # as it is, and inside of JSON
+        known = "|".join(re.escape(each) for each in sorted(told, key=len, reverse=True) if each)
         self._secret = re.compile(known) if known else None
 
     def format(self, record: logging.LogRecord) -> str:

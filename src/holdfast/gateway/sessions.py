@@ -153,14 +153,17 @@ async def end(here: Here, id: Id, asked: End) -> Any:
 
 
 async def tend(here: Gateway) -> None:
-    """The leader's: sessions whose slot has expired have failed, and what is truly in use is counted."""
-    for pool, capacity in here.settings.pools.items():
-        slots = here.client.slots(pool, capacity)
-        active = [each async for each in _all(here, {"pool": pool, "state": ACTIVE})]
-        owners = {*(await slots.owners()).values()}  # read later: a slot is claimed before its session is written
-        for record in active:
+    """The leader's: sessions whose slot has expired have failed, also in a pool that is not offered any more; and what
+    is truly in use is counted."""
+    active = [each async for each in _all(here, {"state": ACTIVE})]
+    for pool in {each.payload["pool"] for each in active}:
+        ours = [each for each in active if each.payload["pool"] == pool]
+        owners = {*(await _slots(here, ours[0]).owners()).values()}  # read later: a slot is claimed first, then written
+        for record in ours:
             if record.id not in owners:
                 await _fail(here, record)
+    for pool, capacity in here.settings.pools.items():
+        slots = here.client.slots(pool, capacity)
         await slots.reconcile(partial(_claims, here, pool, slots))
 
 

@@ -21,6 +21,9 @@ class Settings:
     port: int = 7411
     advertise: str | None = None
     """The address of this replica as the others reach it; None: made of host and port."""
+    entrance: str | None = None
+    """The address by which sandboxes find a replica, whichever; None: that of the one that made them, which they do not
+    outlive then."""
     hosts: tuple[str, ...] = ()
     """Names by which it is asked for, beside localhost and addresses."""
     tokens: tuple[Token, ...] = ()
@@ -211,9 +214,9 @@ def _summariser(value: Any) -> str:
 
 
 KNOBS: Mapping[str, Callable[[Any], Any]] = {
-    "host": _text, "port": _port, "advertise": _address, "hosts": _hosts, "tokens_file": _tokens, "writes": _rate,
-    "stop_within": _seconds, "driver": _driver, "driver_folder": _text, "end_sandboxes": _switch, "pools": _pools,
-    "stop_delay": _delay, "command_limit": _long, "agent_silence": _long, "transcripts": _folder,
-    "agent_config": _folder, "summariser": _summariser,
+    "host": _text, "port": _port, "advertise": _address, "entrance": _address, "hosts": _hosts,
+    "tokens_file": _tokens, "writes": _rate, "stop_within": _seconds, "driver": _driver, "driver_folder": _text,
+    "end_sandboxes": _switch, "pools": _pools, "stop_delay": _delay, "command_limit": _long, "agent_silence": _long,
+    "transcripts": _folder, "agent_config": _folder, "summariser": _summariser,
 }  # fmt: skip
 """What can be said in all three places, and how it is read."""

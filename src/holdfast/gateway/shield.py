@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from holdfast.gateway import logs, rules, tokens
 from holdfast.gateway.meter import Meter
@@ -34,7 +35,8 @@ class Shield:
 
     def __init__(self, app: Any, *, settings: Settings, meter: Meter) -> None:
         self._app, self._settings, self._meter = app, settings, meter
-        self._hosts = frozenset({*settings.hosts, settings.host.lower()})
+        sent = {urlsplit(each).hostname or "" for each in (settings.advertise, settings.entrance) if each}
+        self._hosts = frozenset({*settings.hosts, settings.host.lower(), *(each.rstrip(".") for each in sent)})
         self._rates = rules.Rates(settings.writes, time.monotonic)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:

@@ -24,7 +24,11 @@ def file_of(folder: str | None, name: str) -> Path:
         raise Problem(404, "no folder of settings is edited here: set agent_config")
     home = Path(folder).resolve()
     file = home / f"{name}.json"
-    if not re.match(NAME, name) or not file.resolve().is_relative_to(home):
+    try:
+        inside = re.match(NAME, name) and file.resolve().is_relative_to(home)
+    except (OSError, RuntimeError):  # a link that leads to itself
+        inside = False
+    if not inside:
         raise Problem(404, f"{name!r} is not in the folder of settings")
     return file
 
@@ -34,7 +38,7 @@ def read(file: Path) -> dict[str, Any]:
         return _parsed(file, file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Problem(404, f"there are no settings {file.stem!r}") from None
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, OSError):
         raise _broken(file) from None
 
 
@@ -46,7 +50,7 @@ async def edit(file: Path, patch: dict[str, Any]) -> dict[str, Any]:
         async with holdfast.file_lock(file) as grant:
             try:
                 before = _parsed(file, grant.read_text(default="{}"))
-            except UnicodeDecodeError:
+            except (UnicodeDecodeError, OSError):
                 raise _broken(file) from None
             after = merged(before, patch)
             text = json.dumps(after, indent=2, allow_nan=False)  # ValueError before anything is written
@@ -73,7 +77,7 @@ def merged(before: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(file: Path, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         raise _broken(file) from None
     if not isinstance(found, dict):
@@ -81,5 +85,11 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
     return found
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def _broken(file: Path) -> Problem:
-    return Problem(409, f"{file.name} is not a JSON object: mend it by hand, nothing was written")
+    return Problem(
+        409, f"{file.name} is not a file that can be read, with a JSON object: mend it by hand, nothing was written"
+    )

@@ -9,8 +9,9 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-CHUNK = 1 << 20
-"""Bytes that are read at once; what is left comes with the next cycle."""
+CHUNK, PORTION = 1 << 20, 1 << 16
+"""Bytes that are read at once, and after which no further line is taken: what is said in them is one commit of the
+agent, in which a short line is several times as long. What is left comes with the next cycle."""
 _USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 
 
@@ -41,8 +42,8 @@ def read_end(path: Path) -> bytes:
 
 
 def whole_lines(data: bytes) -> bytes:
-    """Up to the last line that is complete. A line longer than a chunk is given up."""
-    end = data.rfind(b"\n") + 1
+    """Up to the last line that is complete, or beyond the portion. A line longer than a chunk is given up."""
+    end = data.find(b"\n", PORTION) + 1 or data.rfind(b"\n") + 1
     return data if end == 0 and len(data) == CHUNK else data[:end]
 
 

@@ -76,7 +76,7 @@ async def _tend(here: Gateway, worker: Worker, number: int, now: float) -> bool:
         await worker.work(here, agent, now)
     except holdfast.Conflict:  # an expected agent has just got its session
         return False
-    except OSError as error:  # its transcript; the others are looked after
+    except (OSError, ValueError) as error:  # of its transcript, or its own; the others are looked after
         say("agent.skipped", logging.WARNING, worker=worker.name, agent=number, why=str(error))
         return False
     return True
@@ -123,7 +123,8 @@ async def _reconcile(here: Gateway, known: Known, now: float) -> None:
     lines = transcript.whole_lines(data)
     turns = await records.turns(here.client, agent.number, after=agent.transcript_turn)
     turns += [each for each in await records.unsettled(here, known) if isinstance(each, Turn)]
-    offset, whole = agent.transcript_offset + len(lines), len(data) < transcript.CHUNK
+    offset = agent.transcript_offset + len(lines)
+    whole = len(data) < transcript.CHUNK and b"\n" not in data[len(lines) :]
     step = upkeep.reconcile(agent, transcript.entries(lines), turns, now, offset=offset, whole=whole)
     await records.commit(here, known, step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -17,6 +18,8 @@ SUPERVISOR = "gateway:supervisor:"
 """What the names of the leases begin with that say who has a supervisor's connection."""
 TOKEN = "HOLDFAST_SUPERVISOR_TOKEN"
 GATEWAY = "HOLDFAST_GATEWAY"
+MOST = 400_000
+"""Bytes of what is asked for, as JSON: the record has it, once more what the driver says of it, and an end."""
 _SPEC = ("argv", "env", "cwd", "limits", "grace", "log_bytes", "supervised")
 _ETAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 
@@ -37,6 +40,11 @@ def made(given: Mapping[str, Any], address: str, token: str | None) -> dict[str,
         "incarnation": uuid4().hex[:12],
         "tokens": [] if token is None else [hashed(token)],
     }
+
+
+def size(payload: Mapping[str, Any]) -> int:
+    """Of what is asked for, in bytes as JSON."""
+    return len(json.dumps([payload["spec"], payload["metadata"]]))
 
 
 def owner(payload: Mapping[str, Any], home: str) -> str:

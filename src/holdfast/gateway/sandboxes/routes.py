@@ -48,7 +48,7 @@ async def create(here: Here, asked: NewSandbox, response: Response) -> Any:
     replica; its phase says when it does."""
     id, token = asked.id or f"sb-{uuid4().hex[:16]}", secrets.token_urlsafe(32) if asked.supervised else None
     given = asked.model_dump() | {"limits": asked.limits.model_dump(exclude_none=True)}
-    payload = records.made(given, here.address, token)
+    payload = _fitting(records.made(given, here.settings.entrance or here.address, token))
     async with here.reconciler.exclusive(id):
         record = await here.client.objects.put_if(
             TYPE, id, payload, holdfast.MustCreate(), name=asked.name, labels=asked.labels
@@ -90,7 +90,7 @@ async def change(here: Here, id: Id, asked: SandboxChange, response: Response, i
     def changed(record: Any) -> dict[str, Any]:
         if records.phase(record.payload) in ("Deleting", "Deleted"):
             raise Problem(409, f"sandbox {id!r} is being deleted", current=record.version)
-        return {**record.payload, "metadata": given.get("metadata", record.payload["metadata"]) or {}}
+        return _fitting({**record.payload, "metadata": given.get("metadata", record.payload["metadata"]) or {}})
 
     record = await _write(here, id, if_match, changed, **more)
     _mark(response, record)
@@ -186,6 +186,14 @@ async def _forget(here: Gateway, record: Any) -> None:
         with suppress(holdfast.Conflict):
             await here.client.objects.delete_if(TYPE, record.id, record.version)
         record = await here.client.objects.get(TYPE, record.id)
+
+
+def _fitting(payload: dict[str, Any]) -> dict[str, Any]:
+    """Nothing is recorded whose status could not be."""
+    if (size := records.size(payload)) > records.MOST:
+        told = f"what runs and its metadata have at most {records.MOST} bytes as JSON, not {size}: keep a reference"
+        raise Problem(413, told)
+    return payload
 
 
 async def _write(
