@@ -188,6 +188,21 @@ def test_a_meter_that_fails_is_no_trouble_of_the_operation(
     assert "the energy of <operation 'a' attempt 1> is not measured" in caplog.text
 
 
+def test_a_block_that_another_thread_leaves_is_not_given_that_ones_time(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with holdfast.Client(sqlite_url, energy=Energy(watts=1, grams_per_kwh=1)) as client, ExitStack() as stack:
+        entered: list[Any] = []
+        other = threading.Thread(target=lambda: entered.append(stack.enter_context(client.operation("a"))))
+        other.start()
+        other.join()
+        burn()  # so that this thread's clock is ahead of that one's
+        stack.pop_all().close()
+        assert entered[0].spent is None
+        assert client.operation("a").run(int).replayed
+    assert [vars(each)["event"] for each in caplog.records] == ["operation.unmetered"]
+
+
 def test_bad_input_is_refused_at_once(sqlite_url: str) -> None:
     for wrong in ({"watts": -1}, {"watts": float("nan")}, {"grams_per_kwh": 1e9}, {"idle_watts": float("inf")}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be from 0 to 1000000"):

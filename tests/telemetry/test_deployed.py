@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import holdfast.telemetry
-from holdfast._wire.telemetry import tell
+from holdfast._wire.telemetry import register, tell
 from holdfast.cli.app import app
 from holdfast.integrations.prometheus import export
 from tests.cli.command import ROOT
@@ -33,10 +33,18 @@ SCRAPE = {"job", "instance"}
 Labels = frozenset[str]
 
 
+class Running:
+    """Whatever has gauges: a keeper, an elector, a relay, a reconciler."""
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        yield from ((each.name, 1.0) for each in holdfast.telemetry.GAUGES)
+
+
 @pytest.fixture(scope="module")
 def series() -> dict[str, Labels]:
     """Everything that is exported once everything has happened, and what is recorded from that: name and labels."""
-    registry = CollectorRegistry()
+    registry, all_of_them = CollectorRegistry(), Running()
+    register(all_of_them)
     stop = export(registry)
     try:
         for each in holdfast.telemetry.METRICS:
@@ -152,13 +160,29 @@ def test_all_that_is_asked_for_is_exported_and_matches(series: dict[str, Labels]
         assert label in labels(promql.parse(inner), series)
 
 
-def test_values_that_are_asked_for_are_told_of_in_the_docs() -> None:
+def test_that_nobody_leads_is_seen_when_the_one_that_led_is_gone_and_the_others_never_did() -> None:
+    """A counter with labels is not exported before it counts, and that of a dead process is exported no more."""
+    asks = ALERTS["HoldfastNobodyLeads"]["expr"]
+    assert re.search(r"max_over_time\(holdfast_elector_transitions_total{[^}]*}\[1d\]\)", asks)
+
+
+def test_what_may_happen_once_is_seen_the_first_time(series: dict[str, Labels]) -> None:
+    """A replica that is started over and over takes over once each time, in series that begin with 1."""
+    for name, rule in ALERTS.items():
+        for counter in {*re.findall(r"increase\((\w+)", rule["expr"])}:
+            if series[counter] != SCRAPE and name != "HoldfastRelayAway":  # that one asks for what goes on and on
+                assert re.search(rf"{counter}({{[^}}]*}})? unless {counter} offset", rule["expr"]), (name, counter)
+
+
+def test_values_that_are_asked_for_are_told_of_in_the_docs_with_their_label() -> None:
+    said = re.split(r"\n\n|\n- ", TOLD)
     for text in asked():
         for selector in selectors(text):
             for matcher in selector.matchers.matchers:
                 if matcher.name not in {*SCRAPE, "of"}:
                     for value in matcher.value.split("|"):
-                        assert f"`{value}`" in TOLD, (selector.name, matcher.name, value)
+                        about = [each for each in said if f"`{matcher.name}`" in each]
+                        assert any(f"`{value}`" in each for each in about), (selector.name, matcher.name, value)
 
 
 def test_limits_are_in_one_place_and_each_is_compared_with_and_drawn() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import holdfast
 from holdfast import telemetry
+from holdfast._wire.telemetry import tell
 from holdfast.integrations.opentelemetry import instrument
 from holdfast.integrations.prometheus import export
 
@@ -42,6 +43,8 @@ def test_opentelemetry_is_told_under_the_prefix_that_was_asked_for(sqlite_url: s
     reader = InMemoryMetricReader()
     stop = instrument(prefix=prefix, meter_provider=MeterProvider([reader]))
     happen(sqlite_url)
+    held = collected(reader)[f"{prefix}leases_held"][()].value
+    assert held == telemetry.readings().get("leases_held", 0.0)
     stop()
     happen(sqlite_url)  # nobody listens any more
     found = collected(reader)
@@ -49,7 +52,6 @@ def test_opentelemetry_is_told_under_the_prefix_that_was_asked_for(sqlite_url: s
     assert found[f"{prefix}lease_acquisitions"][kind].value == 2
     assert found[f"{prefix}lease_refusals"][kind].value == 1
     assert found[f"{prefix}lease_hold_seconds"][kind].count == 2
-    assert found[f"{prefix}leases_held"][()].value == telemetry.readings().get("leases_held", 0.0)
 
 
 def test_without_an_sdk_nobody_listens() -> None:
@@ -79,6 +81,82 @@ def test_prometheus_shows_every_metric_of_the_table_and_stops(sqlite_url: str) -
     stop()
     assert generate_latest(registry) == b""
     export(registry)()  # once more, in the same registry
+
+
+def test_what_nobody_has_has_no_age(sqlite_url: str) -> None:
+    """Where no relay runs, a lag of 0 s would be a lie: it is absent, and that can be alerted on."""
+    registry, reader = CollectorRegistry(), InMemoryMetricReader()
+    stops = [export(registry), instrument(meter_provider=MeterProvider([reader]))]
+    with holdfast.Client(sqlite_url) as client, client.lease("a"):
+        shown, told = generate_latest(registry).decode(), collected(reader)
+    for name, there in (("relay_lag_seconds", False), ("relay_lag_events", True), ("heartbeat_age_seconds", True)):
+        assert (f"\nholdfast_{name} " in shown) is there, name
+        assert bool(told.get(f"holdfast.{name}")) is there, name
+    for stop in stops:
+        stop()
+
+
+def test_nothing_is_exported_twice_and_no_gauge_after_the_end(sqlite_url: str) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    stop = instrument(meter_provider=provider)
+    with pytest.raises(ValueError, match="already"):
+        instrument(meter_provider=provider)
+    happen(sqlite_url)
+    assert collected(reader)["holdfast.lease_acquisitions"][("kind", "lease"),].value == 2
+    stop()
+    assert not collected(reader).get("holdfast.leases_held")
+    instrument(meter_provider=provider)()  # once more
+
+
+@pytest.mark.parametrize("name", ["leases_held", "relay_failures"])
+def test_a_name_that_is_taken_leaves_the_registry_as_it_was(name: str) -> None:
+    registry = CollectorRegistry()
+    Gauge(f"holdfast_{name}", "mine", registry=registry)
+    before = generate_latest(registry)
+    with pytest.raises(ValueError, match=name):
+        export(registry)
+    assert generate_latest(registry) == before
+
+
+def test_a_listener_that_is_given_twice_is_ended_one_by_one() -> None:
+    told: list[str] = []
+
+    def hear(event: str, _: dict[str, Any]) -> None:
+        told.append(event)
+
+    first, second = telemetry.listen(hear), telemetry.listen(hear)
+    tell("a")
+    first()
+    first()
+    tell("b")
+    second()
+    tell("c")
+    assert told == ["a", "a", "b"]
+
+
+FORKED = """
+import os, sys, holdfast
+from holdfast import telemetry
+client = holdfast.Client(sys.argv[1])
+elector, slots = client.elector("x"), client.slots("pool", capacity=2)
+client.lease("warm").acquire().release()
+if os.fork() == 0:
+    slots.reconcile([{"id": "s", "slot": slots.claim(owner="s").slot, "terminal": False}])
+    def work(term):
+        found = telemetry.readings()
+        print(found["electors_leading"], found["slots_in_use"], flush=True)
+    elector.run(work)
+    os._exit(0)
+os.wait()
+print(telemetry.readings()["electors_leading"])
+"""
+
+
+def test_in_a_fork_what_was_made_before_it_has_its_gauges(sqlite_url: str) -> None:
+    given = [sys.executable, "-c", FORKED, sqlite_url]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "1.0 1.0\n0.0\n", done.stderr
 
 
 def test_names_and_keys_are_never_labels() -> None:

@@ -10,8 +10,10 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
+from holdfast._sync.primitives.operations.governing import Governance
 from holdfast._wire import telemetry as _wire_telemetry
 from holdfast.testing.operation_stage import leave_half_done, running
+from tests.children import eventually
 from tests.telemetry.conftest import Told
 
 Connect = Callable[..., Any]
@@ -25,6 +27,10 @@ LABELS = {
 
 class Interrupted(BaseException):
     pass
+
+
+def interrupt() -> None:
+    raise Interrupted
 
 
 def one() -> int:
@@ -123,6 +129,20 @@ def test_what_a_dead_owner_left_is_told_with_what_becomes_of_it(connect: Connect
     assert (met["left",], met["recovered",]) == (1, 1), "of the one that was refused nobody knows how"
 
 
+def test_one_that_was_approved_is_not_told_of_as_refused(sqlite_url: str, told: Told) -> None:
+    leave_half_done(sqlite_url, "a")
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(holdfast.OperationFailed):
+            client.operation("a").run(one)
+        [review] = client.reviews.list()
+        client.reviews.approve(review.id, actor="op", reason="test")
+        assert told.count("stale_partials_met") == {("refuse",): 1}
+        told.clear()
+        client.operation("a").run(one)
+    assert told.count("stale_partials_met") == {("execute",): 1}
+    assert told.count("idem_cache_hits") == {(): 1}
+
+
 def test_a_transaction_in_anothers_way_is_tried_again_and_told(postgres_url: str, told: Told) -> None:
     def collide() -> int:
         if not told.count("retry_events"):
@@ -146,14 +166,74 @@ def test_a_batch_tells_of_each_when_its_end_is_written(connect: Connect, either:
     assert told.count("idempotent_replays") == {(): 1}
     told.clear()
 
-    def interrupt(item: str) -> int:
+    def stop_at_f(item: str) -> int:
         if item == "f":
             raise Interrupted
         return 1
 
     with pytest.raises(Interrupted):
-        client.operations.run_many(["e", "f", "g"], interrupt)
+        client.operations.run_many(["e", "f", "g"], stop_at_f)
     assert told.count("operations") == {("success",): 1, ("interrupted",): 1}, "the last was never called"
+
+
+def test_of_a_batch_each_that_is_skipped_counts_once(sqlite_url: str, told: Told) -> None:
+    keys = [holdfast.OperationKey(pipeline="p", dataset="d", operation="o", task=each) for each in ("x", "y", "z")]
+    with holdfast.Client(sqlite_url) as client:
+        client.operation(keys[0]).run(one)
+        with running(sqlite_url, holdfast.OperationKey(pipeline="p", dataset="d", operation="o", task="other")):
+            told.clear()
+            client.operations.run_many(keys, one, when_locked="skip")
+            assert told.count("operations") == {("replayed",): 1, ("skipped",): 2}
+            assert told.count("lock_acquire_failures") == {("skipped",): 2}
+        with running(sqlite_url, "plain"):
+            told.clear()
+            client.operations.run_many(["plain"], one)
+            assert told.count("lock_acquire_failures") == told.count("operations") == {("skipped",): 1}
+
+
+def test_one_whose_result_is_kept_no_longer_is_a_hit_and_no_replay(sqlite_url: str, told: Told) -> None:
+    def expired() -> bool:
+        told.clear()
+        return bool(client.operation("a", reuse=False).run(one).status == "expired")
+
+    with holdfast.Client(sqlite_url) as client:
+        client.operation("a", keep=0.001, reuse=False).run(one)
+        eventually(expired, "it to expire")
+    assert (told.count("operations"), told.count("idem_cache_hits")) == ({("expired",): 1}, {(): 1})
+    assert not told.count("idempotent_replays")
+
+
+def test_what_is_done_from_outside_says_whether_the_dataset_is_sovereign(either: str, told: Told) -> None:
+    """As the policy says, or else the log; and what only some may roll back counts as left."""
+    graves = holdfast.OperationKey(pipeline="p", task="t", dataset="graves", operation="o")
+    policy = holdfast.Policy({"graves": {"sovereign": True, "may_reset": ["elder"]}})
+    with holdfast.Client(either, policy=policy) as client:
+        client.operations.register("undo", rollback=one)
+        client.operation(KEY, sovereign=True).run(one)
+        client.operation("plain").run(one)
+        with pytest.raises(Interrupted):
+            client.operation(graves, rollback="undo").run(interrupt)
+        for key in (KEY, "plain"):
+            client.operations.reset(key, actor="op", reason="test")
+        client.operations.recover()
+        client.operations.rollback(graves, actor="elder", reason="test")
+    assert [each["sovereignty_event"] for each in told.of("operation.rewritten")] == [True, False, True]
+    assert [(each["fate"], each["sovereignty_event"]) for each in told.of("operation.partial")] == [("left", True)]
+
+
+def test_a_batch_that_cannot_ask_leaves_no_run_open(
+    sqlite_url: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: object) -> bool:
+        raise holdfast.EngineError("no answer")
+
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(ArithmeticError):
+            client.operation("a", remember_errors=(ArithmeticError,)).run(fail)
+        monkeypatch.setattr(Governance, "refused", unanswered)
+        with pytest.raises(holdfast.EngineError):
+            client.operations.run_many(["a"], one)
+    assert len(told.of("operation.started")) == len(told.of("operation.ended")) == 2
 
 
 class Looks(tuple[Any, ...]):

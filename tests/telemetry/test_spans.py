@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextvars
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -136,6 +137,39 @@ def test_tasks_do_not_get_into_each_others_spans(sqlite_url: str, traced: Traced
     assert len(by_key) == len(inside) == 2
     for name in inside:
         assert parents(found[name]) == ids([by_key[as_key(name).digest]])
+
+
+def test_a_block_that_another_context_or_task_leaves_ends_its_span_and_its_operation(
+    sqlite_url: str, traced: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
+    with holdfast.Client(sqlite_url) as client:
+
+        def steps() -> Iterator[None]:
+            with client.operation("a") as op:
+                yield
+                op.result = 1
+
+        made = steps()
+        contextvars.copy_context().run(next, made)
+        assert next(made, "over") == "over"
+        assert client.operation("a").run(int).replayed
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(sqlite_url) as client:
+
+            async def fixture() -> AsyncIterator[None]:
+                async with client.operation("b") as op:
+                    yield
+                    op.result = 1
+
+            made = fixture()
+            await anext(made)
+            assert await asyncio.create_task(anext(made, "over")) == "over"
+            assert (await client.operation("b").run(int)).replayed
+
+    asyncio.run(main())
+    assert len(traced.ended()["holdfast.operation"]) == 4
+    assert not [each for each in caplog.records if each.name.startswith(("opentelemetry", "asyncio"))]
 
 
 def test_each_of_a_batch_has_its_own(sqlite_url: str, traced: Traced) -> None:

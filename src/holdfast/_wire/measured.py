@@ -28,27 +28,30 @@ def labels(about: Any, *, sovereign: bool | None = None) -> dict[str, Any]:
 class Measured:
     """``run``: the number, in this process, by which start and end belong together."""
 
-    __slots__ = ("_attempt", "_began", "_key", "_labels", "_op", "_since", "_spent", "run")
+    __slots__ = ("_attempt", "_began", "_key", "_labels", "_op", "_refused", "_since", "_spent", "run")
 
     def __init__(self, key: Any, *, sovereign: bool) -> None:
         self.run, self._since, self._key = next(_runs), now(), key.digest
         self._labels = labels(key, sovereign=sovereign)
         self._began, self._attempt = False, 0
         self._op: Any = None
+        self._refused: Prior | None = None
+        """What it was refused for: told when that is how it ends, for somebody may have approved it."""
         self._spent: dict[str, float] = {}
         self._tell("operation.started", run=self.run, key=self._key)
 
     def found(self, act: Act, prior: Prior) -> None:
         """The log knows it, and that is all that comes of it."""
+        if act not in (Act.REPLAY, Act.EXPIRED):
+            self._refused = prior
+            return
         self._tell("operation.found", status=prior.status)
         if act is Act.REPLAY:
             self._tell("operation.replayed")
-        elif prior.status == "partial":
-            self._tell("operation.partial", fate="refuse")
 
     def begun(self, op: Any, prior: Prior, on_partial: OnPartial) -> None:
         """Its function is about to be called; what a dead attempt left was dealt with before."""
-        self._began, self._op, self._attempt = True, op, op.attempt
+        self._began, self._op, self._attempt, self._refused = True, op, op.attempt, None
         if prior.fresh:
             self._tell("operation.new")
         else:
@@ -76,13 +79,18 @@ class Measured:
         self.left()
         error = how if isinstance(how, BaseException) else how.error
         if error is not None:
+            if self._refused is not None:
+                self._tell("operation.found", status=self._refused.status)
+                if self._refused.status == "partial":
+                    self._tell("operation.partial", fate="refuse")
             self._end(_status(error, began=self._began), self._attempt, error)
             return
         assert isinstance(how, Outcome)
         if how.status == "success" and not how.replayed and not self._began:  # a probe has said that it is done
             self._tell("operation.found", status="partial")
             self._tell("operation.partial", fate="verify")
-        self._end("replayed" if how.replayed else how.status, how.attempt, None)
+        replayed = how.replayed and how.status == "success"  # and not "expired": its result is kept no longer
+        self._end("replayed" if replayed else how.status, how.attempt, None)
 
     def _end(self, outcome: str, attempt: int, error: BaseException | None) -> None:
         about = {"run": self.run, "key": self._key, "attempt": attempt, "error": error}

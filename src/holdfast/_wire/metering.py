@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
+from threading import get_ident
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -25,6 +27,7 @@ class Metering:
         self._op, self._meter, self._clock = op, meter, clock
         self._end: Callable[[float, float, Clock], Estimate | None] | None = None
         self._cpu = self._wall = 0.0
+        self._thread = 0
 
     def __enter__(self) -> None:
         try:
@@ -36,11 +39,11 @@ class Metering:
                 self._meter,
                 extra={"event": "operation.unmetered", "operation": str(self._op)},
             )
-        self._cpu, self._wall = thread_time(), perf_counter()
+        self._thread, self._cpu, self._wall = get_ident(), thread_time(), perf_counter()
 
     def __exit__(self, *_: object) -> None:
         wall = perf_counter() - self._wall
-        cpu = thread_time() - self._cpu if self.cpu is None else self.cpu
+        cpu = self._elapsed() if self.cpu is None else self.cpu
         try:
             said = None if self._end is None else self._end(cpu, wall, self._clock)
             self._op.spent = None if said is None else facts(cpu, wall, said)
@@ -51,6 +54,10 @@ class Metering:
                 self._meter,
                 extra={"event": "operation.unmetered", "operation": str(self._op)},
             )
+
+    def _elapsed(self) -> float:
+        """Not known of a block that another thread leaves than entered it: that one's clock tells of other things."""
+        return thread_time() - self._cpu if get_ident() == self._thread else nan
 
 
 def spending(op: Any, meter: Meter, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -37,23 +37,26 @@ def listen(listener: Listener) -> Callable[[], None]:
     """``listener(event, fields)`` is called where things happen, in any thread, and is to be quick. Call what comes
     back to end it."""
     global listeners
+
+    def heard(event: str, fields: dict[str, Any]) -> None:  # one of its own, should it be given twice
+        listener(event, fields)
+
     with _lock:
-        listeners = (*listeners, listener)
-    _spread()
+        listeners = (*listeners, heard)
+        _spread()
 
     def stop() -> None:
         global listeners
         with _lock:
-            listeners = tuple(each for each in listeners if each is not listener)
-        _spread()
+            listeners = tuple(each for each in listeners if each is not heard)
+            _spread()
 
     return stop
 
 
 def _spread() -> None:
-    with _lock:
-        followers = list(_followers)
-    for follower in followers:
+    """Under the lock: who is told last must not be told what was so before."""
+    for follower in list(_followers):
         follower.listened(bool(listeners))
 
 
@@ -75,7 +78,7 @@ def follow(follower: Follower) -> None:
     """Now, and whenever that changes."""
     with _lock:
         _followers.add(follower)
-    follower.listened(bool(listeners))
+        follower.listened(bool(listeners))
 
 
 def readings() -> dict[str, float]:

@@ -26,6 +26,10 @@ class Metric(NamedTuple):
     def amount(self, fields: dict[str, Any]) -> float:
         return float(fields[self.value]) if self.value else 1.0
 
+    def reading(self, found: dict[str, float]) -> float | None:
+        """Of a gauge. Where there is nothing there are none of it, but nothing has no age: None, not a good one."""
+        return found.get(self.name, None if self.unit == "s" else 0.0)
+
     def labelled(self, fields: dict[str, Any]) -> dict[str, str]:
         """Every label, always: series that come and go cannot be added up."""
         return {label: _text(fields.get(label)) for label in self.labels}

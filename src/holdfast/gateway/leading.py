@@ -56,5 +56,10 @@ async def _again(term: Any, every: float, duty: Callable[[], Awaitable[None]]) -
         try:
             await duty()
         except Exception as error:  # of the database or the driver: it is tried again
-            log.warning("what a leader does every %g s failed, and is tried again: %s", every, error)
+            log.warning(
+                "what a leader does every %g s failed, and is tried again: %s",
+                every,
+                error,
+                extra={"event": "leader.failed", "every": every, "error": str(error)},
+            )
         await asyncio.sleep(every * random.uniform(0.9, 1.1))

@@ -143,7 +143,12 @@ async def end(here: Here, id: Id, asked: End) -> Any:
         grant = await _slots(here, record).adopt(record.payload["slot"], record.payload["token"])
         await grant.release()
     except holdfast.HoldfastError as error:
-        log.warning("the slot of session %r is free when its time is over: %s", id, error)
+        log.warning(
+            "the slot of session %r is free when its time is over: %s",
+            id,
+            error,
+            extra={"event": "session.released_late", "session": id, "error": str(error)},
+        )
     return _told(record)
 
 

@@ -10,6 +10,7 @@ nothing is paid. ``prefix="kfm."`` keeps dashboards that know these metrics unde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,8 @@ from holdfast import __version__, telemetry
 _SCOPE = "holdfast"
 _SPENT = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")
 _FAILED = ("failed", "interrupted", "locked", "refused")
+_active: list[tuple[metrics.MeterProvider, str]] = []
+"""Whom this process tells, and under which prefix: told twice, everything would count twice."""
 
 
 def instrument(
@@ -30,17 +33,23 @@ def instrument(
     meter_provider: metrics.MeterProvider | None = None,
     tracer_provider: trace.TracerProvider | None = None,
 ) -> Callable[[], None]:
-    """Export what this process does from now on; call what comes back to end it.
+    """Export what this process does from now on; call what comes back to end it. ValueError when it is done already.
 
     ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV. Providers: the
     global ones, unless given."""
     where = telemetry.environment(env)
     if meter_provider is None and tracer_provider is None and find_spec("opentelemetry.sdk") is None:
         return lambda: None
+    this = (meter_provider or metrics.get_meter_provider(), prefix)
+    if this in _active:
+        raise ValueError(
+            f"instrument() was called already with this meter provider and prefix {prefix!r}: stop that first"
+        )
     meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
     record = {each.name: _recorder(meter, prefix, each) for each in telemetry.METRICS if each.event}
     for each in telemetry.GAUGES:
-        meter.create_observable_gauge(prefix + each.name, [_reader(each.name)], unit=each.unit, description=each.about)
+        reads = [_reader(each, lambda: this in _active)]
+        meter.create_observable_gauge(prefix + each.name, reads, unit=each.unit, description=each.about)
     spans = _Spans(trace.get_tracer(_SCOPE, __version__, tracer_provider), where)
 
     def hear(event: str, fields: dict[str, Any]) -> None:
@@ -50,7 +59,15 @@ def instrument(
         for each in telemetry.BY_EVENT.get(event, ()):
             record[each.name](each.amount(known), each.labelled(known))
 
-    return telemetry.listen(hear)
+    stop_listening = telemetry.listen(hear)
+    _active.append(this)
+
+    def stop() -> None:
+        stop_listening()
+        if this in _active:
+            _active.remove(this)
+
+    return stop
 
 
 class _Spans:
@@ -84,7 +101,10 @@ class _Spans:
     def _leave(self, fields: dict[str, Any]) -> None:
         token = self._current.pop(fields["run"], None)
         if token is not None:
-            context.detach(token)
+            with suppress(
+                ValueError
+            ):  # left in another context than it was entered in, where it never was the current one
+                token.var.reset(token)  # as context.detach does, which would log that as an error
 
     def _end(self, fields: dict[str, Any]) -> None:
         span = self._open.pop(fields["run"], None)
@@ -115,8 +135,12 @@ def _recorder(meter: metrics.Meter, prefix: str, metric: telemetry.Metric) -> Ca
     ).record  # fmt: skip
 
 
-def _reader(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _reader(metric: telemetry.Metric, heard: Callable[[], bool]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """A gauge cannot be taken back, so it falls silent."""
+
     def read(_: CallbackOptions) -> Iterable[Observation]:
-        yield Observation(telemetry.readings().get(name, 0.0))
+        value = metric.reading(telemetry.readings())
+        if heard() and value is not None:
+            yield Observation(value)
 
     return read

@@ -28,13 +28,13 @@ def export(
     series: dict[str, Counter | Histogram] = {}
     for each in telemetry.METRICS:
         if each.kind == "counter":
-            series[each.name] = Counter(prefix + each.name, each.about, each.labels, registry=registry)
+            series[each.name] = Counter(prefix + each.name, each.about, each.labels, registry=None)
         elif each.kind == "histogram":
             series[each.name] = Histogram(
-                prefix + each.name, each.about, each.labels, buckets=telemetry.BUCKETS, registry=registry
+                prefix + each.name, each.about, each.labels, buckets=telemetry.BUCKETS, registry=None
             )
-    gauges = _Gauges(prefix)
-    registry.register(gauges)
+    collectors: list[Collector] = [*series.values(), _Gauges(prefix)]
+    _register(registry, collectors)
 
     def hear(event: str, fields: dict[str, Any]) -> None:
         known = {"env": where, **fields}
@@ -50,10 +50,23 @@ def export(
 
     def stop() -> None:
         stop_listening()
-        for each in [*series.values(), gauges]:
+        for each in collectors:
             registry.unregister(each)
 
     return stop
+
+
+def _register(registry: CollectorRegistry, collectors: list[Collector]) -> None:
+    """All of them, or none: what is there under a name of ours cannot be told twice."""
+    done: list[Collector] = []
+    try:
+        for each in collectors:
+            registry.register(each)
+            done.append(each)
+    except ValueError:
+        for each in done:
+            registry.unregister(each)
+        raise
 
 
 class _Gauges(Collector):
@@ -62,7 +75,11 @@ class _Gauges(Collector):
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
+    def describe(self) -> Iterator[Metric]:
+        """So that a registry sees which names are taken."""
+        return self.collect()
+
     def collect(self) -> Iterator[Metric]:
         found = telemetry.readings()
         for each in telemetry.GAUGES:
-            yield GaugeMetricFamily(self._prefix + each.name, each.about, value=found.get(each.name, 0.0))
+            yield GaugeMetricFamily(self._prefix + each.name, each.about, value=each.reading(found))

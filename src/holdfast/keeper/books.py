@@ -38,7 +38,8 @@ class Books(ABC):
         with self._lock:
             yield "leases_held", float(sum(len(pulse.holdings) for pulse in self._pulses))
             yield "lease_waiters", float(self._ears.waiters())
-            yield "heartbeat_age_seconds", max((pulse.trust.age(now()) for pulse in self._pulses), default=0.0)
+            if self._pulses:
+                yield "heartbeat_age_seconds", max(pulse.trust.age(now()) for pulse in self._pulses)
 
     def borrow(self, ttl: float, session_key: int | None, *, instead_of: Pulse | None = None) -> Pulse:
         """A pulse for one more lease, kept until it is given back: one that beats, or one to be, for all who ask now.

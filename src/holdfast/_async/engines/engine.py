@@ -238,6 +238,8 @@ class AsyncEngine(ABC):
             self.unkept, self.guards = {}, []
             self._turn, self._gate = AsyncTurn(), AsyncGate()
             self._reaping = False
+            self.slots_in_use = {}
+            telemetry.register(self)
 
     def _reap_later(self) -> None:
         if not self._reaping:

@@ -68,7 +68,6 @@ class AsyncRelay:
         """When it had last told all that there was; None while somebody else does it."""
         self._waiting = 0
         """Events that were read, and not told."""
-        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"
@@ -115,6 +114,7 @@ class AsyncRelay:
         assert grant is not None
         failures, known = 0, False
         self._behind = now()
+        telemetry.register(self)  # here: a fork of this process has none of what was made before
         try:
             while not term.stopping.is_set():
                 try:

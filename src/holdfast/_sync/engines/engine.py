@@ -239,6 +239,8 @@ class Engine(ABC):
             self.unkept, self.guards = {}, []
             self._turn, self._gate = Turn(), Gate()
             self._reaping = False
+            self.slots_in_use = {}
+            telemetry.register(self)
 
     def _reap_later(self) -> None:
         if not self._reaping:

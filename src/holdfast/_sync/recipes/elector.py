@@ -43,7 +43,6 @@ class Elector:
         self._engine, self._terms = engine, terms
         self._teller = None if on_new_leader is None else Teller(on_new_leader, self._not_told)
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
-        self._name_instance()
         self._course = Course()
         self._running = self._stopped = self._answered = False
         self._grant: LeaseGrant | None = None
@@ -52,11 +51,12 @@ class Elector:
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
-        telemetry.register(self)
+        self._name_instance()
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
         self._era = forks.era
+        telemetry.register(self)
         self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
 
     @property

@@ -47,7 +47,6 @@ class Reconciler:
         self._swept_at: float | None = None
         self._begun_at: float | None = None
         """None while it is not run here."""
-        telemetry.register(self)
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._terms.type!r}>"
@@ -55,6 +54,7 @@ class Reconciler:
     def run(self, mandate: Mandate) -> None:
         """Watch and sweep until the term ends, or the shards are closed."""
         self._begun_at = now()
+        telemetry.register(self)  # here: a fork of this process has none of what was made before
         try:
             self._run(mandate)
         finally:

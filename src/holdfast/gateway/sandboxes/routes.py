@@ -113,7 +113,12 @@ async def delete(
     try:
         gone = await backends(here).end(record, wait)
     except holdfast.DriverError as error:
-        log.warning("sandbox %r is ended by whoever leads, the driver did not take it now: %s", id, error)
+        log.warning(
+            "sandbox %r is ended by whoever leads, the driver did not take it now: %s",
+            id,
+            error,
+            extra={"event": "sandbox.ended_late", "sandbox": id, "error": str(error)},
+        )
         gone = False
     if gone:
         await _forget(here, record)
@@ -157,7 +162,12 @@ async def _start(here: Gateway, record: Any, token: str | None) -> None:
         await backends(here).make(record, token)
     except holdfast.DriverError as error:
         if error.status not in (422, 429) and not (error.status == 409 and await _is_taken(here, record.id)):
-            log.warning("sandbox %r is started by whoever leads, the driver did not take it now: %s", record.id, error)
+            log.warning(
+                "sandbox %r is started by whoever leads, the driver did not take it now: %s",
+                record.id,
+                error,
+                extra={"event": "sandbox.started_late", "sandbox": record.id, "error": str(error)},
+            )
             return
         await _forget(here, record)
         raise Problem(error.status or 502, str(error), headers=_SOON if error.status == 429 else None) from error

@@ -219,6 +219,8 @@ class AsyncAttempt(AsyncGovernance, ABC):
                 self.measured.found(act, prior)
             return Outcome("success", True, prior.attempt, value=prior.value())
         if act is Act.EXPIRED:
+            if self.measured is not None:
+                self.measured.found(act, prior)
             return Outcome("expired", True, prior.attempt)
         if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
             if self.measured is not None:

@@ -70,8 +70,9 @@ class AsyncBatch:
                     pass  # before anything was done: it is the first question
                 finally:
                     await self._all.let_go()
-            if await self._all.locked(NOTHING, asked, started) is not None:  # skipped, all but those that are done
+            if self._terms.when_locked == "skip":  # all but those that are done; each counts for itself
                 return [await self._alone(place, function) for place in range(len(self._plans))]
+            await self._all.locked(NOTHING, asked, started)
             asked += 1
 
     async def _under_lease(self, function: Function, progress: Progress | None) -> list[Outcome]:
@@ -173,12 +174,24 @@ class AsyncBatch:
             return None  # of those that are refused, somebody may have approved that they are tried once more
         attempt.measured = measure(plan) if telemetry.listeners else None
         try:
-            outcome = attempt.settled(act, prior) or Outcome("skipped", False, 0)
+            outcome = await self._told(attempt, act, prior)
+        except BaseException as error:
+            attempt.over(error)
+            raise
+        attempt.over(outcome)
+        return outcome
+
+    async def _told(self, attempt: AsyncExternal, act: Act, prior: Prior) -> Outcome:
+        if act is Act.RUNNING:
+            attempt.locked_out("skipped")
+            return Outcome("skipped", False, 0)
+        try:
+            outcome = attempt.settled(act, prior)
         except HoldfastError as error:
             if isinstance(error, OperationFailed):
                 await attempt.refused(error)
-            outcome = Outcome("failed", False, prior.attempt, error=error)
-        attempt.over(outcome)
+            return Outcome("failed", False, prior.attempt, error=error)
+        assert outcome is not None
         return outcome
 
     async def _execute(self, place: int, op: AsyncRunning, function: Function) -> Outcome:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.operation_log import AsyncOperationLog
-from holdfast._async.primitives.operations.attempt import AsyncPlan
+from holdfast._async.primitives.operations.attempt import AsyncPlan, read_entries
 from holdfast._async.primitives.operations.batch import AsyncBatch, Progress
 from holdfast._async.primitives.operations.mending import AsyncMending
 from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
 from holdfast.core.canonical import digest
-from holdfast.core.errors import PolicyDenied
+from holdfast.core.errors import HoldfastError, PolicyDenied
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.lineage import Contract, Lineage
@@ -150,7 +150,7 @@ class AsyncOperations(AsyncOperationLog):
         done: dict[str, str] = {}
         for record in await self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
-                _tell("operation.partial", record, fate="left")
+                await self._tell("operation.partial", record, fate="left")
                 continue
             try:
                 self._permit_recovery(record)
@@ -162,6 +162,7 @@ class AsyncOperations(AsyncOperationLog):
                     error,
                     extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
                 )
+                await self._tell("operation.partial", record, fate="left")
                 continue
             except Exception:
                 log.exception(
@@ -169,12 +170,12 @@ class AsyncOperations(AsyncOperationLog):
                     record.label,
                     extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
                 )
-                _tell("operation.partial", record, fate="left")
+                await self._tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:
                 done[record.key] = outcome
-                _tell("operation.partial", record, fate="recovered")
-                _tell("operation.rewritten", record, reason="recovered")
+                await self._tell("operation.partial", record, fate="recovered")
+                await self._tell("operation.rewritten", record, reason="recovered")
         return done
 
     async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -184,7 +185,7 @@ class AsyncOperations(AsyncOperationLog):
         record = await self._known(key)
         self._permit_reset(record, actor, reason)
         await self._mending(record).roll_back(actor, reason)
-        _tell("operation.rewritten", record, reason="rollback")
+        await self._tell("operation.rewritten", record, reason="rollback")
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
@@ -199,7 +200,7 @@ class AsyncOperations(AsyncOperationLog):
         self._permit_reset(subject, actor, reason)
         if record is not None:
             await self._mending(record).reset(actor, reason)
-            _tell("operation.rewritten", record, reason="reset")
+            await self._tell("operation.rewritten", record, reason="reset")
         await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
     def _permit_recovery(self, record: OperationRecord) -> None:
@@ -275,10 +276,18 @@ class AsyncOperations(AsyncOperationLog):
         name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
         return rollback, verify, name
 
+    async def _tell(self, event: str, record: OperationRecord, **more: str) -> None:
+        if telemetry.listeners:
+            from holdfast._wire.measured import labels
 
-def _tell(event: str, record: OperationRecord, **more: str) -> None:
-    """Whether it was a sovereign one is in its log, and not asked for here."""
-    if telemetry.listeners:
-        from holdfast._wire.measured import labels
+            telemetry.tell(event, **labels(record, sovereign=await self._sovereign(record)), **more)
 
-        telemetry.tell(event, **labels(record), **more)
+    async def _sovereign(self, record: OperationRecord) -> bool | None:
+        """As the policy says now, or as its log has it; None when that does not answer, which harms nobody here."""
+        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        if demands is not None and demands.sovereign:
+            return True
+        try:
+            return any(entry.kind == "sovereignty" for entry in await read_entries(self._engine, record.key))
+        except HoldfastError:
+            return None

@@ -94,9 +94,7 @@ class Operation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entry = next(each for each in reversed(self._entered) if each[0] == here())
-        self._entered.remove(entry)
-        _, attempt, op = entry
+        attempt, op = self._left()
         if attempt is None:
             return
         if op.metering is not None:
@@ -117,6 +115,16 @@ class Operation:
             finally:
                 attempt.over(problem)
             raise
+
+    def _left(self) -> tuple[Attempt | None, Running]:
+        """The block that ends is the last one begun here; or the only one, begun elsewhere (in a generator that another
+        task closes, say)."""
+        mine = [entry for entry in self._entered if entry[0] == here()]
+        if not mine and len(self._entered) != 1:
+            raise RuntimeError("an operation is left where it was not entered, and entered more than once elsewhere")
+        entry = (mine or self._entered)[-1]
+        self._entered.remove(entry)
+        return entry[1:]
 
     def _plan(self) -> Plan:
         if callable(self._key):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.operation_log import OperationLog
-from holdfast._sync.primitives.operations.attempt import Plan
+from holdfast._sync.primitives.operations.attempt import Plan, read_entries
 from holdfast._sync.primitives.operations.batch import Batch, Progress
 from holdfast._sync.primitives.operations.mending import Mending
 from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
 from holdfast.core.canonical import digest
-from holdfast.core.errors import PolicyDenied
+from holdfast.core.errors import HoldfastError, PolicyDenied
 from holdfast.core.grant import Unset, check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.lineage import Contract, Lineage
@@ -151,7 +151,7 @@ class Operations(OperationLog):
         done: dict[str, str] = {}
         for record in self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
-                _tell("operation.partial", record, fate="left")
+                self._tell("operation.partial", record, fate="left")
                 continue
             try:
                 self._permit_recovery(record)
@@ -163,6 +163,7 @@ class Operations(OperationLog):
                     error,
                     extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
                 )
+                self._tell("operation.partial", record, fate="left")
                 continue
             except Exception:
                 log.exception(
@@ -170,12 +171,12 @@ class Operations(OperationLog):
                     record.label,
                     extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
                 )
-                _tell("operation.partial", record, fate="left")
+                self._tell("operation.partial", record, fate="left")
                 continue
             if outcome is not None:
                 done[record.key] = outcome
-                _tell("operation.partial", record, fate="recovered")
-                _tell("operation.rewritten", record, reason="recovered")
+                self._tell("operation.partial", record, fate="recovered")
+                self._tell("operation.rewritten", record, reason="recovered")
         return done
 
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -185,7 +186,7 @@ class Operations(OperationLog):
         record = self._known(key)
         self._permit_reset(record, actor, reason)
         self._mending(record).roll_back(actor, reason)
-        _tell("operation.rewritten", record, reason="rollback")
+        self._tell("operation.rewritten", record, reason="rollback")
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
@@ -200,7 +201,7 @@ class Operations(OperationLog):
         self._permit_reset(subject, actor, reason)
         if record is not None:
             self._mending(record).reset(actor, reason)
-            _tell("operation.rewritten", record, reason="reset")
+            self._tell("operation.rewritten", record, reason="reset")
         self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
     def _permit_recovery(self, record: OperationRecord) -> None:
@@ -276,10 +277,18 @@ class Operations(OperationLog):
         name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
         return rollback, verify, name
 
+    def _tell(self, event: str, record: OperationRecord, **more: str) -> None:
+        if telemetry.listeners:
+            from holdfast._wire.measured import labels
 
-def _tell(event: str, record: OperationRecord, **more: str) -> None:
-    """Whether it was a sovereign one is in its log, and not asked for here."""
-    if telemetry.listeners:
-        from holdfast._wire.measured import labels
+            telemetry.tell(event, **labels(record, sovereign=self._sovereign(record)), **more)
 
-        telemetry.tell(event, **labels(record), **more)
+    def _sovereign(self, record: OperationRecord) -> bool | None:
+        """As the policy says now, or as its log has it; None when that does not answer, which harms nobody here."""
+        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        if demands is not None and demands.sovereign:
+            return True
+        try:
+            return any(entry.kind == "sovereignty" for entry in read_entries(self._engine, record.key))
+        except HoldfastError:
+            return None
