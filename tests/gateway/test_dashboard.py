@@ -212,8 +212,10 @@ def test_it_ends_with_its_replica_and_goes_on_with_the_next(replica: Replica, br
         assert replica.end() == 0
         assert not replica.events("gateway.overdue")
         expect(seen.page.locator("#live")).to_have_text("not live, trying again")
-        stack.enter_context(Replica(replica.url, folder, "--port", port, name="next"))
+        after = stack.enter_context(Replica(replica.url, folder, "--port", port, name="next"))
         expect(seen.page.locator(".live.on")).to_have_text("live", timeout=PATIENCE)
         with holdfast.Client(replica.url) as client, client.lease("after-all"):
             expect(seen.page.locator("#leases")).to_contain_text("after-all", timeout=PATIENCE)
         assert seen.page.evaluate("window.same")
+        assert after.end() == 0
+    replica.restart()  # for whichever test comes next

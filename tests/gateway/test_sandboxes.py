@@ -361,6 +361,7 @@ async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(c
         found = await gateway.driver.get(id)
         assert found is not None
         assert not found.deleting
+        await pid_of(gateway, id)  # what has begun by the end of the test is ended with it
 
 
 def test_a_supervisor_needs_the_token_of_its_sandbox_and_no_operators(tmp_path: Path) -> None:
