@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Tests start hundreds of interpreters: without bytecode each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Further arguments for the tool behind a target, e.g. make test ARGS="-k fence -x"
 ARGS ?=

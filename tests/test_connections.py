@@ -160,7 +160,7 @@ def test_nobody_is_notified_when_nobody_waits(postgres_url: str) -> None:
             waiter.say("wait")
             eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
             held.release()
-            assert [heard.payload for heard in ear.notifies(timeout=10, stop_after=1)] == ["a"]
+            assert {heard.payload for heard in ear.notifies(timeout=10, stop_after=1)} == {"a"}  # the waiter's, too
             waiter.expect("got it")
 
 
