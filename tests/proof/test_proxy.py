@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -327,3 +330,26 @@ def test_a_client_goes_on_after_each_of_its_faults(postgres_url: str) -> None:
                 fault.begin()
                 fault.heal()
                 grant.renew()
+
+
+def test_whoever_is_just_being_let_in_when_it_closes_is_closed_too() -> None:
+    """Nothing is left to the garbage collector, which would tell whatever test is next."""
+    forgotten: list[object] = []
+    with pytest.MonkeyPatch.context() as patch, closing(socket.create_server(("127.0.0.1", 0))) as there:
+        patch.setattr(sys, "unraisablehook", lambda found: forgotten.append(found.exc_value))
+        for _ in range(10):
+            proxy = Proxy(f"postgresql://u@127.0.0.1:{there.getsockname()[1]}/x")
+            port = urlsplit(proxy.url).port
+            assert port is not None
+            knocking = threading.Thread(target=_knock, args=(port,))
+            knocking.start()
+            proxy.close()
+            knocking.join()
+        gc.collect()
+    assert forgotten == []
+
+
+def _knock(port: int) -> None:
+    for _ in range(20):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            pass

@@ -163,6 +163,10 @@ class Proxy(Closing):
 
     async def _end(self) -> None:
         assert self._listener is not None
+        for listening in self._listener.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(5):  # whoever is just being let in takes the loop some rounds to arrive, and is sent away then:
+            await asyncio.sleep(0)  # a server that is closed meanwhile would forget about it
         self._listener.close()
         tasks = [connection.task for connection in self._open if connection.task is not None]
         self._cut()
