@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import psycopg
 import pytest
 
 from holdfast.gateway import health
@@ -50,3 +51,15 @@ async def test_however_long_the_database_was_away_it_is_ready_when_it_is_back(
             async with asyncio.timeout(2.0):
                 await until(ready)
             assert (await http.get("/sandboxes")).status_code == 200
+
+
+async def test_tables_that_do_not_fit_are_told(serving: Serving, postgres_url: str) -> None:
+    """As when somebody takes a migration back beneath a running replica."""
+    async with serving(url=postgres_url) as http:
+        assert (await http.get("/sandboxes")).status_code == 200
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("alter schema holdfast rename to elsewhere")
+            unready = await http.get("/readyz")
+            connection.execute("alter schema elsewhere rename to holdfast")
+        assert unready.status_code == 503
+        assert (unready.json()["checks"]["database"], unready.json()["checks"]["schema"]) == (True, False)
