@@ -222,23 +222,15 @@ class Client(Recipes):
         ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
         otherwise), and the ``contract`` they are held to: for lineage.
         """
-        from holdfast._sync.primitives.operations.operation import Operation
-        from holdfast.core.canonical import digest
-        from holdfast.core.keys import as_key
-        from holdfast.core.lineage import Lineage
-
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
             "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
             "reuse": reuse, "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor,
             "justification": justification,
         }  # fmt: skip
-        plan = self.operations.plan(
-            rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms,
-            lineage=Lineage.check(inputs, outputs, contract),
-        )  # fmt: skip
-        fingerprint = None if isinstance(payload, Unset) else digest(payload, "payload")
-        return Operation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
+        operations = self._operations or self.operations
+        plan = operations.plan(terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract)
+        return operations.operation(plan, key, tx, payload)
 
     def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
