@@ -49,7 +49,8 @@ class AsyncConnection(Protocol):
 
 def recognise(database: Database, connection: Any, what: str = "the lease is") -> AsyncConnection:
     """``what`` is in the database, for the message when the connection is to another one."""
-    found: AsyncConnection = _adapter(type(connection))(database, connection, what)
+    kind: Any = type(connection)
+    found: AsyncConnection = _adapter(kind)(database, connection, what)
     return found
 
 
@@ -60,8 +61,8 @@ def _adapter(kind: type) -> Any:
         if adapter is not None:
             return adapter
     raise TypeError(
-        f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give an AsyncConnection of psycopg, an "
-        "AsyncConnection or AsyncSession of SQLAlchemy, or a sqlite3.Connection"
+        f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give an AsyncConnection of psycopg, "
+        "an AsyncConnection or AsyncSession of SQLAlchemy, or a sqlite3.Connection"
     )
 
 

@@ -50,7 +50,8 @@ class Connection(Protocol):
 
 def recognise(database: Database, connection: Any, what: str = "the lease is") -> Connection:
     """``what`` is in the database, for the message when the connection is to another one."""
-    found: Connection = _adapter(type(connection))(database, connection, what)
+    kind: Any = type(connection)
+    found: Connection = _adapter(kind)(database, connection, what)
     return found
 
 
@@ -61,8 +62,8 @@ def _adapter(kind: type) -> Any:
         if adapter is not None:
             return adapter
     raise TypeError(
-        f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give a Connection of psycopg, an "
-        "Connection or Session of SQLAlchemy, or a sqlite3.Connection"
+        f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give a Connection of psycopg, "
+        "a Connection or Session of SQLAlchemy, or a sqlite3.Connection"
     )
 
 
