@@ -61,20 +61,22 @@ def test_a_pointer_is_good_for_a_rollback_while_its_attempt_stands(client: holdf
     assert operations.verify(key).problems == ()
 
 
-def test_what_is_done_anew_between_the_look_and_the_rollback_is_not_undone(client: holdfast.Client) -> None:
+def test_what_is_done_anew_between_the_look_and_the_rollback_is_not_undone(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, undone = name(), list[int]()
     client.operations.register("undo", rollback=lambda: undone.append(1))
     client.operation(key, rollback="undo").run(int)
     pointer = client.operations.find(key).pointer
     found = client.operations.find
 
-    def slow(asked: holdfast.OperationKey | str) -> Any:
+    def slow(asked: str) -> Any:
         record = found(asked)
         client.operations.reset(key, actor="joe", reason="again")
         client.operation(key, rollback="undo").run(int)
         return record
 
-    client.operations.find = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(client.operations, "find", slow)
     with pytest.raises(holdfast.OperationInProgress, match="it has gone on meanwhile"):
         client.operations.rollback(pointer, **BY_JANE)
     assert undone == []
