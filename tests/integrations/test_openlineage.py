@@ -118,7 +118,7 @@ def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], s
         assert client.relays.verify(lines).problems == ()
         assert [each.what for each in client.relays.verify(lines[1:]).problems] == ["missing"]
         for old, new in (
-            ('"cpu_time:thread"', '"guess"'),
+            ('"cpu_time:thread"', '"guess"'), ('"etl.load"', '"etl.drop"'),
             ('"COMPLETE"', '"FAIL"'), ('"passed"', '"failed"'), ('"name": "raw"', '"name": "x"'), ('"jane"', '"joe"'),
             ('"sovereigntyEvent": true', '"sovereigntyEvent": false'), ('"outputs": [{', '"outputs": [], "more": [{'),
         ):  # fmt: skip

@@ -118,6 +118,18 @@ def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:
     assert told["c"] == [("START", 1), ("COMPLETE", 1), ("UNDONE", 1)]
 
 
+def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
+    sink = Kept()
+    with holdfast.Client(either) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        client.operation(key("d"), rollback="undo", sovereign=True).run(int)
+        client.relay("r", Kept()).step()
+        assert client.operations.archive(FAR, lambda lines: None).operations == 1
+        client.operations.rollback(key("d"), actor="jane", reason="wrong")
+        client.relay("r", sink).step()
+    assert [(each.type, each.outputs, each.sovereignty_event) for each in sink] == [("UNDONE", ("d",), True)]
+
+
 def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either: str) -> None:
     """Whose owner died, and which the next attempt has not rolled back, because nothing was done or nobody knows; and
     one that failed, which was rolled back before the next attempt, and then by somebody."""

@@ -68,6 +68,11 @@ class Event:
     ``energy_joules``, ``carbon_grams``, ``method`` and its ``parameters``."""
     error: str | None = None
 
+    @property
+    def job(self) -> str:
+        """What it is a run of."""
+        return f"{self.pipeline}.{self.task}" if self.pipeline and self.task else self.label
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what says nothing is left out."""
         said = asdict(self).items()  # a number says something, be it 0
@@ -141,7 +146,8 @@ def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> 
     elif entry.kind == "postcondition" and "contract" in told:
         run.verdict = "passed" if told.get("ok") else "failed"
     elif entry.kind == "archived":
-        run.done = told.get("state", {}).get("status") == "success"
+        state = told.get("state", {})
+        run.done, run.sovereign = state.get("status") == "success", bool(state.get("sovereignty"))
     elif entry.kind in wal.ENDS:
         run.done = run.done or entry.kind == "success"
         released = (_detail(each).get("held") for each in later[:1] if each.kind == "lock_released")

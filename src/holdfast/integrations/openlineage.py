@@ -147,13 +147,12 @@ class OpenLineage:
 
 def run_event(event: Event, namespace: str) -> RunEvent:
     """The same event gives the same document, to the last byte."""
-    job = f"{event.pipeline}.{event.task}" if event.pipeline and event.task else event.label
     return RunEvent(
         eventTime=event.at,
         producer=PRODUCER,
         eventType=_STATES.get(event.type) or RunState[event.type],
         run=Run(event.run, _facets(event)),
-        job=Job(namespace, job),
+        job=Job(namespace, event.job),
         inputs=[InputDataset(namespace, name) for name in event.inputs],
         outputs=[OutputDataset(namespace, name) for name in event.outputs],
     )
