@@ -172,7 +172,7 @@ select l.pid, a.application_name, a.state, extract(epoch from a.query_start)::do
   from pg_locks l left join pg_stat_activity a on a.pid = l.pid
        cross join lateral holdfast.lock_label(l.classid, l.objid, l.objsubid) n
  where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
- order by n.namespace nulls first, n.name nulls last, n.entity_id, l.granted desc, l.waitstart, l.pid
+ order by l.granted desc, l.waitstart, l.pid
 
 -- name: lock_break
 select holdfast.lock_break(:pid::int) as outcome
