@@ -277,7 +277,7 @@ async def test_what_holdfast_toml_declares_of_datasets_holds_for_operators_as_we
         served.router.lifespan_context(served),
         httpx.AsyncClient(transport=transport, base_url="http://localhost/api") as http,
     ):
-        order = {"parameters": {"key": graves.digest}}
+        order: dict[str, Any] = {"parameters": {"key": graves.digest}}
         refused = await run(http, "operation.reset", 403, **order)
         assert "is reset, rolled back and answered for by elder*, not by 'jane'" in refused["detail"]
         await run(http, "operation.reset", actor="elder Mary", **order)

@@ -57,7 +57,7 @@ OTHER = "(other)"
 class Bound:
     """Tells apart so many combinations of what is the users' own; whatever comes after them is told as one."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: object) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ValueError(f"most must be a whole number from 1 on, not {most!r}")
         self._most = most
