@@ -350,7 +350,7 @@ select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_l
  where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname
 
 -- name: wal_chains
-select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, dataset, operation
+select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, pipeline, task, dataset, operation
   from holdfast.wal_chains(:key, :since::double precision, :after, :most::int)
 
 -- name: wal_latest

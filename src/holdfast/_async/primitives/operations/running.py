@@ -10,7 +10,7 @@ from holdfast._wire.clock import now
 from holdfast.core import results
 from holdfast.core.chain import Chain
 from holdfast.core.grant import check_name
-from holdfast.core.operation import Key, Prior
+from holdfast.core.operation import Key, Prior, describe
 
 if TYPE_CHECKING:
     from holdfast._wire.metering import Metering
@@ -43,6 +43,8 @@ class AsyncRunning:
         """What was noted so far; for a rollback or a probe, what the attempt had noted that died."""
         self.chain = chain or Chain(key.digest, prior.pointer)
         self._save, self._asked_at, self._server_time = save, asked_at, prior.now
+        self._dead = prior if prior.status == "partial" else None
+        """The attempt that whoever died has left without an end."""
 
     def __repr__(self) -> str:
         return f"<operation {self.key.label!r} attempt {self.attempt}>"
@@ -88,7 +90,16 @@ class AsyncRunning:
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         if self.spent is not None and kind in ("success", "failure"):
             detail = {**(detail or {}), "energy": self.spent}
+        if kind == "rollback":
+            self._dead = None
         self.chain.add(kind, self.attempt, self.fence, self.time(), detail, payload_hash)
+
+    def bury(self) -> None:
+        """Before the next attempt is claimed: what was not rolled back has come to nothing as well, and is told so."""
+        dead, self._dead = self._dead, None
+        if dead is not None:
+            why = describe(dead.told) if dead.error else "its owner died"
+            self.chain.add("failure", dead.attempt, self.fence, self.time(), {"error": why})
 
     def released(self) -> None:
         """The last entry of an attempt: for how long it had the lock."""
