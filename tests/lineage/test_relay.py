@@ -10,6 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
+from sqlalchemy.pool import NullPool
 
 import holdfast
 from holdfast.testing import Postgres
@@ -98,6 +100,20 @@ def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: st
     assert [each.type for each in sink] == ["START", "MESSAGE", "COMPLETE", "START", "FAIL", "START", "FAIL"]
     assert [each.payload for each in sink if each.topic] == [1]
     assert sink[-1].contract == {"name": "c", "version": "1", "verdict": "failed"}
+
+
+def test_what_its_commit_was_refused_for_is_told_as_failed_alone(postgres_url: str) -> None:
+    """Its success was written down already, and went with the transaction."""
+    sink, engine = Kept(), sqlalchemy.create_engine(postgres_url.replace("://", "+psycopg://", 1), poolclass=NullPool)
+    query(postgres_url, "create table work (what int unique deferrable initially deferred)")
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine, engine.connect() as other:
+        insert = "insert into work values (1), (1)"
+        for connection, sql in ((mine, insert.encode()), (other, sqlalchemy.text(insert))):
+            with pytest.raises(Exception, match="duplicate key"):
+                client.operation("a", tx=connection).run(lambda c=connection, s=sql: c.execute(s) and None)
+        client.relay("r", sink).step()
+        assert client.operations.verify().problems == ()
+    assert [(each.type, each.attempt) for each in sink] == [("START", 1), ("FAIL", 1), ("START", 2), ("FAIL", 2)]
 
 
 def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:

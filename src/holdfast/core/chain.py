@@ -29,6 +29,7 @@ class Chain:
         self._number = int(number)
         self._waiting: list[str] = []
         self._first = self._number + 1
+        self._mark: tuple[int, str, int] | None = None
 
     @property
     def pointer(self) -> str:
@@ -48,6 +49,15 @@ class Chain:
             f'[{number},"{kind}",{attempt},{fence},{when},{quoted(told)},{hashed},"{self._hash}","{found}"]'
         )
         self._number, self._hash = number, found
+
+    def mark(self) -> None:
+        self._mark = self._number, self._hash, len(self._waiting)
+
+    def take_back(self) -> None:
+        """What was added since the mark, if there is one, and is not written after all."""
+        if self._mark is not None:
+            self._number, self._hash, kept = self._mark
+            del self._waiting[kept:]
 
     def waiting(self) -> Written:
         """All that was added since the last time it was written."""

@@ -83,6 +83,7 @@ class Within(Attempt):
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
         said = told(error, remembered=self.remembers(error))
         op.began = False
+        op.chain.take_back()  # a success that was not committed was none
         op.note("failure", {"error": f"{said['type']}: {said['message']}"})
         op.released()
         parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -221,6 +222,7 @@ def claimed(plan: Plan) -> list[tuple[str, dict[str, Any] | None]]:
 def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row:
     """What is written with the effect. ``began``: the transaction that it has to be in."""
     result = kept(value)
+    op.chain.mark()
     op.note("success", payload_hash=result["result_hash"])
     op.released()
     known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
