@@ -356,6 +356,9 @@ select key, number, entries, label, status, attempt, pointer, alive, result, res
 -- name: wal_latest
 select key, number, entries, label, status, attempt, pointer, alive, result, result_hash from holdfast.wal_latest(:most::int)
 
+-- name: wal_find
+select key from holdfast.wal_find(:hash)
+
 -- name: wal_read
 select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :most::int)
 

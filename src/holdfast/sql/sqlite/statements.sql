@@ -478,6 +478,9 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
+-- name: wal_find
+select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :hash || '"]' or substr(entries, 1, 67) = '["' || :hash || '"' limit 1;
+
 -- name: wal_read
 -- There is one writer at a time, so the order of the rows is that of the commits.
 select 0 as epoch, 0 as horizon, w.id as place, w.idem_key as key, w.entries
