@@ -88,7 +88,7 @@ class Objects:
 
     def put_many(self, type: str, records: Records, under: LeaseGrant) -> dict[str, int]:
         """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
-        writing; the new versions. What was left out is to be written, or refused, one by one. On PostgreSQL."""
+        writing; the new versions. What was left out is to be written, or refused, one by one."""
         under.check()
         rows = [{"id": each.id, "body": encode(each.payload)[0], "expected": each.version} for each in records]
         parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
