@@ -94,7 +94,7 @@ class AsyncClient(AsyncRecipes):
         """Who holds which lock, who waits for whom, and ending a session that is stuck."""
         from holdfast._async.primitives.locks import AsyncLockMonitor
 
-        return AsyncLockMonitor(self._engine)
+        return AsyncLockMonitor(self._engine, self._locks)
 
     @property
     def objects(self) -> AsyncObjects:

@@ -95,7 +95,7 @@ class Client(Recipes):
         """Who holds which lock, who waits for whom, and ending a session that is stuck."""
         from holdfast._sync.primitives.locks import LockMonitor
 
-        return LockMonitor(self._engine)
+        return LockMonitor(self._engine, self._locks)
 
     @property
     def objects(self) -> Objects:

@@ -376,28 +376,28 @@ select 'done' as state;
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
 insert into holdfast_idempotency_log
 select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial', null, {now}, {now}, value ->> 9, value ->> 10, value ->> 1, value ->> 4, null, 1,
-       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:claims) where true on conflict do nothing;
+       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:rows) where true on conflict do nothing;
 insert into holdfast_wal (idem_key, number, at, entries)
-select g.idem_key, 1, {now}, value ->> 2 from json_each(:claims) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
+select g.idem_key, 1, {now}, value ->> 2 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
  where true on conflict do nothing;
 select null as state, g.idem_key as key, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
        g.rollback, g.effect_started, g.failures, g.alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now
-  from json_each(:claims) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
+  from json_each(:rows) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
 
 -- name: operation_finish_many
 -- stop
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
 insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
 select g.idem_key, g.attempt, json_extract(o.value, '$[0]'), json_extract(o.value, '$[1]'), {now}
-  from json_each(:ends) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
+  from json_each(:rows) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
   join json_each(coalesce(e.value ->> 11, '[]')) o;
 update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, result_hash = value ->> 7, error = value ->> 8, updated_at = {now},
        wal_pointer = value ->> 2, failures = value ->> 9, effect_started = value ->> 10, expires_at = {now} + :keep
-  from json_each(:ends) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
+  from json_each(:rows) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
 insert into holdfast_wal (idem_key, number, at, entries)
-select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:ends) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
+select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
  where true on conflict do nothing;
-select value ->> 0 as key, null as state from json_each(:ends)
+select value ->> 0 as key, null as state from json_each(:rows)
  where not exists (select 1 from holdfast_idempotency_log g where g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2);
 
 -- name: operation_list
@@ -476,7 +476,7 @@ with known (key) as (
                         and (:since is null or at >= :since))
      order by key limit :most)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
-       g.dataset_id as dataset, g.operation_type as operation
+       g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
