@@ -48,6 +48,7 @@ INSIDE = {
     "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 1, 'box', 'b-1', 'created', null",
     "object_log_at_commit": "1, 'box', 'b-1', 'created', null",
+    "object_put_slowly": "'box', 'b-1', '1', null, 'any', null, false, null, null, null, false, false",
     "object_trim": "1000000",
 }
 HARMLESS = {
