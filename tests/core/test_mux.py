@@ -121,6 +121,21 @@ def test_a_cancel_that_came_before_what_it_was_to_end_is_said_again() -> None:
     assert mux.claims == {}
 
 
+def test_a_wait_that_ends_with_an_error_is_unlocked_in_any_case() -> None:
+    """Somebody else cancels it while the server grants it: whoever waits is told of the error, and nobody of the lock."""
+    mux, session = ready()
+    ticket = Ticket((1,), "1", 1, waits=True)
+    mux.ask(ticket)
+    [opening] = mux.answered(session, [False])
+    assert isinstance(opening, Open)
+    mux.opened(opening.session)
+    settled, unlock = mux.waited(opening.session, ERROR)
+    assert settled == Settle(ticket)
+    assert (ticket.state, ticket.problem) == ("failed", ERROR)
+    assert isinstance(unlock, Send)
+    assert (unlock.session, unlock.ops[0].verb) == (opening.session, "unlock")
+
+
 def test_a_session_that_waits_is_not_used_before_its_cancel_was_answered() -> None:
     mux, session = ready()
     ticket = Ticket((1,), "1", 1, waits=True)
