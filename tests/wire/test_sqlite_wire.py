@@ -30,12 +30,12 @@ LONG = 60.0
 IN_A_WRITE = """
 import sys
 from holdfast._wire.clock import now
-from holdfast._wire.sqlite import _Write
 from tests.raw import Raw
 raw = Raw(sys.argv[1])
-with _Write(raw.session, now() + 60):
+def stay():
     print("writing", flush=True)
     sys.stdin.readline()
+raw.session._write(stay, now() + 60)
 """
 WAITING = """
 import sys

@@ -24,16 +24,20 @@ OLDEST = (3, 38, 0)
 
 
 class _Parameters(dict[str, Any]):
-    """What is not given is null; what a dictionary holds is bound as ``name_key``."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        for name, value in given.items():
-            if isinstance(value, dict):
-                self.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+    """What is not given is null."""
 
     def __missing__(self, key: str) -> None:
         return None
+
+
+def _bound(given: Mapping[str, Any]) -> _Parameters:
+    """What a dictionary holds is bound as ``name_key``."""
+    parameters = _Parameters(given)
+    if dict in map(type, given.values()):
+        for name, value in given.items():
+            if isinstance(value, dict):
+                parameters.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+    return parameters
 
 
 def _bindable(value: Any) -> Any:
@@ -86,6 +90,8 @@ class SqliteSession:
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
         self._closed = False
         self._raised: BaseException | None = None
+        self._names: dict[str, list[str]] = {}
+        """Of the columns of what was executed."""
         self._marks: Marks | None = None
         self._beside: list[Turnstile | Marks] = []
         self.boot = boot_id()
@@ -133,9 +139,10 @@ class SqliteSession:
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
+        statement, given = self._statements[name], _bound(parameters)
         try:
             self._enter(deadline)
-            return self._run(self._statements[name], _Parameters(parameters), deadline)
+            return self._steps(statement, given) if statement.reads_only else self._run(statement, given, deadline)
         except sqlite3.Error as error:
             self._raise(error)
         finally:
@@ -161,7 +168,7 @@ class SqliteSession:
 
         def run() -> NoReturn:
             for name, parameters in calls:
-                answers.append(self._steps(self._statements[name], _Parameters(parameters)))
+                answers.append(self._steps(self._statements[name], _bound(parameters)))
             raise _Undo
 
         try:
@@ -238,27 +245,44 @@ class SqliteSession:
             raise
 
     def _run(self, statement: Statement, parameters: _Parameters, deadline: float) -> list[Row]:
-        if statement.reads_only:
-            return self._steps(statement, parameters)
         for step in statement.looks:
             if rows := self._execute(step.sql, parameters):
                 return rows
-        if statement.alone:
-            step = statement.steps[0]
-            if rows := self._in(_Turn(self, deadline), lambda: self._patiently(step.sql, deadline, parameters)):
-                return rows
+        if statement.alone and (
+            rows := self._in_turn(deadline, self._patiently, statement.steps[0].sql, deadline, parameters)
+        ):
+            return rows
         return self._write(lambda: self._steps(statement, parameters), deadline)
 
     def _write(self, action: Callable[[], T], deadline: float) -> T:
-        return self._in(_Write(self, deadline), action)
+        def run() -> T:
+            self._patiently("begin immediate", deadline)
+            result = action()
+            self._patiently("commit", deadline)
+            return result
 
-    def _in(self, turn: _Turn, action: Callable[[], T]) -> T:
+        return self._in_turn(deadline, run)
+
+    def _in_turn(self, deadline: float, action: Callable[..., T], *arguments: Any) -> T:
+        """With the right to write, which other processes wait for."""
         try:
-            with turn:
-                return action()
+            try:
+                self._turnstile.enter(deadline)
+                return action(*arguments)
+            finally:
+                self._leave()
         except BaseException:
-            turn.leave()  # once more: Ctrl-C may have come when it was just about to
+            self._leave()  # once more: Ctrl-C may have come when it was just about to
             raise
+
+    def _leave(self) -> None:
+        """Whatever was begun is rolled back, so nothing half done stays."""
+        try:
+            with self.inside:
+                if self._connection.in_transaction:
+                    self._execute("rollback")
+        finally:
+            self._turnstile.leave()
 
     def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
         rows: list[Row] = []
@@ -274,12 +298,14 @@ class SqliteSession:
         with self.inside:
             cursor = self._connection.execute(sql, parameters)
             try:
-                if not (rows := cursor.fetchall()):
-                    return []
-                names = [column[0] for column in cursor.description]
+                rows = cursor.fetchall()
             finally:
                 cursor.close()  # or one that Ctrl-C left half read would keep the file locked
-            return [dict(zip(names, row, strict=True)) for row in rows]
+        if not rows:
+            return rows
+        if (names := self._names.get(sql)) is None:
+            names = self._names[sql] = [column[0] for column in cursor.description]
+        return [dict(zip(names, row)) for row in rows]  # noqa: B905 - there are as many, and to look again takes as long
 
     def _patiently(self, sql: str, deadline: float, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
         """Try again while another connection writes. Not SQLite's busy handler: it would not hear Ctrl-C."""
@@ -299,7 +325,7 @@ class SqliteSession:
             pause = min(pause * 2, 0.01)
 
     def _enter(self, deadline: float) -> None:
-        if not self._mutex.acquire(blocking=False) and not self._mutex.acquire(timeout=max(0.0, deadline - now())):
+        if not self._mutex.acquire(False) and not self._mutex.acquire(timeout=max(0.0, deadline - now())):
             raise Busy(f"{self.database} is busy in another thread of this process")
 
     def _alone(self, action: Callable[[], None], deadline: float) -> None:
@@ -331,47 +357,3 @@ class SqliteSession:
 
 class _Undo(Exception):
     """Leaves a transaction that was never meant to stay."""
-
-
-class _Turn:
-    """The right to write, which other processes wait for. Whatever was begun is rolled back at its end, so nothing half
-    done stays."""
-
-    def __init__(self, session: SqliteSession, deadline: float) -> None:
-        self._session, self._deadline = session, deadline
-
-    def __enter__(self) -> None:
-        try:
-            self._begin()
-        except BaseException:  # Ctrl-C may come when it has begun already
-            self.leave()
-            raise
-
-    def _begin(self) -> None:
-        self._session._turnstile.enter(max(0.0, self._deadline - now()))
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        try:
-            with self._session.inside:
-                if self._session._connection.in_transaction:
-                    self._session._execute("rollback")
-        finally:
-            self._session._turnstile.leave()
-
-
-class _Write(_Turn):
-    """BEGIN IMMEDIATE … COMMIT, in turn."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._session._patiently("begin immediate", self._deadline)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._session._patiently("commit", self._deadline)
-        finally:
-            self.leave()
