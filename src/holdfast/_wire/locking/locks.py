@@ -140,7 +140,6 @@ class Locks:
         closed = threading.Event()
 
         def close() -> None:
-            pump.flush_names()
             pump.close(error)
             closed.set()
 
