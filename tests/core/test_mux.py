@@ -122,7 +122,7 @@ def test_a_cancel_that_came_before_what_it_was_to_end_is_said_again() -> None:
 
 
 def test_a_wait_that_ends_with_an_error_is_unlocked_in_any_case() -> None:
-    """Somebody else cancels it while the server grants it: whoever waits is told of the error, and nobody of the lock."""
+    """Somebody else cancels it while the server grants it: whoever waits hears of the error, and nobody of the lock."""
     mux, session = ready()
     ticket = Ticket((1,), "1", 1, waits=True)
     mux.ask(ticket)
