@@ -112,16 +112,18 @@ select count(pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(name)
 -- name: session_hold
 select pg_try_advisory_lock(:session_key::bigint) as done
 
--- name: wait_for_ever
-select set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)
+-- name: wait_long
+-- Not for ever: as long as a statement waits, vacuum removes nothing that has died since it began. Then it is begun anew.
+select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false)
 
 -- name: vigil
 -- Answered when the session that holds the key is gone.
 select pg_advisory_lock_shared(:session_key::bigint)
 
 -- name: lock_tune
--- A session that waits for a lock waits until it is told not to; unlocking what is not locked is no reason to warn.
-select set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('client_min_messages', 'error', false)
+-- A session that waits for a lock waits until it is told not to, as long at a time as with wait_long; unlocking what is not
+-- locked is no reason to warn.
+select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false), set_config('client_min_messages', 'error', false)
 
 -- name: lock_room
 -- How many locks more the server's table takes before it is half full: when it is full, nobody can even connect.
