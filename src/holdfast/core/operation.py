@@ -29,7 +29,7 @@ class StoredKey:
     label: str
     pipeline: None = None
     task: None = None
-    dataset: None = None
+    dataset: str | None = None
     operation: None = None
     checksum: None = None
     params_hash: None = None

@@ -123,7 +123,7 @@ class Demands(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is locked whole: else the same could be done twice at a time, under two keys."""
+        """Whether its lock is in one piece: else the same could be done twice at a time, under two keys."""
         return self.sovereign or self.sensitive
 
 

@@ -16,6 +16,7 @@ from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.keys import lock_key
 from holdfast.core.lineage import NOTHING, Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
@@ -60,7 +61,15 @@ class AsyncPlan(NamedTuple):
     @property
     def lease(self) -> str:
         """The name of the lease under which it is done, if it is not done in a transaction."""
-        return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
+        return self.owner or lease_of(self.key.lock_key or 0)
+
+    @property
+    def whole(self) -> Row | None:
+        """What asks for the lock of the dataset itself, if that is sovereign: the other one is of one operation."""
+        if not self.terms.sovereign or self.key.dataset is None:
+            return None
+        lock = lock_key(self.key.dataset, "")
+        return {"key": "", "lock": lock, "lease": lease_of(lock)}
 
     def parameters(self, op: AsyncRunning, status: str, **more: Any) -> Row:
         """What is written of it, with the entries that are waiting."""
@@ -74,6 +83,10 @@ class AsyncPlan(NamedTuple):
             "lock": None, "failures": 0,
         }  # fmt: skip
         return {**known, **written._asdict(), **more}
+
+
+def lease_of(lock: int) -> str:
+    return f"{LEASE}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:

@@ -222,10 +222,12 @@ class AsyncOperations(AsyncOperationLog):
 
     def _mending(self, record: OperationRecord) -> AsyncMending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
-        stored = StoredKey(record.key, record.label)
+        stored = StoredKey(record.key, record.label, dataset=record.dataset)
+        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        terms = MENDING._replace(sovereign=demands is not None and demands.sovereign)
         owner = record.owner or f"{LEASE}{record.key[:32]}"
         plan = AsyncPlan(
-            self._engine, stored, None, MENDING, handlers.rollback, record.rollback, handlers.verify, owner=owner
+            self._engine, stored, None, terms, handlers.rollback, record.rollback, handlers.verify, owner=owner
         )
         return AsyncMending(plan)
 

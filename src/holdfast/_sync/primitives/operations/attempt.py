@@ -17,6 +17,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.waiting import settled, sleep
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.keys import lock_key
 from holdfast.core.lineage import NOTHING, Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
@@ -61,7 +62,15 @@ class Plan(NamedTuple):
     @property
     def lease(self) -> str:
         """The name of the lease under which it is done, if it is not done in a transaction."""
-        return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
+        return self.owner or lease_of(self.key.lock_key or 0)
+
+    @property
+    def whole(self) -> Row | None:
+        """What asks for the lock of the dataset itself, if that is sovereign: the other one is of one operation."""
+        if not self.terms.sovereign or self.key.dataset is None:
+            return None
+        lock = lock_key(self.key.dataset, "")
+        return {"key": "", "lock": lock, "lease": lease_of(lock)}
 
     def parameters(self, op: Running, status: str, **more: Any) -> Row:
         """What is written of it, with the entries that are waiting."""
@@ -75,6 +84,10 @@ class Plan(NamedTuple):
             "lock": None, "failures": 0,
         }  # fmt: skip
         return {**known, **written._asdict(), **more}
+
+
+def lease_of(lock: int) -> str:
+    return f"{LEASE}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:

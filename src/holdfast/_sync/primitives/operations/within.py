@@ -34,7 +34,7 @@ class Within(Attempt):
 
     def __init__(self, plan: Plan, known: Connection, connection: Any) -> None:
         super().__init__(plan)
-        self._transaction = owned(plan.engine.database, known, connection)
+        self._known, self._transaction = known, owned(plan.engine.database, known, connection)
         self._began: str | None = None
         self._passes = 0
 
@@ -49,7 +49,7 @@ class Within(Attempt):
                 if (outcome := self.settled(act, prior)) is not None:
                     self._transaction.rollback()
                     return outcome
-                if found.free and act is not Act.RUNNING:
+                if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                     self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
                     return ready(self, act, prior, asked_at)
@@ -115,7 +115,7 @@ class Joined(Attempt):
             act = self.decide(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return outcome
-            if found.free and act is not Act.RUNNING:
+            if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
@@ -176,6 +176,11 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
     if known.in_transaction():
         return Joined(plan, known)
     return Within(plan, known, connection)
+
+
+def undivided(plan: Plan, *, known: Connection) -> bool:
+    """Whether a sovereign dataset is ours as a whole, now that one operation of it is."""
+    return plan.whole is None or Begun.of(known.write("operation_begin", plan.whole)).free
 
 
 def claim(plan: Plan) -> Row:
