@@ -208,6 +208,31 @@ def test_async_sinks_and_operations(either: str, connect: Any) -> None:
     assert sink.told() == [("a", "START"), ("a", "MESSAGE"), ("a", "MESSAGE"), ("a", "COMPLETE")]
 
 
+def test_no_contract_passes_and_nothing_is_told_that_nobody_awaits(either: str) -> None:
+    """With a client that awaits nothing. Whatever a check returns that is false, False or not, is no pass."""
+
+    async def conforms() -> bool:
+        return False
+
+    class Later(Kept):
+        def publish(self, events: Any) -> Any:
+            return conforms()
+
+    with holdfast.Client(either) as client:
+        with pytest.raises(TypeError, match="only begins when it is called"):
+            client.operation(key("d"), contract=holdfast.Contract("c", "1", conforms)).run(int)
+        for number, check in enumerate((lambda: conforms(), lambda: 0, dict)):
+            with pytest.raises(holdfast.OperationFailed, match="postcondition"):
+                client.operation(key("d", number), contract=holdfast.Contract("c", "1", check)).run(int)
+        for number, fine in enumerate((lambda: None, lambda: 3), 3):
+            client.operation(key("d", number), contract=holdfast.Contract("c", "1", fine)).run(int)
+        ends = [each for each in client.relays.events() if each.type != "START"]
+        assert [each.contract["verdict"] for each in ends if each.contract] == ["failed"] * 3 + ["passed"] * 2
+        with pytest.raises(holdfast.SinkDown, match="nobody awaits it here: use AsyncClient"):
+            client.relay("r", Later(), tries=1).step()
+        assert [each.told for each in client.relays.list()] == [0]
+
+
 def test_per_dataset_the_order_is_that_of_the_commits_whoever_is_older(postgres_url: str) -> None:
     """A transaction may have its number long before it has the lock: it comes after what was committed under that."""
     sink = Kept()

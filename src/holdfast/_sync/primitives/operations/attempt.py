@@ -213,12 +213,13 @@ class Attempt(Governance, ABC):
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
-                holds, problem = call(condition, op), None
+                answer, problem = call(condition, op), None
+                holds = answer is None or bool(answer)  # other libraries have a False of their own, databases a 0
             except Exception as error:
                 holds, problem = False, error
             said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
-            op.note(kind, {"name": name, "ok": holds is not False, **said, **about})
-            if holds is False:
+            op.note(kind, {"name": name, "ok": holds, **said, **about})
+            if not holds:
                 why = f": {said['error']}" if said else ""
                 raise OperationFailed(
                     f"operation {op.key.label!r}: {kind} {name!r} does not hold{why}", key=op.key.digest,
@@ -292,9 +293,12 @@ class Attempt(Governance, ABC):
         return op
 
     def probe(self, function: Function, prior: Prior, asked_at: float) -> Done | None:
-        """Ask whether the effect of a dead attempt is there; None when it is not."""
+        """Ask whether the effect of a dead attempt is there; None when it is not. Whatever else is said (a 1, a row, an
+        array) may mean that it is, and then it must not be done again."""
         said = call(function, self.dead(prior, asked_at))
-        return said if isinstance(said, Done) else Done() if said is True else None
+        if said is not None and not isinstance(said, bool | Done):
+            raise TypeError(f"verify must return True, op.done(result), False or None, not {said!r:.80}")
+        return said if isinstance(said, Done) else Done() if said else None
 
     fence = 0
     """Of the lease that it is done under."""

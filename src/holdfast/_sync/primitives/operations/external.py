@@ -118,8 +118,8 @@ class External(Attempt):
         return True
 
     def _undivided(self) -> bool:
-        """Whether a sovereign dataset is ours as a whole. The lease first, then whether a transaction has the lock: those
-        ask the other way round, so of two one sees the other."""
+        """Whether a sovereign dataset is ours as a whole. The lease first, then whether a transaction has the lock:
+        those ask the other way round, so of two one sees the other."""
         if (whole := self.plan.whole) is None:
             return True
         try:

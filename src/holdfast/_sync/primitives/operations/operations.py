@@ -242,11 +242,12 @@ class Operations(OperationLog):
     ) -> Planned:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
-        for function in (*preconditions, *postconditions):
+        lineage = Lineage.check(inputs, outputs, contract)
+        checks = () if contract is None or contract.check is None else (contract.check,)
+        for function in (*preconditions, *postconditions, *checks):
             check_called(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
-        lineage = Lineage.check(inputs, outputs, contract)
 
         def made(key: object, fingerprint: str | None, payload: object) -> Plan:
             found = as_key(key)
