@@ -107,7 +107,6 @@ class SqliteSession:
                 self._marks = Marks(f"{database.target}.holdfast-live")
                 self._beside.append(self._marks)
             self._patiently("pragma journal_mode = wal", deadline)
-            self._tune()
         except BaseException:
             self.close()
             raise
@@ -117,9 +116,7 @@ class SqliteSession:
             self.database.target, isolation_level=None, check_same_thread=False, timeout=0
         )
         self._connection.create_function("holdfast_gone", 1, self._gone)
-
-    def _tune(self) -> None:
-        self._execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+        self._synchronous = ""
 
     @classmethod
     def open(cls, database: Database, timeout: float) -> SqliteSession:
@@ -152,14 +149,14 @@ class SqliteSession:
                 pass  # it was not our turn yet
 
     def script(self, text: str, timeout: float) -> None:
-        """Several statements in one transaction."""
+        """Several statements in one transaction: a migration, which is done again where it was lost."""
         deadline = now() + timeout
 
         def run() -> None:
             for sql, _ in split(text):
                 self._execute(sql)
 
-        self._alone(lambda: self._write(run, deadline), deadline)
+        self._alone(lambda: self._write(run, deadline, volatile=True), deadline)
 
     def rehearse(self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float) -> list[list[Row] | Refused]:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
@@ -220,8 +217,6 @@ class SqliteSession:
             if self._closed:
                 return
             self._open()
-            with suppress(sqlite3.Error):  # then it is slower, and not less safe
-                self._tune()
         finally:
             self.inside.release()
 
@@ -248,32 +243,40 @@ class SqliteSession:
         for step in statement.looks:
             if rows := self._execute(step.sql, parameters):
                 return rows
-        if statement.alone and (
-            rows := self._in_turn(deadline, self._patiently, statement.steps[0].sql, deadline, parameters)
-        ):
-            return rows
-        return self._write(lambda: self._steps(statement, parameters), deadline)
+        if statement.alone:
+            first = statement.steps[0].sql
+            if rows := self._in_turn(deadline, statement.volatile, self._patiently, first, deadline, parameters):
+                return rows
+        return self._write(lambda: self._steps(statement, parameters), deadline, statement.volatile)
 
-    def _write(self, action: Callable[[], T], deadline: float) -> T:
+    def _write(self, action: Callable[[], T], deadline: float, volatile: bool = False) -> T:
         def run() -> T:
             self._patiently("begin immediate", deadline)
             result = action()
             self._patiently("commit", deadline)
             return result
 
-        return self._in_turn(deadline, run)
+        return self._in_turn(deadline, volatile, run)
 
-    def _in_turn(self, deadline: float, action: Callable[..., T], *arguments: Any) -> T:
+    def _in_turn(self, deadline: float, volatile: bool, action: Callable[..., T], *arguments: Any) -> T:
         """With the right to write, which other processes wait for."""
         try:
             try:
                 self._turnstile.enter(deadline)
+                self._tune("normal" if volatile and self.boot else "full", deadline)
                 return action(*arguments)
             finally:
                 self._leave()
         except BaseException:
             self._leave()  # once more: Ctrl-C may have come when it was just about to
             raise
+
+    def _tune(self, synchronous: str, deadline: float) -> None:
+        """full: a commit waits for the disk."""
+        if self._synchronous != synchronous:
+            self._synchronous = ""  # until we know: Ctrl-C may come in between
+            self._patiently(f"pragma synchronous = {synchronous}", deadline)
+            self._synchronous = synchronous
 
     def _leave(self) -> None:
         """Whatever was begun is rolled back, so nothing half done stays."""

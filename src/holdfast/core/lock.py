@@ -18,7 +18,7 @@ class Target:
 
     __slots__ = ("key", "label", "name", "namespace", "number")
 
-    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: int) -> None:
+    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: bytes) -> None:
         self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
 
 
@@ -49,7 +49,7 @@ class _Texts(dict[str, Target]):
         if len(self) >= _REMEMBERED:
             self.clear()
         key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
-        self[name] = found = Target(name, name, (key,), "", 0)
+        self[name] = found = Target(name, name, (b"%d" % key,), "", b"")
         return found
 
 
@@ -62,7 +62,7 @@ def _pair(namespace: str, number: int) -> Target:
     namespace = check_name(namespace, "namespace")
     if number not in _INT4:
         raise ValueError(f"the number in a lock's name must be from {_INT4.start} to {_INT4.stop - 1}, not {number}")
-    return Target((namespace, number), repr((namespace, number)), None, namespace, number)
+    return Target((namespace, number), repr((namespace, number)), None, namespace, b"%d" % number)
 
 
 def check_on_lost(on_lost: OnLost, *, cancels: bool) -> OnLost:

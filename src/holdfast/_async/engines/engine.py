@@ -37,6 +37,10 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Answers = list[list[Row] | Refused]
 
 
+class Repeated(list[Row]):
+    """The answer to a statement that was sent twice: the first may have happened, or happen yet, whatever this says."""
+
+
 class AsyncSession(Protocol):
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     async def script(self, text: str, timeout: float) -> None: ...
@@ -116,7 +120,8 @@ class AsyncEngine(ABC):
                 try:
                     await self._turn.enter(deadline)
                     session = self._session or await self._open(deadline)
-                    return await self._use(session, name, parameters, deadline)
+                    rows = await self._use(session, name, parameters, deadline)
+                    return rows if unanswered is None else Repeated(rows)
                 finally:
                     try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
                         self._turn.lock.release()

@@ -38,6 +38,10 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Answers = list[list[Row] | Refused]
 
 
+class Repeated(list[Row]):
+    """The answer to a statement that was sent twice: the first may have happened, or happen yet, whatever this says."""
+
+
 class Session(Protocol):
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     def script(self, text: str, timeout: float) -> None: ...
@@ -117,7 +121,8 @@ class Engine(ABC):
                 try:
                     self._turn.enter(deadline)
                     session = self._session or self._open(deadline)
-                    return self._use(session, name, parameters, deadline)
+                    rows = self._use(session, name, parameters, deadline)
+                    return rows if unanswered is None else Repeated(rows)
                 finally:
                     try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
                         self._turn.lock.release()

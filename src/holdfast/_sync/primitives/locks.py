@@ -34,7 +34,7 @@ class LockMonitor:
         if self._engine.database.dialect == "postgres":
             for row in rows:
                 if row["namespace"] is None and row["name"] is None:
-                    row["name"] = ours.get((row["entity_id"],))
+                    row["name"] = ours.get((b"%d" % row["entity_id"],))
             found = [LockRecord.of(row) for row in rows]
         else:
             names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}

@@ -41,7 +41,7 @@ NOTHING = _Nothing()
 class AsyncLocks:
     def __init__(self, database: Database, client: AsyncOwner, *, kept: int, extra: int) -> None:
         self.database, self._client = database, client
-        self.namespaces: dict[str, int] = {}
+        self.namespaces: dict[str, bytes] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._closed: EngineError | None = None

@@ -37,8 +37,8 @@ _SHORTEST, _LONGEST = 0.002, 0.006
 
 def offset(key: Key) -> int:
     if len(key) == 1:
-        return (key[0] & _LAST) % _LAST
-    return key[0] << 32 | (key[1] & 0xFFFFFFFF)
+        return (int(key[0]) & _LAST) % _LAST
+    return int(key[0]) << 32 | (int(key[1]) & 0xFFFFFFFF)
 
 
 class KernelLockWire:
@@ -68,7 +68,7 @@ class KernelLockWire:
         pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST)
         return jitter(0.5 * pause, 1.5 * pause)
 
-    def run(self, verb: str, key: Key, timeout: float) -> bool:
+    def run(self, verb: str, key: Key, patience: float | None) -> bool:
         kind = fcntl.F_WRLCK if verb == "try" else fcntl.F_UNLCK
         if verb == "unlock" and self._files[len(key) - 1] is None:  # it could not be opened: nothing is locked there
             return True

@@ -245,10 +245,12 @@ select holdfast.operation_end(cast(:told as text)) as state
 -- name: operation_claim_many
 select state, key, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
        expired, extract(epoch from clock_timestamp())::double precision as now
-  from holdfast.operation_claim_many(:claims, :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
+  from holdfast.operation_claim_many(
+    :keys, :pointers, :entries, :labels, :fingerprints, :pipelines, :tasks, :datasets, :operations, :checksums, :params_hashes, :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
 
 -- name: operation_finish_many
-select key, null as state from holdfast.operation_finish_many(:ends, :keep::double precision, :owner, :token::uuid)
+select key, null as state from holdfast.operation_finish_many(
+    :keys, :expected, :pointers, :numbers, :entries, :statuses, :results, :result_hashes, :errors, :failures, :effects_started, :outboxes, :keep::double precision, :owner, :token::uuid)
 
 -- name: operation_list
 select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
