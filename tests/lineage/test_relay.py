@@ -343,6 +343,26 @@ def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, mo
         assert client.relay("r", sink).step() == 2, "what is archived leaves no gap that something falls into"
 
 
+def test_whatever_a_sink_says_can_be_written_down(either: str) -> None:
+    """It may repeat what it was given, and no database keeps all of that."""
+    sink, kinds = Kept(), [holdfast.SinkDown, ValueError]
+
+    def refuse(events: Any) -> None:
+        if any(each.label == "b" for each in events):
+            raise kinds[0]("at \0 and \ud800")
+
+    sink.trouble = refuse
+    with holdfast.Client(either) as client:
+        for name in "abc":
+            client.operation(name).run(lambda: 1)
+        with pytest.raises(holdfast.SinkDown):
+            client.relay("r", sink).step()
+        assert [each.problem for each in client.relays.list()] == ["SinkDown: at ? and ?"]
+        kinds.pop(0)
+        assert client.relay("r", sink, tries=1).step() == 4
+        assert [each.problem for each in client.relays.parked("r")] == ["ValueError: at ? and ?"] * 2
+
+
 def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

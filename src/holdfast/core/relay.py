@@ -53,6 +53,12 @@ def is_down(error: BaseException) -> bool:
     return False
 
 
+def words(error: BaseException) -> str:
+    """What an error says, in a way that every database can keep: a sink may repeat whatever it was given."""
+    text = f"{type(error).__name__}: {error}"[:1000]
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")
+
+
 def pause(failures: int, chance: float) -> float:
     """Seconds before the sink is asked again: longer each time, and never in step with others."""
     return float(min(LONGEST, 0.1 * 2 ** min(failures - 1, 10))) * (0.5 + chance / 2)
