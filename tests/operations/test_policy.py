@@ -545,6 +545,24 @@ def test_one_that_has_used_up_its_attempts_or_was_left_half_done_goes_on_when_th
         assert client.operations.verify().passed
 
 
+def test_whatever_an_error_or_a_rule_says_it_is_up_for_review(either: str) -> None:
+    said = "at \0 and \ud800"
+
+    def odd() -> None:
+        raise ValueError(said)
+
+    failed, asked = name(), name()
+    with holdfast.Client(either) as client, holdfast.Client(either, policy=lambda _: Review(said)) as strict:
+        with pytest.raises(ValueError, match="at"):
+            client.operation(failed, max_attempts=1).run(odd)
+        with pytest.raises(holdfast.OperationFailed):
+            client.operation(failed, max_attempts=1).run(odd)
+        with pytest.raises(PolicyDenied):
+            strict.operation(asked).run(int)
+        assert all("at ? and ?" in each.detail for key in (failed, asked) for each in client.reviews.list(key=key))
+        assert len(client.reviews.list()) == 2
+
+
 def test_who_may_reset_and_answer(either: str) -> None:
     graves = key(f"graves-{name()}")
     by_joe: dict[str, Any] = {"actor": "joe", "reason": "why not"}

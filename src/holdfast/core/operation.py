@@ -185,6 +185,11 @@ def told(error: BaseException, *, remembered: bool = False, where: str | None = 
     return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
 
 
+def writable(text: str) -> str:
+    """The beginning of a text that others have made up, as every database keeps it."""
+    return text[:1000].encode("utf-8", "replace").decode().replace("\0", "?")
+
+
 def passes(error: BaseException, sqlstate: str | None) -> bool:
     """Whether it says nothing about the operation: the database was busy with others, or could not be reached."""
     if isinstance(error, ConnectionError | TimeoutError):

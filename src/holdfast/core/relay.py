@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import SinkDown
 from holdfast.core.events import Event
 from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds
+from holdfast.core.operation import writable
 
 LEASE = "@relay:"
 """What the names of the leases begin with under which relays work."""
@@ -54,9 +55,8 @@ def is_down(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """What an error says, in a way that every database can keep: a sink may repeat whatever it was given."""
-    text = f"{type(error).__name__}: {error}"[:1000]
-    return text.encode("utf-8", "replace").decode().replace("\0", "?")
+    """What an error says: a sink may repeat whatever it was given."""
+    return writable(f"{type(error).__name__}: {error}")
 
 
 def pause(failures: int, chance: float) -> float:
