@@ -145,18 +145,19 @@ class PostgresLockWire:
         pgconn, result = self._pgconn, self._result
         try:
             pgconn.consume_input()
-            while not pgconn.is_busy():  # as in _is_whole
-                if (more := pgconn.get_result()) is not None:
-                    result = more
-                elif result is not None and (done := result.get_value(0, 0)) is not None:
-                    self._result = None
-                    return done == b"t"
-                else:
-                    return self._no_answer(result)
-            self._result = result
+            if pgconn.is_busy():  # as in _is_whole
+                return None
+            if result is None:
+                result = pgconn.get_result()
+                if pgconn.is_busy():
+                    self._result = result
+                    return None
+            if result is not None and (done := result.get_value(0, 0)) is not None:
+                self._result = None
+                return done == b"t"
+            return self._no_answer(result)
         except OperationalError as error:
             raise self._gone(error) from error
-        return None
 
     def _no_answer(self, result: pq.abc.PGresult | None) -> Unheard | EngineError:
         self._result = None
