@@ -63,6 +63,38 @@ def test_an_acquire_that_may_have_happened_is_given_back_although_the_second_try
         client.close()
 
 
+def test_an_acquire_that_is_still_under_way_is_given_back_although_the_second_try_finds_it_busy(
+    postgres_url: str,
+) -> None:
+    """The first is lost with its connection in the midst of its COMMIT, where it keeps the second away, and is granted
+    after that. Taken for a refusal like any other, nobody could have the lease while this process lives."""
+    query(
+        postgres_url,
+        """create function held_up() returns trigger language plpgsql as
+           $$ begin perform pg_advisory_xact_lock(4711); return null; end $$""",
+    )
+    query(
+        postgres_url,
+        """create constraint trigger held_up after insert on holdfast.lease deferrable initially deferred
+           for each row when (new.name = 'ghost') execute function held_up()""",
+    )
+    got: list[Any] = []
+    history = "select outcome from holdfast.history where name = 'ghost'"
+    with psycopg.connect(postgres_url) as gate, Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
+        gate.execute("select pg_advisory_xact_lock(4711)")
+        anchor = client.lease("anchor", ttl=60).acquire()
+        thread = threading.Thread(target=lambda: got.append(client.lease("ghost", ttl=60).try_acquire()))
+        thread.start()
+        waiting = "select pid from pg_locks where locktype = 'advisory' and objid = 4711 and not granted"
+        eventually(lambda: query(postgres_url, waiting), "it is in its COMMIT")
+        link.cut()
+        thread.join(20)
+        assert got == [None]
+        gate.rollback()
+        eventually(lambda: query(postgres_url, history) == [("released",)], "it is granted after all, and given back")
+        anchor.check()
+
+
 def root(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__

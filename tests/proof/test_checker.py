@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.testing.checker import Report, check
 from holdfast.testing.checker.__main__ import main
 from holdfast.testing.checker.checks import CHECKS, Verdict
-from holdfast.testing.history import Database, Event, Recorder, operations, write_database
+from holdfast.testing.history import Database, Event, Operation, Recorder, operations, write_database
 from tests.proof.simulation import World, events, operation, told
 
 some = settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -206,6 +206,47 @@ def test_c6_tells_what_cannot_be_explained() -> None:
     found = verdict("C6", *events(*GRANTS, operation("renew", "ok", 5, 4, 5)))
     assert (found.counted, found.ok) == (3, False)
     assert "held under fence 6" in found.violations[0]
+
+
+FREE = (operation("acquire", "ok", 5, 0, 1), operation("release", "ok", 5, 2, 3))
+"""What comes after finds the lease free."""
+
+
+def refused(start: float, end: float, holder: str | None, **data: Any) -> Operation:
+    return operation("acquire", "fail", None, start, end, worker="x", holder=holder, **data)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        operation("acquire", "fail", None, 4, 9, error="Refused: the disk is full"),
+        operation("acquire", "fail", None, 2.5, 9, holder="w"),
+    ],
+    ids=["failed", "refused"],
+)
+def test_c6_who_is_just_asking_may_keep_another_away_whatever_becomes_of_it(asks: Operation) -> None:
+    """A row that is being inserted and not yet committed is seen by nobody, and in everybody's way."""
+    assert verdict("C6", *events(*FREE, asks, refused(5, 6, None))).ok
+    for wrong, why in (
+        ((asks, refused(9.5, 10, None)), "nobody asked any more"),
+        ((asks, refused(5, 6, "w")), "it says that w has it"),
+        ((refused(5, 6, None),), "nobody else asked"),
+    ):
+        assert not verdict("C6", *events(*FREE, *wrong)).ok, why
+
+
+def test_c6_an_acquire_may_have_been_granted_before_it_was_refused() -> None:
+    """The first answer was lost, and it was asked again: so it may have been granted, and given back or expired. No
+    earlier than it was asked for, and no more often than that."""
+    seen, asked = refused(5, 6, "y"), refused(4, 9, "z", abandoned=1)
+    taken, given_back = operation("acquire", "ok", 6, 7, 8, worker="z"), operation("release", "ok", 6, 10, 11)
+    assert verdict("C6", *events(*FREE, asked, seen, taken)).ok
+    for wrong, why in (
+        ((refused(4, 9, "z", abandoned=0), seen, taken), "it was asked once"),
+        ((refused(6.5, 9, "z", abandoned=1), seen, taken), "it was asked later"),
+        ((asked, seen, taken, given_back, refused(12, 13, "y")), "it was granted twice"),
+    ):
+        assert not verdict("C6", *events(*FREE, *wrong)).ok, why
 
 
 def believed(worker: str, fence: int, start: float, end: float, name: str = "job") -> Event:

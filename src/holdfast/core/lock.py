@@ -22,7 +22,7 @@ class Target:
         self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
 
 
-def target(name: object) -> Target:
+def target(name: object, texts: _Texts) -> Target:
     """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
     if isinstance(name, str):
         return texts[name]
@@ -37,18 +37,24 @@ def target(name: object) -> Target:
 
 
 class _Texts(dict[str, Target]):
-    """By their names: found more quickly than made. What is none raises, every time."""
+    """By their names: found more quickly than made. What is none raises, every time.
+
+    Advisory locks are the whole database's, so a schema is part of the key: each has locks of its own."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
 
     def __missing__(self, name: str) -> Target:
         name = check_name(name)
         if len(self) >= _REMEMBERED:
             self.clear()
-        key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
+        key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
         self[name] = found = Target(name, name, (b"%d" % key,), "", b"")
         return found
 
 
-texts = _Texts()
+texts = lru_cache(_Texts)
+"""Of a schema."""
 
 
 @lru_cache(maxsize=_REMEMBERED)

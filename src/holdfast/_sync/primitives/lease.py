@@ -15,7 +15,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
+from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine, Repeated
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
@@ -225,7 +225,7 @@ class Handle(ABC, Generic[G]):
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            keeper.abandon(terms.name, token, terms.ttl, pulse, self._what)
+            self._give_up(token, pulse)
             raise
         finally:
             if pulse is not None:
@@ -245,8 +245,16 @@ class Handle(ABC, Generic[G]):
             "session_key": session_key,
             "process": None if pulse and pulse.founded else self._process,
         }
-        [row] = self._engine.call(self._statement, {**parameters, **self._more})
+        rows = self._engine.call(self._statement, {**parameters, **self._more})
+        [row] = rows
+        if isinstance(rows, Repeated) and row["status"] in {"held", "busy"}:
+            self._give_up(token, pulse)
         return row, asked_at
+
+    def _give_up(self, token: str, pulse: Pulse | None) -> None:
+        """Nobody has heard whether it was granted, or will be: so nobody would release it."""
+        telemetry.tell("lease.abandoned", kind=self._what)
+        self._engine.keeper.abandon(self._terms.name, token, self._terms.ttl, pulse, self._what)
 
     @abstractmethod
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:

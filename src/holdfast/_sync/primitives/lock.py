@@ -35,7 +35,7 @@ class Lock:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=Scope.cancels)
-        self._target = texts[name] if type(name) is str else target(name)
+        self._target = space.texts[name] if type(name) is str else target(name, space.texts)
         self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[LockGrant] = []
 
@@ -207,7 +207,7 @@ class LockSpace:
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine = engine
+        self.engine, self.texts = engine, texts(database.schema)
         self.sessions = Locks(database, engine.owner, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()

@@ -17,7 +17,7 @@ from holdfast._wire.locking.shared_pump import SharedPump
 from holdfast._wire.waiting import Owner
 from holdfast.core.errors import EngineError, Unanswered, Unreachable
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Session, State, Ticket
+from holdfast.core.tickets import Key, Session, State, Ticket
 
 _CLOSE_TIMEOUT = 2.0
 NOTHING = None
@@ -149,10 +149,10 @@ class Locks:
         pump.post(close)
         closed.wait(_CLOSE_TIMEOUT)
 
-    def flush_names(self) -> None:
-        """Write down what has been locked, so that listings show names."""
-        if self._pump is not None:
-            self._pump.post(self._pump.flush_names)
+    @property
+    def names(self) -> dict[Key, str]:
+        """Of what was locked here, by key: in the database they are a moment later."""
+        return {} if self._pump is None else self._pump.noted.copy()
 
     def notice_fork(self) -> None:
         if self._pid != os.getpid():

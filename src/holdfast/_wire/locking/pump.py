@@ -37,7 +37,8 @@ class LockPump(ABC):
         self.database, self.mux, self.loop = database, mux, loop
         self.names: dict[Any, str] = {}
         """Keys whose names have not been written down."""
-        self.noted: set[Any] = set()
+        self.noted: dict[Any, str] = {}
+        """What was locked here, by key."""
         self.fast: Session | None = None
         """Where a key may be tried past the multiplexer."""
         self._under_way: list[tuple[object, int]] = []
@@ -74,7 +75,7 @@ class LockPump(ABC):
         """The name is to be written down, but not now. The numbers of a namespace speak for themselves."""
         if len(self.noted) > REMEMBERED:
             self.noted.clear()
-        self.noted.add(ticket.key)
+        self.noted[ticket.key] = ticket.name
         if len(ticket.key) == 1:
             self.names[ticket.key] = ticket.name
 

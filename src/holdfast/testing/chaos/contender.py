@@ -8,6 +8,8 @@ import random
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -68,16 +70,16 @@ class Contender:
             auto_renew=kept,
             on_lost=self._belief.lost if kept else "flag",
         )
-        with self._record.invoke("acquire", name, kept=kept) as call:
+        with self._record.invoke("acquire", name, kept=kept) as call, _abandoned() as times:
             try:
                 grant = lease.acquire()
-            except holdfast.NotAcquired:
-                call.fail()
+            except holdfast.NotAcquired as refusal:
+                call.fail(holder=refusal.holder, abandoned=len(times))
             except (holdfast.EngineError, holdfast.SchemaMismatch, holdfast.SessionUnsafe) as error:
                 certain = limit == 0 and type(error).__name__ in _NOT_GRANTED
-                _tell(call, error, certain=certain)
+                _tell(call, error, certain=certain, abandoned=len(times))
             else:
-                call.ok(grant.fence)
+                call.ok(grant.fence, abandoned=len(times))
                 self._belief.begin(grant)
                 return grant
         return None
@@ -189,9 +191,26 @@ class Belief:
             self._record.info("believe", grant.name, grant.fence, sure=sure, **{"from": self._since, "until": until})
 
 
-def _tell(call: Pending, error: Exception, *, certain: bool = False) -> None:
+def _tell(call: Pending, error: Exception, *, certain: bool = False, **data: Any) -> None:
     said = f"{type(error).__name__}: {error}"[:200]
-    call.fail(error=said) if certain else call.unknown(error=said)
+    call.fail(error=said, **data) if certain else call.unknown(error=said, **data)
+
+
+@contextmanager
+def _abandoned() -> Iterator[list[None]]:
+    """One for each time that this thread gave up on the answer to an acquire, which may have been granted."""
+    times: list[None] = []
+    thread = threading.get_ident()
+
+    def heard(event: str, fields: dict[str, Any]) -> None:
+        if event == "lease.abandoned" and threading.get_ident() == thread:
+            times.append(None)
+
+    stop = telemetry.listen(heard)
+    try:
+        yield times
+    finally:
+        stop()
 
 
 def _fall_over(*_: object) -> None:

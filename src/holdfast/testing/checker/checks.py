@@ -3,6 +3,7 @@
 A check that found nothing to look at is *vacuous*: not violated, and not ok either.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -142,13 +143,35 @@ def _compared(
 
 
 def linearizable(history: History) -> Verdict:
-    """C6. What failed with an error of its own was never answered by the lease, and certainly not granted."""
-    concerned = [
-        each
-        for each in history.operations
-        if each.op in LEASE_OPERATIONS and not (each.outcome == "fail" and "error" in each.data)
-    ]
-    return Verdict.of("C6", len(concerned), [str(each) for each in linear.check(concerned, LeaseModel())])
+    """C6."""
+    concerned = [each for each in history.operations if each.op in LEASE_OPERATIONS]
+    asked = _grouped((each for each in concerned if each.op == "acquire"), lambda each: each.name)
+    judged = [each for each in concerned if not _says_nothing(each, asked[each.name])]
+    judged += [each for known in concerned for each in _hidden(known)]
+    return Verdict.of("C6", len(judged), [str(each) for each in linear.check(judged, LeaseModel())])
+
+
+def _says_nothing(operation: Operation, asked: Iterable[Operation]) -> bool:
+    """What failed with an error of its own was never answered by the lease, and certainly not granted. And a refusal
+    that names no holder says that somebody is just changing the lease: it may be anybody who asks for it at that time,
+    whatever becomes of that. If nobody does, it needs a holder like any other."""
+    if operation.outcome != "fail":
+        return False
+    busy = operation.data.get("holder", "") is None
+    return "error" in operation.data or (
+        busy and any(_overlap(operation, other) for other in asked if other is not operation)
+    )
+
+
+def _hidden(operation: Operation) -> list[Operation]:
+    """An acquire asks again where it was not answered. Each time that it gave up on an answer it may have been granted
+    what it then gave back, or what expired: acquires of unknown outcome, however it ended itself."""
+    times = operation.data.get("abandoned", 0) - (operation.outcome == "unknown")
+    return [operation._replace(outcome="unknown", fence=None, completed=math.inf)] * times
+
+
+def _overlap(one: Operation, other: Operation) -> bool:
+    return one.invoked <= other.completed and other.invoked <= one.completed
 
 
 def beliefs_do_not_overlap(history: History) -> Verdict:

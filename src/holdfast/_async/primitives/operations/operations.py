@@ -22,7 +22,7 @@ from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
-from holdfast.core.outcome import OperationRecord, Outcome
+from holdfast.core.outcome import OperationRecord, Outcome, known
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
@@ -205,12 +205,10 @@ class AsyncOperations(AsyncOperationLog):
         """Where it is declared who may roll back, that is nobody who happens to start."""
         handlers = self._handlers.get(record.rollback or "")
         if record.effect_started and handlers is not None and handlers.verify is None:
-            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
-            self._permit("reset", label=record.label, **about)
+            self._permit("reset", **known(record))
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
-        about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
-        self._permit("reset", label=subject.label, actor=actor, justification=reason, **about)
+        self._permit("reset", actor=actor, justification=reason, **known(subject))
 
     async def _reviewed(self, key: str) -> ReviewRecord | None:
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
