@@ -72,7 +72,7 @@ class AsyncMending(AsyncExternal):
     async def _take_over(self) -> Prior | None:
         """Under its lease, as it is now; None when somebody is at it."""
         self._grant = await self._lease.try_acquire()
-        if self._grant is None:
+        if self._grant is None or not await self._undivided():
             return None
         prior = await self._look()
         if prior.status is None or prior.alive:

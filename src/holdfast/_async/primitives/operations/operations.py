@@ -237,10 +237,12 @@ class AsyncOperations(AsyncOperationLog):
 
     def _mending(self, record: OperationRecord) -> AsyncMending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
-        stored = StoredKey(record.key, record.label)
+        stored = StoredKey(record.key, record.label, dataset=record.dataset)
+        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        terms = MENDING._replace(sovereign=demands is not None and demands.sovereign)
         owner = record.owner or f"{LEASE}{record.key[:32]}"
         plan = AsyncPlan(
-            self._engine, stored, None, MENDING, handlers.rollback, record.rollback, handlers.verify, owner=owner
+            self._engine, stored, None, terms, handlers.rollback, record.rollback, handlers.verify, owner=owner
         )
         return AsyncMending(plan)
 
@@ -256,11 +258,12 @@ class AsyncOperations(AsyncOperationLog):
     ) -> Planned:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
-        for function in (*preconditions, *postconditions):
+        lineage = Lineage.check(inputs, outputs, contract)
+        checks = () if contract is None or contract.check is None else (contract.check,)
+        for function in (*preconditions, *postconditions, *checks):
             check_called(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
-        lineage = Lineage.check(inputs, outputs, contract)
 
         def made(key: object, fingerprint: str | None, payload: object) -> AsyncPlan:
             found = as_key(key)

@@ -73,7 +73,7 @@ class Mending(External):
     def _take_over(self) -> Prior | None:
         """Under its lease, as it is now; None when somebody is at it."""
         self._grant = self._lease.try_acquire()
-        if self._grant is None:
+        if self._grant is None or not self._undivided():
             return None
         prior = self._look()
         if prior.status is None or prior.alive:

@@ -238,11 +238,11 @@ class Operations(OperationLog):
 
     def _mending(self, record: OperationRecord) -> Mending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
-        stored = StoredKey(record.key, record.label)
+        stored = StoredKey(record.key, record.label, dataset=record.dataset)
+        demands = None if self._rules is None else self._rules.demands(record.dataset)
+        terms = MENDING._replace(sovereign=demands is not None and demands.sovereign)
         owner = record.owner or f"{LEASE}{record.key[:32]}"
-        plan = Plan(
-            self._engine, stored, None, MENDING, handlers.rollback, record.rollback, handlers.verify, owner=owner
-        )
+        plan = Plan(self._engine, stored, None, terms, handlers.rollback, record.rollback, handlers.verify, owner=owner)
         return Mending(plan)
 
     def operation(self, plan: Planned, key: Any, tx: Any, payload: Any) -> Operation:
@@ -257,11 +257,12 @@ class Operations(OperationLog):
     ) -> Planned:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
-        for function in (*preconditions, *postconditions):
+        lineage = Lineage.check(inputs, outputs, contract)
+        checks = () if contract is None or contract.check is None else (contract.check,)
+        for function in (*preconditions, *postconditions, *checks):
             check_called(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
-        lineage = Lineage.check(inputs, outputs, contract)
 
         def made(key: object, fingerprint: str | None, payload: object) -> Plan:
             found = as_key(key)

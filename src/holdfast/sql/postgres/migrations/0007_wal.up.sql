@@ -61,9 +61,9 @@ begin
      where right(w.entries, 67) = '"' || hash || '"]' or left(w.entries, 67) = '["' || hash || '"' limit 1;
 end $$;
 
--- Entries in an order that stays, whoever reads and whenever, and which is that of the locks: what was committed before under
--- the same lock comes before. Only what nothing that is still under way can come before. "after" is where the last page ended;
--- a place from before a failover or a restore says nothing here, and gets back the epoch alone.
+-- Entries in the order of the commits, which stays, whoever reads and whenever. Only what nothing that is still under way can come
+-- before. "after" is where the last page ended; a place from before a failover or a restore says nothing here, and gets back the
+-- epoch alone.
 create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, most int)
 returns table (epoch bigint, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
