@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,21 +27,23 @@ PAYLOAD = {"phase": "Ready", "replicas": 3, "note": "x" * 200}
 AIM = "1.3 times"
 BY_HAND = "update, and a line in a log"
 _COLUMNS = (
-    "type text, id text, name text, body text, labels text, version bigint, created_at {time}, updated_at {time}, "
+    "type text, id text, name text, body text, labels {json}, version bigint, created_at {time}, updated_at {time}, "
     "primary key (type, id)"
 )
 _LOG = "create table raw_log (place {serial}, type text, id text, kind text, version bigint)"
+_RECORD = "name, body, labels, version, created_at, updated_at"
 _PUT = (
     "update raw set body = {0}, version = version + 1, updated_at = {now} "
-    "where type = {0} and id = {0} and version = {0} returning name, labels, version, {created}, {updated}"
+    f"where type = {{0}} and id = {{0}} and version = {{0}} returning {_RECORD}"
 )
 _LOGGED = "insert into raw_log (type, id, kind, version) "
-_GET = "select name, body, labels, version, {created}, {updated} from raw where type = {0} and id = {0}"
+_GET = f"select {_RECORD} from raw where type = {{0}} and id = {{0}}"
 
 
 class Raw(NamedTuple):
-    """What somebody would write by hand, through the engine's own driver: as it is, with a log of changes, and on
-    asyncio through psycopg's AsyncConnection, or sqlite3 in a thread."""
+    """What somebody would write by hand, through the engine's own driver, for the same answer: one statement that
+    compares and swaps and commits by itself, as durable as ours, and a record whose payload, labels and times are read.
+    As it is, with a log of changes, and on asyncio through psycopg's AsyncConnection, or sqlite3 in a thread."""
 
     put: Run
     logged: Run
@@ -56,8 +59,8 @@ def objects(place: Place) -> list[Result]:
         for label, server in (("fsync off", place.fast), ("fsync on", place.durable)):
             url = place.postgres_url(server)
             found += _compared(place, loop, label, url, _psycopg(place, loop, url))
-        url = place.sqlite_url("objects")
-        found += _compared(place, loop, "SQLite", url, _sqlite(place, loop))
+        for label, folder in (("SQLite", place.folder), ("SQLite in memory", place.memory)):
+            found += _compared(place, loop, label, f"sqlite:///{folder}/objects.db", _sqlite(place, f"{folder}/raw.db"))
     return found
 
 
@@ -81,27 +84,31 @@ def _compared(place: Place, loop: asyncio.Runner, label: str, url: str, raw: Raw
 
 
 def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
+    """The driver itself reads labels and times."""
     import psycopg
 
     connection = place.psycopg(url)
-    connection.execute(f"create table raw ({_COLUMNS.format(time='timestamptz')}) with (fillfactor = 70)")
+    columns = _COLUMNS.format(time="timestamptz", json="jsonb")
+    connection.execute(f"create table raw ({columns}) with (fillfactor = 70)")
     connection.execute("insert into raw values ('box', 'b-1', null, '{}', '{}', 1, now(), now())")
     connection.execute(_LOG.format(serial="bigserial primary key"))
-    seconds = {"created": "extract(epoch from created_at)::float8", "updated": "extract(epoch from updated_at)::float8"}
-    put, get = _PUT.format("%s", now="clock_timestamp()", **seconds), _GET.format("%s", **seconds)
+    put, get = _PUT.format("%s", now="clock_timestamp()"), _GET.format("%s")
     logged = (
         f"with w as ({put.replace(' returning ', ' returning type, id, ')}), "
-        f"l as ({_LOGGED} select type, id, 'updated', version from w) select * from w"
+        f"l as ({_LOGGED} select type, id, 'updated', version from w) select {_RECORD} from w"
     )
     aside = loop.run(psycopg.AsyncConnection.connect(url, autocommit=True))
     place.at_end(lambda: asyncio.run(aside.close()))
     known = [1]
 
-    def puts(statement: str, at: int) -> Run:
+    def keep(row: Any) -> None:
+        assert row is not None, "somebody else has written it"
+        known[0] = row[3]
+
+    def puts(statement: str) -> Run:
         def run(times: int) -> None:
             for _ in range(times):
-                row = connection.execute(statement, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone()
-                known[0] = row[at]
+                keep(connection.execute(statement, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone())
 
         return run
 
@@ -112,9 +119,7 @@ def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
     async def later_puts(times: int) -> None:
         for _ in range(times):
             cursor = await aside.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0]))
-            row = await cursor.fetchone()
-            assert row is not None
-            known[0] = row[2]
+            keep(await cursor.fetchone())
 
     async def later_gets(times: int) -> None:
         for _ in range(times):
@@ -122,31 +127,47 @@ def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:
             assert row is not None
             json.loads(row[1])
 
-    return Raw(puts(put, 2), puts(logged, 4), gets, later_puts, later_gets)
+    return Raw(puts(put), puts(logged), gets, later_puts, later_gets)
 
 
-def _sqlite(place: Place, loop: asyncio.Runner) -> Raw:
-    connection = place.sqlite(place.sqlite_url("raw objects"))
-    connection.execute(f"create table raw ({_COLUMNS.format(time='real')})")
+def _sqlite(place: Place, file: str) -> Raw:
+    connection = place.sqlite(f"sqlite:///{file}")
+    connection.execute("pragma synchronous = full")
+    connection.execute(f"create table raw ({_COLUMNS.format(time='real', json='text')})")
     connection.execute("insert into raw values ('box', 'b-1', null, '{}', '{}', 1, 0, 0)")
     connection.execute(_LOG.format(serial="integer primary key"))
-    now = "(julianday('now') - 2440587.5) * 86400.0"
-    put = _PUT.format("?", now=now, created="created_at", updated="updated_at")
-    get = _GET.format("?", created="created_at", updated="updated_at")
+    put = _PUT.format("?", now="(julianday('now') - 2440587.5) * 86400.0")
+    get = _GET.format("?")
     known = [1]
     thread = ThreadPoolExecutor(1)
     place.at_end(thread.shutdown)
 
-    def put_one(logged: bool = False) -> None:
-        connection.execute("begin immediate")
+    def update() -> Any:
         row = connection.execute(put, (json.dumps(PAYLOAD), "box", "b-1", known[0])).fetchone()
-        if logged:
-            connection.execute(_LOGGED + "values (?, ?, ?, ?)", ("box", "b-1", "updated", row[2]))
+        assert row is not None, "somebody else has written it"
+        return row
+
+    def keep(row: Any) -> None:
+        known[0] = row[3]
+        read(row)
+
+    def read(row: Any) -> Any:
+        return json.loads(row[2]), datetime.fromtimestamp(row[4], UTC), datetime.fromtimestamp(row[5], UTC)
+
+    def put_one() -> None:
+        keep(update())
+
+    def put_logged() -> None:
+        connection.execute("begin immediate")
+        row = update()
+        connection.execute(_LOGGED + "values (?, ?, ?, ?)", ("box", "b-1", "updated", row[3]))
         connection.execute("commit")
-        known[0] = row[2]
+        keep(row)
 
     def get_one() -> None:
-        json.loads(connection.execute(get, ("box", "b-1")).fetchone()[1])
+        row = connection.execute(get, ("box", "b-1")).fetchone()
+        json.loads(row[1])
+        read(row)
 
     def repeated(once: Callable[[], None]) -> Run:
         def run(times: int) -> None:
@@ -162,8 +183,7 @@ def _sqlite(place: Place, loop: asyncio.Runner) -> Raw:
 
         return run
 
-    logged = repeated(lambda: put_one(logged=True))
-    return Raw(repeated(put_one), logged, repeated(get_one), aside(put_one), aside(get_one))
+    return Raw(repeated(put_one), repeated(put_logged), repeated(get_one), aside(put_one), aside(get_one))
 
 
 def _puts(client: holdfast.Client) -> Run:

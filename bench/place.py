@@ -37,6 +37,12 @@ class Place:
         return Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
 
     @cached_property
+    def memory(self) -> Path:
+        """Where the system has files in memory: to flush them costs nothing, and what is left is the processor's."""
+        folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        return Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=folder)))
+
+    @cached_property
     def fast(self) -> Postgres:
         """fsync off: what is left is the work of the processor."""
         return self._at_end.enter_context(Postgres.create())

@@ -13,7 +13,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from holdfast.testing.contract import LONG, LeaseContract, waiting
+from holdfast.testing.contract import LeaseContract
+from holdfast.testing.lease_stage import LONG, waiting
 from holdfast.testing.portal import Blocking
 from holdfast.testing.server import until
 from tests.conftest import MAJORS, fresh

@@ -50,6 +50,7 @@ async def test_fastapi_hooks_of_one_agent_lose_no_event(agents: str) -> None:
         assert [answer.status_code for answer in answers] == [200] * len(HOOKS)
         assert sorted(answer.json()["events"] for answer in answers) == list(range(1, len(HOOKS) + 1))
         assert (await one.post("/agents/9/hooks/x")).status_code == 404
+        assert (await one.post(f"/agents/{2**31}/hooks/x")).status_code == 422
     assert sorted(agent(agents)["events"]) == sorted(HOOKS)
 
 
@@ -82,7 +83,8 @@ def test_flask_hooks_of_one_agent_lose_no_event(flask: Flask, agents: str) -> No
         thread.join(60)
     assert codes == [200] * len(HOOKS)
     assert sorted(agent(agents)["events"]) == sorted(HOOKS)
-    assert flask.test_client().post("/agents/9/hooks/x").status_code == 404
+    for missing in (9, 2**31):
+        assert flask.test_client().post(f"/agents/{missing}/hooks/x").status_code == 404
 
 
 def test_flask_hooks_of_another_agent_do_not_wait(agents: str) -> None:

@@ -260,6 +260,15 @@ def test_a_folder_that_is_missing_is_told_and_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_is_no_file_to_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    for path in (tmp_path / "folder", ""):
+        with pytest.raises(IsADirectoryError, match="it is a folder"):
+            holdfast.file_lock(path).acquire()
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['filelock'] = None\nimport holdfast\nholdfast.file_lock(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, text=True, check=False)

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._sync.primitives.operations import chunk
 from holdfast.core.errors import EngineError
 from holdfast.sql import Dialect, Migration, migrations, split, statements
 from tests.conftest import MAJORS, NEWEST, migrated, server
@@ -325,7 +326,8 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "operation_begin": {"lock"},
         "operation_write": {"lock"},
         "operation_end": {"told"},
-        "operation_claim_many": {"lock"},
+        "operation_claim_many": {"lock", *chunk.CLAIM},
+        "operation_finish_many": {*chunk.FINISH},
         "wal_read": {"epoch", "after_horizon"},
         "relay_read": {"after_horizon"},
         "relay_move": {"horizon"},

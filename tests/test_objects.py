@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import json
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -159,6 +160,26 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(postgre
         with pytest.raises((holdfast.EngineError, holdfast.LeaseLost)):
             objects.put_many("box", [made["c"]], grant)
         assert objects.get("box", "c") == made["c"]
+
+
+def test_of_many_records_only_those_are_read_that_are_asked_for(postgres_url: str) -> None:
+    """Of a table that has just been filled there are no statistics yet. Where a page, a batch or a trim reads all of
+    it, a sweep costs the square of what there is."""
+    batch = json.dumps([{"id": str(number), "body": "1", "expected": 1} for number in range(10_100, 10_110)])
+    made = "select 'box', n::text, null, '0', null, '{}', 1, now(), now() from generate_series(10000, 12999) n"
+    query(postgres_url, f"insert into holdfast.object {made}")
+    logged = "select '9'::xid8, n, n, 'box', n::text, 'updated' from generate_series(1, 9000) n"
+    query(postgres_url, f"insert into holdfast.object_change {logged}")
+    for table, call, number in (
+        ("object", f"holdfast.object_put_many('box', '{batch}', null, null)", 10),
+        ("object", "holdfast.object_list('box', '{}', '10100', 10)", 10),
+        ("object_change", "holdfast.object_trim(104000)", 5000),
+    ):
+        with psycopg.connect(postgres_url) as mine:
+            mine.execute(f"select {call}".encode())
+            read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = %s"
+            assert mine.execute(read, (table,)).fetchone() == (number,), call
+    assert query(postgres_url, "select count(*) from holdfast.object_change") == [(5010,)]
 
 
 def test_a_payload_is_text_or_bytes_for_whoever_calls_the_function(postgres_url: str) -> None:

@@ -94,6 +94,8 @@ def test_without_a_transaction_it_is_refused_because_nothing_would_be_locked(sum
             holdfast.row_lock(connection, "summary", id=7)
         with connection.transaction():
             assert holdfast.row_lock(connection, "summary", id=7) is not None
+            with connection.pipeline(), pytest.raises(ValueError, match="pipeline mode"):
+                holdfast.row_lock(connection, "summary", id=7)
     engine = sqlalchemy.create_engine(as_sqlalchemy(summaries), isolation_level="AUTOCOMMIT")
     with engine.connect() as other, pytest.raises(ValueError, match="no transaction is open"):
         holdfast.row_lock(other, "summary", id=7)
@@ -196,6 +198,8 @@ def test_on_sqlite_none_means_that_somebody_is_writing_and_nobody_waits(file: Pa
         assert holdfast.row_lock(second, "summary", id=7) == {"id": 7, "text": "short"}
         with pytest.raises(LookupError, match="id=9"):
             holdfast.row_lock(second, "summary", id=9)
+        with pytest.raises(sqlite3.OperationalError, match="no such column"):
+            holdfast.row_lock(second, "summary", name="name")
 
 
 def test_on_sqlite_a_transaction_that_has_read_before_becomes_the_writer_or_must_begin_anew(file: Path) -> None:

@@ -121,3 +121,18 @@ def test_the_command_that_mends_a_missing_schema_names_it(bare: str) -> None:
         execute(bare, "drop table tenant_a.lease cascade")
         with pytest.raises(holdfast.SchemaMismatch, match=r"not complete: run 'holdfast --schema tenant_a migrate up'"):
             client.lease("import").acquire()
+
+
+def test_a_schema_has_locks_of_its_own(either: str) -> None:
+    """Advisory locks are the whole database's, and namespaces are counted in each schema."""
+    with holdfast.Client(either, schema="mine") as mine, holdfast.Client(either, schema="yours") as yours:
+        if either.startswith("postgres"):
+            mine.migrate()
+            yours.migrate()
+        with mine.lock("import"), mine.lock(("agent", 7)):
+            for name in ("import", ("agent", 7), ("order", 7)):
+                with yours.lock(name).or_skip() as grant:
+                    assert grant is not None, name
+            labels = [each.label for each in mine.locks.list()]
+            assert labels == ["import", "(agent, 7)"]
+            assert "import" not in [each.label for each in yours.locks.list()]

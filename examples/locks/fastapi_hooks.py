@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Path, Request
 from psycopg_pool import AsyncConnectionPool
 
 import holdfast
+
+Agent = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
 def create_app(url: str | None = None, *, patience: float = 15.0) -> FastAPI:
@@ -27,7 +30,7 @@ def create_app(url: str | None = None, *, patience: float = 15.0) -> FastAPI:
     app = FastAPI(lifespan=lifespan)
 
     @app.post("/agents/{agent}/hooks/{event}")
-    async def hook(agent: int, event: str, request: Request) -> dict[str, int]:
+    async def hook(agent: Agent, event: str, request: Request) -> dict[str, int]:
         client: holdfast.AsyncClient = request.app.state.client
         try:
             async with client.lock(("agent", agent), timeout=patience):

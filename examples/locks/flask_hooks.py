@@ -22,7 +22,7 @@ def create_app(url: str | None = None, *, patience: float = 15.0) -> Flask:
     pool = ConnectionPool(where, min_size=1, open=True)
     app.extensions.update(holdfast=client, pool=pool)
 
-    @app.post("/agents/<int:agent>/hooks/<event>")
+    @app.post("/agents/<int(min=1, max=2147483647):agent>/hooks/<event>")
     def hook(agent: int, event: str) -> ResponseReturnValue:
         try:
             with client.lock(("agent", agent), timeout=patience):

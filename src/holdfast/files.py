@@ -119,6 +119,8 @@ class FileLock:
             )
         if not self.path.parent.is_dir():  # filelock would make it, for a slip in the path, too
             raise FileNotFoundError(f"{self.path} cannot be locked: there is no folder {self.path.parent}")
+        if self.path.is_dir():  # an empty path is the working folder
+            raise IsADirectoryError(f"{self.path} cannot be locked: it is a folder, and could not be replaced")
         lock = filelock.FileLock(self._lock_path, thread_local=False)
         try:
             lock.acquire(timeout=0)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 
 from holdfast._wire.telemetry import Listener, listen, readings
-from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Metric
+from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Bound, Metric
 
 __all__ = [
-    "BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "OPERATION", "Listener", "Metric", "environment", "listen", "readings",
+    "BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "OPERATION", "Bound", "Listener", "Metric", "environment", "listen",
+    "readings",
 ]  # fmt: skip
 
 

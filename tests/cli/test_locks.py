@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,13 @@ def test_locks_of_anybody_are_listed_with_who_blocks_whom(postgres_url: str) -> 
         assert {row["lock"] for row in rows[2:]} == {"-5", "(42, -7)", "(agent, -7)"}
         grant.release()
         child.expect("got it")
+
+
+def test_a_client_knows_the_names_of_its_own_locks_at_once(connect: Callable[..., Any], either: str) -> None:
+    """Others read them where they are written down a moment later."""
+    client = connect(either)
+    with client.lock(LONG), client.lock(("agent", 7)), client.lock("import"):
+        assert [each.label for each in client.locks.list()] == [LONG, "import", "(agent, 7)"]
 
 
 def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:

@@ -19,7 +19,7 @@ class PastWorld(World):
     @initialize()
     def begin(self) -> None:
         """With a session that is free."""
-        first = self.asked((9,), True, 9)
+        first = self.asked((b"9",), True, 9)
         for _ in range(4):
             self.step_once()
         self.do(self.mux.release(first))

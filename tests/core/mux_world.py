@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Action, Close, Key, Lost, Open, Send, Session, Settle, Ticket, Wait
 
-KEYS = st.sampled_from([(1,), (2,), (3, 4)])
+KEYS = st.sampled_from([(b"1",), (b"2",), (b"3", b"4")])
 OTHER = "another process"
 ERROR = ConnectionError("the test says so")
 

@@ -25,6 +25,7 @@ SHAPES: list[dict[str, Any]] = [
     {"type": "MultiPolygon", "coordinates": [[SQUARE], [[[0, 0], [0.1, 0], [0, 0.1], [0, 0]]]]},
     {"type": "GeometryCollection", "geometries": [{"type": "Point", "coordinates": [16.37, 48.21]}]},
 ]
+FINE = h3.latlng_to_cell(48.2, 16.3, 15)
 
 
 def cells(masked: dict[str, Any]) -> set[str]:
@@ -65,23 +66,25 @@ def test_all_that_a_shape_touches_is_covered() -> None:
         ("lat", 48.2), ("home_lng", "16.37"), ("homeLatitude", 48.2), ("x", 601000), ("bbox", [1, 2, 3, 4]),
         ("WKT", "POINT (16.37 48.21)"), ("note", "found at 48.20849, 16.37208"), ("at", [16.37, 48.21]),
         ("centre", {"type": "Point", "coordinates": [16, 48]}), ("deep", {"a": [{"longitude": 16.3}]}),
-        ("cell", "8f1e15b71b8d2c4"), ("geohash", "u2edk8"),
+        ("cell", FINE), ("geohash", "u2edk8"), ("number", int(FINE, 16)), (FINE, None), ("counts", {FINE: 3}),
+        ("cells", f"{FINE}, {FINE.upper()}"), ("at", {"48.20849,16.37208": "barrow"}), ("raw", b"POINT (16 48)"),
+        ("raw", json.dumps(SHAPES[0])), ("raw", ' [{"lat": 48}]'),
     ],
 )  # fmt: skip
 def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value: Any) -> None:
-    if name == "cell":
-        value = h3.latlng_to_cell(48.2, 16.3, 15)
     masked = holdfast.mask_h3(feature(**{name: value, "kind": "grave"}), 5)
     assert {each for found in masked["features"] for each in found["properties"]} == {"h3", "kind"}
     masked["features"][0]["properties"][name] = value
     assert not holdfast.is_masked(masked, 5)
     assert exposed([masked], 5) == f"payload[0].features[0].properties.{name} tells a position"
+    masked["features"][0]["properties"].pop(name)
+    assert exposed({"rows": [masked], name: value}, 5), "also beside it"
 
 
 def test_what_is_no_position_stays() -> None:
     told = {"name": "Flat Holm", "long_name": "north gate", "price": 12.5, "sizes": [3, 4], "latest": None, "x": "ray",
-            "country": {"code": "AT", "share": 0.25}, "year": 1683,
-            "zone": h3.latlng_to_cell(48.2, 16.3, 3)}  # fmt: skip
+            "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
+            "said": "[sic] {who knows}", "list": '["a", 12.5]', "zone": h3.latlng_to_cell(48.2, 16.3, 3)}  # fmt: skip
     [found] = holdfast.mask_h3(feature(**told), 5)["features"]
     assert {name: value for name, value in found["properties"].items() if name != "h3"} == told
     assert holdfast.is_masked(found, 5)
@@ -99,6 +102,7 @@ def test_a_feature_that_only_pretends_is_found() -> None:
         {**found, "geometry": {**found["geometry"], "bbox": [16.3, 48.1, 16.4, 48.3]}},
         {**found, "properties": {}},
         {**found, "properties": {"h3": "8f1e"}},
+        {**found, "properties": {"h3": "8f" * 32}},
         {**found, "bbox": [16.3, 48.1, 16.4, 48.3]},
         {**masked, "bbox": [16.3, 48.1, 16.4, 48.3]},
         {"type": "FeatureCollection", "features": [found, feature()]},

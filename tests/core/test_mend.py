@@ -13,7 +13,7 @@ Step = Callable[[CutWorld], object]
 
 
 def ask(number: int, owner: int) -> Step:
-    return lambda world: world.asked((number,), True, owner)
+    return lambda world: world.asked((b"%d" % number,), True, owner)
 
 
 def release(owner: int, how: Callable[..., None] = CutWorld.release) -> Step:
@@ -38,11 +38,11 @@ def give_up(owner: int) -> Step:
 
 
 def other_takes(number: int) -> Step:
-    return lambda world: world.server.try_lock((number,), OTHER)
+    return lambda world: world.server.try_lock((b"%d" % number,), OTHER)
 
 
 def other_frees(number: int) -> Step:
-    return lambda world: world.server.unlock((number,), OTHER)
+    return lambda world: world.server.unlock((b"%d" % number,), OTHER)
 
 
 def lose(world: CutWorld) -> None:

@@ -16,7 +16,7 @@ def grants(mux: Mux, *tickets: Ticket) -> list[str]:
 
 def ready() -> tuple[Mux, Session]:
     mux = Mux(turns=2)
-    first = Ticket((9,), "9", "x", waits=True)
+    first = Ticket((b"9",), "9", "x", waits=True)
     [opening] = mux.ask(first)
     assert isinstance(opening, Open)
     session = opening.session
@@ -31,20 +31,20 @@ def ready() -> tuple[Mux, Session]:
 
 def test_what_comes_together_while_a_statement_is_under_way_goes_in_one() -> None:
     mux, session = ready()
-    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(6)]
+    tickets = [Ticket((b"%d" % number,), str(number), number, waits=True) for number in range(6)]
     sends = [action for ticket in tickets for action in mux.ask(ticket) if isinstance(action, Send)]
     assert [len(each.ops) for each in sends] == [1]
     [settled, send] = mux.answered(session, [True])
     assert isinstance(settled, Settle)
     assert isinstance(send, Send)
-    assert [op.claim.key for op in send.ops if op.claim] == [(1,), (2,), (3,), (4,), (5,)]
+    assert [op.claim.key for op in send.ops if op.claim] == [(b"1",), (b"2",), (b"3",), (b"4",), (b"5",)]
     mux.answered(session, [True, False, True, True, True])
     assert grants(mux, *tickets) == ["held", "held", "queued", "held", "held", "held"]
 
 
 def test_waiters_here_are_served_in_order_and_a_bounded_number_of_times_in_a_row() -> None:
     mux, session = ready()
-    tickets = [Ticket((1,), "1", number, waits=True) for number in range(5)]
+    tickets = [Ticket((b"1",), "1", number, waits=True) for number in range(5)]
     for ticket in tickets:
         mux.ask(ticket)
     mux.answered(session, [True])
@@ -62,7 +62,7 @@ def test_waiters_here_are_served_in_order_and_a_bounded_number_of_times_in_a_row
 
 def test_beyond_the_connection_limit_waiters_stand_in_line_for_a_session() -> None:
     mux = Mux(kept=1, extra=1)
-    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(3)]
+    tickets = [Ticket((b"%d" % number,), str(number), number, waits=True) for number in range(3)]
     [opening] = mux.ask(tickets[0])
     assert isinstance(opening, Open)
     mux.opened(opening.session)
@@ -87,7 +87,7 @@ def test_beyond_the_cap_an_error_and_no_question() -> None:
     mux.sweep()
     session.pending.clear()
     mux.cap = 1
-    one, two = (Ticket((number,), str(number), number, waits=True) for number in (1, 2))
+    one, two = (Ticket((b"%d" % number,), str(number), number, waits=True) for number in (1, 2))
     mux.ask(one)
     mux.answered(session, [True])
     assert [type(action) for action in mux.ask(two)] == [Settle]
@@ -96,14 +96,14 @@ def test_beyond_the_cap_an_error_and_no_question() -> None:
     assert isinstance(asks, Send)
     assert [op.verb for op in asks.ops] == ["room"], "there may be room by now"
     mux.answered(session, [10])
-    again = Ticket((2,), "2", 2, waits=True)
+    again = Ticket((b"2",), "2", 2, waits=True)
     assert isinstance(mux.ask(again)[0], Send)
 
 
 def test_a_cancel_that_came_before_what_it_was_to_end_is_said_again() -> None:
     """The server forgets a cancel of a session that has not begun yet; then it would wait for ever."""
     mux, hold = ready()
-    ticket = Ticket((1,), "1", "x", waits=True)
+    ticket = Ticket((b"1",), "1", "x", waits=True)
     mux.ask(ticket)
     [opening] = mux.answered(hold, [False])
     assert isinstance(opening, Open)
@@ -123,7 +123,7 @@ def test_a_cancel_that_came_before_what_it_was_to_end_is_said_again() -> None:
 
 def test_a_session_that_waits_is_not_used_before_its_cancel_was_answered() -> None:
     mux, session = ready()
-    ticket = Ticket((1,), "1", 1, waits=True)
+    ticket = Ticket((b"1",), "1", 1, waits=True)
     mux.ask(ticket)
     [opening] = mux.answered(session, [False])
     assert isinstance(opening, Open)
@@ -141,9 +141,9 @@ def test_a_session_that_waits_is_not_used_before_its_cancel_was_answered() -> No
 def test_what_was_interrupted_past_the_multiplexer_is_not_handed_on(granted: bool) -> None:
     """Whether it was granted nobody knows: it is unlocked, and whoever stands behind it asks."""
     mux, session = ready()
-    ticket, heir = Ticket((1,), "1", 1, waits=True), Ticket((1,), "1", 2, waits=True)
+    ticket, heir = Ticket((b"1",), "1", 1, waits=True), Ticket((b"1",), "1", 2, waits=True)
     ticket.session = session
-    mux.claims[1,] = session.held[1,] = ticket
+    mux.claims[b"1",] = session.held[b"1",] = ticket
     assert mux.ask(heir) == []
     [unlock] = mux.give_up(ticket)
     assert isinstance(unlock, Send)
@@ -162,7 +162,7 @@ def test_the_room_is_asked_for_again_before_all_of_it_is_spent() -> None:
     mux._ask_room(session)
     mux.answered(session, [640])
     assert (mux.cap, mux.due) == (640, 10)
-    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(12)]
+    tickets = [Ticket((b"%d" % number,), str(number), number, waits=True) for number in range(12)]
     for ticket in tickets[:10]:
         [asks] = mux.ask(ticket)
         assert isinstance(asks, Send)
@@ -184,7 +184,7 @@ def test_what_was_given_back_is_not_counted_on() -> None:
     mux, session = ready()
     mux._ask_room(session)
     mux.answered(session, [6400])
-    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(20)]
+    tickets = [Ticket((b"%d" % number,), str(number), number, waits=True) for number in range(20)]
     for ticket in tickets:
         mux.ask(ticket)
         mux.answered(session, [True])
@@ -200,7 +200,7 @@ def test_what_was_given_back_is_not_counted_on() -> None:
 def test_whoever_stands_in_line_for_a_session_is_tried_again_now_and_then() -> None:
     """The key may be free, although there is no session to wait in."""
     mux = Mux(kept=1, extra=1)
-    tickets = [Ticket((number,), str(number), number, waits=True) for number in range(2)]
+    tickets = [Ticket((b"%d" % number,), str(number), number, waits=True) for number in range(2)]
     [opening] = mux.ask(tickets[0])
     assert isinstance(opening, Open)
     hold = opening.session
@@ -215,7 +215,7 @@ def test_whoever_stands_in_line_for_a_session_is_tried_again_now_and_then() -> N
     assert grants(mux, *tickets) == ["held", "queued"]
     [again] = mux.sweep()
     assert isinstance(again, Send)
-    assert [op.claim.key for op in again.ops if op.claim] == [(1,)]
+    assert [op.claim.key for op in again.ops if op.claim] == [(b"1",)]
     assert mux.answered(hold, [False]) == [], "somebody has it still"
     mux.sweep()
     mux.answered(hold, [True])
@@ -225,7 +225,7 @@ def test_whoever_stands_in_line_for_a_session_is_tried_again_now_and_then() -> N
 def test_an_unlock_that_is_refused_is_said_again_later_and_not_at_once() -> None:
     """Else we would ask, and be refused, as fast as the server can speak."""
     mux, session = ready()
-    ticket = Ticket((1,), "1", 1, waits=True)
+    ticket = Ticket((b"1",), "1", 1, waits=True)
     mux.ask(ticket)
     mux.answered(session, [True])
     mux.release(ticket)
@@ -240,9 +240,9 @@ def test_an_unlock_that_is_refused_is_said_again_later_and_not_at_once() -> None
 def test_what_was_interrupted_past_the_multiplexer_ends_with_its_session() -> None:
     """There is nobody left to unlock it, and nothing to be unlocked: whoever comes next asks."""
     mux, session = ready()
-    ticket, heir = Ticket((1,), "1", 1, waits=True), Ticket((1,), "1", 2, waits=True)
+    ticket, heir = Ticket((b"1",), "1", 1, waits=True), Ticket((b"1",), "1", 2, waits=True)
     ticket.session = session
-    mux.claims[1,] = session.held[1,] = ticket
+    mux.claims[b"1",] = session.held[b"1",] = ticket
     mux.lost(session, ERROR)
     mux.give_up(ticket)
     assert mux.claims == {}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core import results
-from holdfast.core.chain import Chain, Opening
+from holdfast.core.chain import Chain, link, named, phrase
 from holdfast.core.errors import KeyReused, OperationFailed
 from holdfast.core.keys import as_key
 from holdfast.core.operation import NOTHING, Act, collides, decide, passes, pause, refusal
@@ -130,30 +130,30 @@ def test_a_result_comes_back_as_it_was(value: Any) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=6), st.text(min_size=1, max_size=9))
-def test_chains_that_are_begun_together_are_the_same_as_one_by_one(texts: list[str], operation: str) -> None:
+def test_chains_that_begin_with_the_same_phrases_are_the_same_as_one_by_one(texts: list[str], operation: str) -> None:
     notes: list[tuple[str, dict[str, Any] | None]] = [("claimed", {"name": text} if text else None) for text in texts]
     alone = Chain(operation, None)
     for kind, detail in notes:
         alone.add(kind, 1, 7, 1.5, detail)
-    chain, entries = Opening(notes, 7, 1.5).chain(operation)
-    assert entries == alone.waiting().entries
-    alone.written()
-    assert chain.__dict__ == alone.__dict__
+    phrases = [phrase(number, kind, 1, 7, 1.5, detail) for number, (kind, detail) in enumerate(notes, 1)]
+    told = alone.waiting()
+    found, entries = link(named(operation), "", phrases)
+    assert (f"{len(texts)}:{found}", entries) == (told.pointer, told.entries)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=6), st.integers(1, 3))
 def test_a_chain_that_is_written_piece_by_piece_is_one_chain(texts: list[str], size: int) -> None:
+    """Also when something is added while a piece is being written: that waits for the next."""
     chain, found = Chain("o", None), []
     chain.add("claimed", 1, 7, 1.0)
-    for number, text in enumerate(texts):
+    for number, text in enumerate([*texts, "last"]):
+        given = chain.waiting()
         chain.add("checkpoint", 1, 7, 1.5, {"name": text})
-        if number % size == 0:
-            written = chain.waiting()
-            found += load("o", written.entries)
+        if number % size == 0 or text == "last":
+            found += load("o", given.entries)
             chain.written()
-            assert Chain("o", written.pointer).__dict__ == {**chain.__dict__}
-    if chain.__dict__["_waiting"]:
-        found += load("o", chain.waiting().entries)
-    assert [each.number for each in found] == list(range(1, len(texts) + 2))
-    assert verify(found, pointer=found[-1].pointer) == []
+            assert chain.waiting()[::2] == (given.pointer, found[-1].number + 1)
+    found += load("o", chain.waiting().entries)
+    assert [each.number for each in found] == list(range(1, len(texts) + 3))
+    assert verify(found, pointer=chain.waiting().pointer) == []

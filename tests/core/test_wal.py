@@ -180,9 +180,11 @@ def test_what_was_written_together_comes_back(entries: list[Entry], data: Any) -
         "",
         "{}x",
         "[[1]]",
+        '["",[1],""]',
         "7",
-        '[["1","claimed",1,1,1,"{}",null,"",""]]',
-        '[[1,"claimed",1,1,1,{},null,"",""]]',
+        '["",["1","claimed",1,1,1,"{}",null],""]',
+        '["",[1,"claimed",1,1,1,{},null],""]',
+        '["",[1,"claimed",1,1,1,"{}",null],7]',
     ):
         with pytest.raises(ValueError, match="the log of operation abababababab… holds a"):
             wal.load(OPERATION, wrong)

@@ -43,6 +43,7 @@ async def test_it_is_alive_and_not_ready_without_its_heartbeat_or_when_told_to_e
     gateway.stopping.set()
     assert (await http.get("/readyz")).json()["checks"]["running"] is False
     assert (await http.get("/healthz")).status_code == 200
+    assert [(await http.head(path)).status_code for path in ("/readyz", "/healthz")] == [503, 200]
 
 
 async def test_requests_are_measured_by_the_template_of_their_route(http: httpx.AsyncClient) -> None:

@@ -6,12 +6,16 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 import holdfast
+from holdfast.cli.app import app
+from holdfast.gateway import serving
 from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commanding import MOST, Desk
 from holdfast.gateway.problem import Problem
@@ -252,6 +256,31 @@ async def test_with_tokens_the_actor_is_whose_token_it_is(url: str) -> None:
             assert answer.status_code == status, answer.text
             if status == 200:
                 assert answer.json()["actor"] == "oncall"
+
+
+async def test_what_holdfast_toml_declares_of_datasets_holds_for_operators_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `holdfast serve` sets it up; only that it would then serve is left out."""
+    (tmp_path / "holdfast.toml").write_text('[datasets.graves]\nmay_reset = ["elder*"]\n')
+    monkeypatch.chdir(tmp_path)
+    seen: list[Settings] = []
+    monkeypatch.setattr(serving, "run", lambda settings, ready: seen.append(settings))
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    CliRunner().invoke(app, ["--url", url, "serve", "--driver", "unix:/nowhere/driver.sock"], catch_exceptions=False)
+    graves = holdfast.OperationKey(pipeline="etl", task="load", dataset="graves", operation="upsert")
+    with holdfast.Client(url) as client:
+        client.operation(graves).run(int)
+    served = create_app(*seen)
+    transport = httpx.ASGITransport(app=served)
+    async with (
+        served.router.lifespan_context(served),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost/api") as http,
+    ):
+        order: dict[str, Any] = {"parameters": {"key": graves.digest}}
+        refused = await run(http, "operation.reset", 403, **order)
+        assert "is reset, rolled back and answered for by elder*, not by 'jane'" in refused["detail"]
+        await run(http, "operation.reset", actor="elder Mary", **order)
 
 
 async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(url: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import socket
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pyshacl
 import pystac
@@ -68,6 +70,17 @@ def test_stac_is_what_pystac_says(sqlite_url: str) -> None:
             exports.stac_item(events[name])
         with pytest.raises(LookupError, match=name):
             exports.stac_collection(events[name], name)
+
+
+def test_from_when_to_when_is_so_in_whatever_order_they_were_committed(sqlite_url: str) -> None:
+    [*_, last] = fill(sqlite_url)["parcels"]
+    earlier = replace(last, at="2020-01-01T00:00:00.000000Z", run=str(UUID(int=7)))
+    made = exports.dcat([last, earlier])
+    assert conforms(made)
+    [dataset] = made["dcat:dataset"]
+    assert [dataset[name]["@value"] for name in ("dct:issued", "dct:modified")] == [earlier.at, last.at]
+    collection = exports.stac_collection([last, earlier], "parcels")
+    assert collection["extent"]["temporal"]["interval"] == [[earlier.at, last.at]]
 
 
 def test_the_command_writes_them(sqlite_url: str) -> None:

@@ -118,7 +118,7 @@ def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], s
         assert client.relays.verify(lines).problems == ()
         assert [each.what for each in client.relays.verify(lines[1:]).problems] == ["missing"]
         for old, new in (
-            ('"cpu_time:thread"', '"guess"'),
+            ('"cpu_time:thread"', '"guess"'), ('"etl.load"', '"etl.drop"'),
             ('"COMPLETE"', '"FAIL"'), ('"passed"', '"failed"'), ('"name": "raw"', '"name": "x"'), ('"jane"', '"joe"'),
             ('"sovereigntyEvent": true', '"sovereigntyEvent": false'), ('"outputs": [{', '"outputs": [], "more": [{'),
         ):  # fmt: skip
@@ -128,13 +128,22 @@ def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], s
 
 
 @contextmanager
-def answering(status: int) -> Iterator[tuple[str, list[Any]]]:
+def answering(status: int, *more: tuple[str, str]) -> Iterator[tuple[str, list[Any]]]:
     got: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(status)
+            elsewhere = self.path == "/elsewhere"
+            self.send_response(201 if elsewhere else status)
+            for name, value in () if elsewhere else more:
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            """A page that is there, and has nothing to do with what was posted."""
+            self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -164,6 +173,17 @@ def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events:
         OpenLineage(url).publish(events)
     with pytest.raises(holdfast.SinkDown):
         OpenLineage(url).publish(events)  # nobody is there any more
+
+
+def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event]) -> None:
+    """One that sends us to a page which is there has taken nothing; and an answer that cannot be read is no refusal."""
+    lies = [(status, ("Location", "/login")) for status in (301, 302, 303)]
+    for status, *more in (*lies, (304,), (300,), (200, ("Transfer-Encoding", "chunked")), (308, ("Location", "/"))):
+        with answering(status, *more) as (url, _), pytest.raises(holdfast.SinkDown):  # type: ignore[arg-type]
+            OpenLineage(url).publish(events)
+    with answering(307, ("Location", "/elsewhere")) as (url, got):
+        OpenLineage(url).publish(events)
+    assert [each["run"]["runId"] for path, each in got if path == "/elsewhere"] == [each.run for each in events]
 
 
 def test_on_the_console_and_through_the_clients_own_transports(

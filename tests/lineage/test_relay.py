@@ -118,6 +118,49 @@ def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:
     assert told["c"] == [("START", 1), ("COMPLETE", 1), ("UNDONE", 1)]
 
 
+def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
+    sink = Kept()
+    with holdfast.Client(either) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        client.operation(key("d"), rollback="undo", sovereign=True).run(int)
+        client.relay("r", Kept()).step()
+        assert client.operations.archive(FAR, lambda lines: None).operations == 1
+        client.operations.rollback(key("d"), actor="jane", reason="wrong")
+        client.relay("r", sink).step()
+    assert [(each.type, each.outputs, each.sovereignty_event) for each in sink] == [("UNDONE", ("d",), True)]
+
+
+def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either: str) -> None:
+    """Whose owner died, and which the next attempt has not rolled back, because nothing was done or nobody knows; and
+    one that failed, which was rolled back before the next attempt, and then by somebody."""
+    sink = Kept()
+    unverified, unmarked, approved, failed = (key("d", number) for number in range(4))
+    leave_half_done(either, unverified)
+    leave_half_done(either, unmarked, marks_effect=True)
+    leave_half_done(either, approved)
+    with holdfast.Client(either) as client:
+        client.operation(unverified, verify=lambda: False).run(int)
+        client.operation(unmarked, marks_effect=True).run(int)
+        with pytest.raises(holdfast.OperationFailed):
+            client.operation(approved).run(int)
+        [review] = client.reviews.list(key=approved)
+        client.reviews.approve(review.id, actor="jane", reason="looked")
+        client.operation(approved).run(int)
+        client.operations.register("undo", rollback=lambda: None)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="broken"):
+                client.operation(failed, rollback="undo").run(broken)
+        client.operations.rollback(failed, actor="jane", reason="wrong")
+        assert client.operations.verify().passed
+        client.relay("r", sink).step()
+    for each in (unverified, unmarked, approved):
+        told = [(event.type, event.attempt, event.error) for event in sink if event.key == each.digest]
+        died = ("FAIL", 1, "its owner died")
+        assert told == [("START", 1, None), died, ("START", 2, None), ("COMPLETE", 2, None)]
+    undone = [(event.attempt, event.outputs, event.error) for event in sink if event.type == "UNDONE"]
+    assert undone == [(1, (), "rolled back: it had failed"), (2, (), "rolled back by jane: wrong")]
+
+
 def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
     sink = Kept()
     with holdfast.Client(either) as client:

@@ -151,7 +151,7 @@ def test_an_acquire_that_is_overtaken_by_close_opens_nothing(either: str, flavou
     def refused(mux: Any) -> None:
         from holdfast.core.tickets import Ticket
 
-        ticket = Ticket((1,), "a", object(), waits=True)
+        ticket = Ticket((b"1",), "a", object(), waits=True)
         mux.ask(ticket)
         assert (ticket.state, mux.holds) == ("failed", [])
 

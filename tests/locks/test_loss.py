@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast._wire.locking import pump
+from holdfast._wire.locking.shared_pump import SharedPump
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.portal import Blocking
 from tests.children import Child, eventually, query
@@ -273,6 +276,64 @@ def test_a_server_that_does_not_answer_is_a_timeout(connect: Connect, postgres_u
         link.heal()
         eventually(lambda: advisory(postgres_url) == [], "what was granted is given back")
         client.lock("a").acquire(timeout=20).check()
+
+
+def test_a_session_that_answers_nobody_is_given_up(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks in it may wait for as long as it takes: somebody else looks at how long that is."""
+    with Proxy(postgres_url) as link:
+        client = connect(link.url)
+        client.lock("warm").acquire().release()
+        grant, other = client.lock("a").acquire(), client.lock("b").acquire()
+        monkeypatch.setattr(pump, "SWEEP", 0.02)
+        monkeypatch.setattr(pump, "CALL_TIMEOUT", 0.1)
+        link.stall("to_client")
+        assert grant.release() is False
+        assert other.lost
+        link.heal()
+        client.lock("a").acquire(timeout=20).check()
+
+
+def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Semaphore(0)
+    look = SharedPump._end_stuck
+
+    def end_stuck(pump: SharedPump) -> None:
+        look(pump)
+        looked.release()
+
+    with Proxy(postgres_url) as link, holdfast.Client(link.url) as client, ThreadPoolExecutor(1) as pool:
+        client.lock("warm").acquire().release()
+        of_client: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: of_client.fast, "there is a session to go to straight")
+        grant, other = client.lock("a").acquire(), client.lock("b").acquire()
+        while of_client.mux.claims.get(grant.ticket.key) is not grant.ticket:  # else the pump has to release it
+            grant.release()
+            grant = client.lock("a").acquire()
+
+        def interrupt() -> None:
+            eventually(lambda: grant.ticket in of_client.drivers.values(), "the thread waits for an answer")
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        def stay(*signalled: object) -> None:
+            link.heal()
+            monkeypatch.setattr(pump, "SWEEP", 0.02)
+            monkeypatch.setattr(pump, "CALL_TIMEOUT", 0.1)
+            monkeypatch.setattr(SharedPump, "_end_stuck", end_stuck)
+            assert all(looked.acquire(timeout=20) for _ in range(20))
+
+        before = signal.signal(signal.SIGUSR1, stay)
+        link.stall("to_client")
+        sent = pool.submit(interrupt)
+        try:
+            assert grant.release() is True
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        sent.result(20)
+        other.check()
 
 
 def test_the_first_use_of_a_namespace_is_part_of_the_time_there_is(connect: Connect, postgres_url: str) -> None:

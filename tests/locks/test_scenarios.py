@@ -15,7 +15,7 @@ import holdfast
 from holdfast._wire.clock import now
 from holdfast.core.tickets import Claim
 from holdfast.testing.portal import Blocking
-from tests.children import backends, eventually
+from tests.children import backends, eventually, query
 from tests.locks.looks import advisory, waiters
 
 Connect = Callable[..., Any]
@@ -193,6 +193,18 @@ def test_names_and_namespaces_are_for_everybody_to_see(connect: Connect, postgre
         eventually(lambda: ask("select name from holdfast.lock_name where key = holdfast.lock_key('import')"), "named")
         assert ask("select count(*) from holdfast.lock_name") == 1
     assert connect(postgres_url).lock(("agent", -7)).try_acquire() is None, "the number is stable"
+
+
+def test_the_number_of_a_namespace_outlives_its_row(connect: Connect, postgres_url: str) -> None:
+    """A failover or an older backup may take the row along, and whoever knows the number goes on with it."""
+    knows, other = connect(postgres_url), connect(postgres_url)
+    for name in ("order", "agent"):
+        knows.lock((name, 7)).acquire()
+    query(postgres_url, "delete from holdfast.lock_namespace")
+    assert other.lock(AGENT).try_acquire() is None
+    same = "update holdfast.lock_namespace set name = 'somebody else''s' where name = 'agent'"
+    query(postgres_url, same)
+    assert connect(postgres_url).lock(AGENT).try_acquire() is not None, "two names never share a number"
 
 
 class Kind(str, Enum):  # noqa: UP042 - a StrEnum's str() is its text

@@ -4,7 +4,9 @@ are all in use, and event loops that are closed."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +112,29 @@ def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
         assert not any(session.flying for session in pump.mux.holds)
         assert pump.sweep_at < math.inf
         held.check()
+
+
+def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
+    connect: Connect, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To lock a byte and to open the file are refused with the same error, as when another user has made it."""
+    opened = os.open
+
+    def denied(path: Any, *arguments: Any) -> int:
+        if str(path).endswith("-locks"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *arguments)
+
+    client = connect(sqlite_url)
+    client.lock(("agent", 7)).acquire()
+    monkeypatch.setattr(os, "open", denied)
+    for _ in range(2):
+        with pytest.raises(holdfast.EngineError, match=r"-locks: Permission denied\. May this user"):
+            client.lock("a").try_acquire()
+        with pytest.raises(holdfast.EngineError, match="Permission denied"):
+            client.lock("a", timeout=5).acquire()
+    monkeypatch.undo()
+    client.lock("a").acquire(timeout=0)
 
 
 def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url: str) -> None:

@@ -235,6 +235,30 @@ def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, 
         assert asked == [(moment, 2, lock) for moment, _, lock in first], "a reset lets it be run as if it were new"
 
 
+def test_a_rule_knows_which_operation_it_is_asked_about_whatever_the_moment(either: str) -> None:
+    """One that is about a pipeline, a task or sovereign data would be passed by where these are not said."""
+    graves = key(f"graves-{name()}")
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+
+    def rule(context: PolicyContext) -> Allow | Review:
+        known = (context.pipeline, context.task, context.dataset, context.operation, context.sovereign)
+        seen.setdefault(context.moment, set()).add(known)
+        return Review("look") if context.moment == "retry" else Allow()
+
+    with governed(either, rule) as client:
+        with pytest.raises(ValueError, match="broken"):
+            client.operation(graves).run(fail)
+        with pytest.raises(PolicyDenied) as told:
+            client.operation(graves).run(int)
+        assert told.value.review is not None
+        client.reviews.approve(told.value.review, **BY_ELDER)
+        client.operation(graves).run(int)
+        client.operations.replay(graves)
+        client.operations.reset(graves, **BY_ELDER)
+    everything = {("etl", "load", graves.dataset, "upsert", True)}
+    assert seen == dict.fromkeys(("claim", "retry", "locked", "replay", "reset", "review"), everything)
+
+
 def test_what_becomes_a_retry_while_it_is_waited_for_is_asked_about_as_one(either: str) -> None:
     """Somebody else's first attempt was under way when it was asked for, and has failed since."""
     unique, waiting, mine = name(), threading.Event(), []

@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 import holdfast.telemetry
-from holdfast.testing.contract import waiting
+from holdfast.testing.lease_stage import waiting
 from tests.children import Child, eventually, query, rows
 from tests.raw import Raw
 from tests.test_contract import never_polls

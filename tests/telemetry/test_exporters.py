@@ -166,6 +166,36 @@ def test_names_and_keys_are_never_labels() -> None:
     assert len({each.name for each in telemetry.METRICS}) == len(telemetry.METRICS)
 
 
+def test_however_many_datasets_are_made_up_there_are_no_more_series_than_asked_for() -> None:
+    registry, reader = CollectorRegistry(), InMemoryMetricReader()
+    stops = [export(registry, most=3), instrument(meter_provider=MeterProvider([reader]), most=3)]
+    for number in (0, 1, 0, 2, 3, 4, 5, 1):
+        labels = {"pipeline": "etl", "task": "load", "dataset_id": f"of-user-{number}", "operation_type": "upsert"}
+        tell("operation.replayed", **labels, sovereignty_event=True)
+    shown = generate_latest(registry).decode()
+    for stop in stops:
+        stop()
+    assert shown.count("\nholdfast_idempotent_replays_total{") == 4
+    told = {
+        dict(each)["dataset_id"]: (dict(each), point.value)
+        for each, point in collected(reader)["holdfast.idempotent_replays"].items()
+    }
+    assert {name: count for name, (_, count) in told.items()} == {
+        "of-user-0": 2,
+        "of-user-1": 2,
+        "of-user-2": 1,
+        "(other)": 3,
+    }
+    assert told["(other)"][0] == {
+        **dict.fromkeys(("pipeline", "task", "dataset_id", "operation_type"), "(other)"),
+        "env": "",
+        "sovereignty_event": "true",
+    }
+    for wrong in (0, True, "many"):
+        with pytest.raises(ValueError, match="most must be"):
+            export(CollectorRegistry(), most=wrong)  # type: ignore[arg-type]
+
+
 def test_the_page_lists_every_metric_as_it_is() -> None:
     page = (Path(__file__).parents[2] / "docs" / "howto" / "telemetry.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from holdfast._async.engines import open_engine
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.door import AsyncRecipes
+from holdfast._wire import forks
 from holdfast._wire.database import parse
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, PolicyDenied, SchemaMismatch
@@ -94,7 +94,7 @@ class AsyncClient(AsyncRecipes):
         """Who holds which lock, who waits for whom, and ending a session that is stuck."""
         from holdfast._async.primitives.locks import AsyncLockMonitor
 
-        return AsyncLockMonitor(self._engine)
+        return AsyncLockMonitor(self._engine, self._locks)
 
     @property
     def objects(self) -> AsyncObjects:
@@ -221,23 +221,15 @@ class AsyncClient(AsyncRecipes):
         ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
         otherwise), and the ``contract`` they are held to: for lineage.
         """
-        from holdfast._async.primitives.operations.operation import AsyncOperation
-        from holdfast.core.canonical import digest
-        from holdfast.core.keys import as_key
-        from holdfast.core.lineage import Lineage
-
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
             "retries": retries, "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep,
             "reuse": reuse, "marks_effect": marks_effect, "sovereign": sovereign, "actor": actor,
             "justification": justification,
         }  # fmt: skip
-        plan = self.operations.plan(
-            rollback=rollback, verify=verify, preconditions=preconditions, postconditions=postconditions, terms=terms,
-            lineage=Lineage.check(inputs, outputs, contract),
-        )  # fmt: skip
-        fingerprint = None if isinstance(payload, Unset) else digest(payload, "payload")
-        return AsyncOperation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
+        operations = self._operations or self.operations
+        plan = operations.plan(terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract)
+        return operations.operation(plan, key, tx, payload)
 
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
@@ -269,7 +261,7 @@ class AsyncClient(AsyncRecipes):
         RuntimeError inside the block of a guard: it would go on without its lease."""
         if self._engine.closed:
             return
-        if self._engine.pid == os.getpid() and self._engine.guards:
+        if self._engine.era == forks.era and self._engine.guards:
             raise RuntimeError(
                 f"{self!r} guards this process with {sorted(self._engine.guards)}: leave the guard's block before you "
                 "close it"
@@ -281,7 +273,7 @@ class AsyncClient(AsyncRecipes):
             await self._end_rest()
 
     async def _end_work(self) -> None:
-        working = list(self._engine.working) if self._engine.pid == os.getpid() else []
+        working = list(self._engine.working) if self._engine.era == forks.era else []
         try:
             for each in working:
                 each.stop()
@@ -293,7 +285,7 @@ class AsyncClient(AsyncRecipes):
 
     async def _end_rest(self) -> None:
         try:
-            if self._engine.pid == os.getpid() and not self._engine.looks:
+            if self._engine.era == forks.era and not self._engine.looks:
                 if self._locks is not None:
                     await self._locks.close()
                 await self._end_beats()

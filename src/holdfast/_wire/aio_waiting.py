@@ -47,7 +47,7 @@ class AsyncTurn:
 
     def check_free(self) -> None: ...
 
-    async def enter(self, timeout: float) -> None:
+    async def enter(self, deadline: float) -> None:
         self._inside += 1
 
     def try_enter(self) -> bool:

@@ -10,6 +10,7 @@ import os
 import struct
 import threading
 
+from holdfast._wire.clock import now
 from holdfast.core.errors import Busy
 
 try:
@@ -28,13 +29,13 @@ class Turnstile:
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def enter(self, timeout: float) -> None:
+    def enter(self, deadline: float) -> None:
         if fcntl is None:
             return
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._queue_up(timeout)
+            self._queue_up(max(0.0, deadline - now()))
 
     def leave(self) -> None:
         if fcntl is not None:

@@ -24,16 +24,20 @@ OLDEST = (3, 38, 0)
 
 
 class _Parameters(dict[str, Any]):
-    """What is not given is null; what a dictionary holds is bound as ``name_key``."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        for name, value in given.items():
-            if isinstance(value, dict):
-                self.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+    """What is not given is null."""
 
     def __missing__(self, key: str) -> None:
         return None
+
+
+def _bound(given: Mapping[str, Any]) -> _Parameters:
+    """What a dictionary holds is bound as ``name_key``."""
+    parameters = _Parameters(given)
+    if dict in map(type, given.values()):
+        for name, value in given.items():
+            if isinstance(value, dict):
+                parameters.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+    return parameters
 
 
 def _bindable(value: Any) -> Any:
@@ -86,6 +90,8 @@ class SqliteSession:
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
         self._closed = False
         self._raised: BaseException | None = None
+        self._names: dict[str, list[str]] = {}
+        """Of the columns of what was executed."""
         self._marks: Marks | None = None
         self._beside: list[Turnstile | Marks] = []
         self.boot = boot_id()
@@ -101,7 +107,6 @@ class SqliteSession:
                 self._marks = Marks(f"{database.target}.holdfast-live")
                 self._beside.append(self._marks)
             self._patiently("pragma journal_mode = wal", deadline)
-            self._tune()
         except BaseException:
             self.close()
             raise
@@ -111,9 +116,7 @@ class SqliteSession:
             self.database.target, isolation_level=None, check_same_thread=False, timeout=0
         )
         self._connection.create_function("holdfast_gone", 1, self._gone)
-
-    def _tune(self) -> None:
-        self._execute(f"pragma synchronous = {'normal' if self.boot else 'full'}")
+        self._synchronous = ""
 
     @classmethod
     def open(cls, database: Database, timeout: float) -> SqliteSession:
@@ -133,9 +136,10 @@ class SqliteSession:
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
+        statement, given = self._statements[name], _bound(parameters)
         try:
             self._enter(deadline)
-            return self._run(self._statements[name], _Parameters(parameters), deadline)
+            return self._steps(statement, given) if statement.reads_only else self._run(statement, given, deadline)
         except sqlite3.Error as error:
             self._raise(error)
         finally:
@@ -145,14 +149,14 @@ class SqliteSession:
                 pass  # it was not our turn yet
 
     def script(self, text: str, timeout: float) -> None:
-        """Several statements in one transaction."""
+        """Several statements in one transaction: a migration, which is done again where it was lost."""
         deadline = now() + timeout
 
         def run() -> None:
             for sql, _ in split(text):
                 self._execute(sql)
 
-        self._alone(lambda: self._write(run, deadline), deadline)
+        self._alone(lambda: self._write(run, deadline, volatile=True), deadline)
 
     def rehearse(self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float) -> list[list[Row] | Refused]:
         """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
@@ -161,7 +165,7 @@ class SqliteSession:
 
         def run() -> NoReturn:
             for name, parameters in calls:
-                answers.append(self._steps(self._statements[name], _Parameters(parameters)))
+                answers.append(self._steps(self._statements[name], _bound(parameters)))
             raise _Undo
 
         try:
@@ -213,8 +217,6 @@ class SqliteSession:
             if self._closed:
                 return
             self._open()
-            with suppress(sqlite3.Error):  # then it is slower, and not less safe
-                self._tune()
         finally:
             self.inside.release()
 
@@ -238,27 +240,52 @@ class SqliteSession:
             raise
 
     def _run(self, statement: Statement, parameters: _Parameters, deadline: float) -> list[Row]:
-        if statement.reads_only:
-            return self._steps(statement, parameters)
         for step in statement.looks:
             if rows := self._execute(step.sql, parameters):
                 return rows
         if statement.alone:
-            step = statement.steps[0]
-            if rows := self._in(_Turn(self, deadline), lambda: self._patiently(step.sql, deadline, parameters)):
+            first = statement.steps[0].sql
+            if rows := self._in_turn(deadline, statement.volatile, self._patiently, first, deadline, parameters):
                 return rows
-        return self._write(lambda: self._steps(statement, parameters), deadline)
+        return self._write(lambda: self._steps(statement, parameters), deadline, statement.volatile)
 
-    def _write(self, action: Callable[[], T], deadline: float) -> T:
-        return self._in(_Write(self, deadline), action)
+    def _write(self, action: Callable[[], T], deadline: float, volatile: bool = False) -> T:
+        def run() -> T:
+            self._patiently("begin immediate", deadline)
+            result = action()
+            self._patiently("commit", deadline)
+            return result
 
-    def _in(self, turn: _Turn, action: Callable[[], T]) -> T:
+        return self._in_turn(deadline, volatile, run)
+
+    def _in_turn(self, deadline: float, volatile: bool, action: Callable[..., T], *arguments: Any) -> T:
+        """With the right to write, which other processes wait for."""
         try:
-            with turn:
-                return action()
+            try:
+                self._turnstile.enter(deadline)
+                self._tune("normal" if volatile and self.boot else "full", deadline)
+                return action(*arguments)
+            finally:
+                self._leave()
         except BaseException:
-            turn.leave()  # once more: Ctrl-C may have come when it was just about to
+            self._leave()  # once more: Ctrl-C may have come when it was just about to
             raise
+
+    def _tune(self, synchronous: str, deadline: float) -> None:
+        """full: a commit waits for the disk."""
+        if self._synchronous != synchronous:
+            self._synchronous = ""  # until we know: Ctrl-C may come in between
+            self._patiently(f"pragma synchronous = {synchronous}", deadline)
+            self._synchronous = synchronous
+
+    def _leave(self) -> None:
+        """Whatever was begun is rolled back, so nothing half done stays."""
+        try:
+            with self.inside:
+                if self._connection.in_transaction:
+                    self._execute("rollback")
+        finally:
+            self._turnstile.leave()
 
     def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
         rows: list[Row] = []
@@ -274,12 +301,14 @@ class SqliteSession:
         with self.inside:
             cursor = self._connection.execute(sql, parameters)
             try:
-                if not (rows := cursor.fetchall()):
-                    return []
-                names = [column[0] for column in cursor.description]
+                rows = cursor.fetchall()
             finally:
                 cursor.close()  # or one that Ctrl-C left half read would keep the file locked
-            return [dict(zip(names, row, strict=True)) for row in rows]
+        if not rows:
+            return rows
+        if (names := self._names.get(sql)) is None:
+            names = self._names[sql] = [column[0] for column in cursor.description]
+        return [dict(zip(names, row)) for row in rows]  # noqa: B905 - there are as many, and to look again takes as long
 
     def _patiently(self, sql: str, deadline: float, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
         """Try again while another connection writes. Not SQLite's busy handler: it would not hear Ctrl-C."""
@@ -299,7 +328,7 @@ class SqliteSession:
             pause = min(pause * 2, 0.01)
 
     def _enter(self, deadline: float) -> None:
-        if not self._mutex.acquire(blocking=False) and not self._mutex.acquire(timeout=max(0.0, deadline - now())):
+        if not self._mutex.acquire(False) and not self._mutex.acquire(timeout=max(0.0, deadline - now())):
             raise Busy(f"{self.database} is busy in another thread of this process")
 
     def _alone(self, action: Callable[[], None], deadline: float) -> None:
@@ -331,47 +360,3 @@ class SqliteSession:
 
 class _Undo(Exception):
     """Leaves a transaction that was never meant to stay."""
-
-
-class _Turn:
-    """The right to write, which other processes wait for. Whatever was begun is rolled back at its end, so nothing half
-    done stays."""
-
-    def __init__(self, session: SqliteSession, deadline: float) -> None:
-        self._session, self._deadline = session, deadline
-
-    def __enter__(self) -> None:
-        try:
-            self._begin()
-        except BaseException:  # Ctrl-C may come when it has begun already
-            self.leave()
-            raise
-
-    def _begin(self) -> None:
-        self._session._turnstile.enter(max(0.0, self._deadline - now()))
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        try:
-            with self._session.inside:
-                if self._session._connection.in_transaction:
-                    self._session._execute("rollback")
-        finally:
-            self._session._turnstile.leave()
-
-
-class _Write(_Turn):
-    """BEGIN IMMEDIATE … COMMIT, in turn."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._session._patiently("begin immediate", self._deadline)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._session._patiently("commit", self._deadline)
-        finally:
-            self.leave()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, Unreachable
 
@@ -46,9 +47,9 @@ class Turn:
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise Unreachable(_UNDER_WAY)
 
-    def enter(self, timeout: float) -> None:
+    def enter(self, deadline: float) -> None:
         """Unreachable when it is not our turn in time."""
-        if not self.lock.acquire(timeout=max(0.0, timeout)):
+        if not self.lock.acquire(False) and not self.lock.acquire(timeout=max(0.0, deadline - now())):
             raise Unreachable(_UNDER_WAY)
 
     def try_enter(self) -> bool:

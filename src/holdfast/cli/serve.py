@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -45,7 +46,8 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
     runs in the foreground until TERM or INT (exit code 0; told twice, 1 at once). On USR1 it lets another replica lead
     and is not ready any more: for a while before it is ended.
 
-    Everything can be said by HOLDFAST_* and in [gateway] of holdfast.toml as well, e.g. HOLDFAST_STOP_WITHIN=30.
+    Everything can be said by HOLDFAST_* and in [gateway] of holdfast.toml as well, e.g. HOLDFAST_STOP_WITHIN=30. What
+    that file declares of datasets holds for the commands of operators, too.
 
     \b
     Examples:
@@ -58,7 +60,7 @@ def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
         from holdfast.gateway.serving import Refused, run
         from holdfast.gateway.settings import gather
 
-        settings = gather(url, schema, flags, os.environ, places.gateway())
+        settings = replace(gather(url, schema, flags, os.environ, places.gateway()), policy=places.policy())
     except ImportError as error:
         raise click.UsageError(f"the gateway needs more: pip install 'holdfast[server]' ({error.name})") from None
     except ValueError as error:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
-from holdfast.core.wal import seal
-
 _to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: dumps() would, every time
+
+Phrase = tuple[str, str]
+"""What is hashed of an entry, as ``wal.seal`` says, but for what ties it to its chain; and what is written."""
 
 
 class Written(NamedTuple):
@@ -23,57 +25,75 @@ class Written(NamedTuple):
 
 
 class Chain:
+    __slots__ = ("_given", "_hash", "_named", "_number", "_pointer", "_waiting")
+
     def __init__(self, operation: str, pointer: str | None) -> None:
-        self._operation, self._pointer = operation, pointer
         number, _, self._hash = (pointer or "0:").partition(":")
-        self._number = int(number)
-        self._waiting: list[str] = []
-        self._first = self._number + 1
+        self._named, self._pointer, self._number = named(operation), pointer, int(number)
+        self._waiting: list[Phrase] = []
 
     @property
-    def pointer(self) -> str:
-        return f"{self._number}:{self._hash}"
+    def next(self) -> int:
+        """The number of the entry that is added next."""
+        return self._number + len(self._waiting) + 1
 
     def add(
         self, kind: str, attempt: int, fence: int, at: float, detail: Mapping[str, Any] | str | None = None,
         payload_hash: str | None = None,
     ) -> None:  # fmt: skip
-        """``at``: seconds since 1970, by the database's clock. A detail that is a text is JSON already. The rest is put
-        together here, because every operation waits for it: only the detail has anything in it that must be quoted."""
-        number, when = self._number + 1, int(at * 1_000_000)
-        told = detail if isinstance(detail, str) else _to_json(detail) if detail else "{}"
-        found = seal(self._operation, number, kind, attempt, fence, when, told, payload_hash, self._hash)
-        hashed = "null" if payload_hash is None else quoted(payload_hash)
-        self._waiting.append(
-            f'[{number},"{kind}",{attempt},{fence},{when},{quoted(told)},{hashed},"{self._hash}","{found}"]'
-        )
-        self._number, self._hash = number, found
+        self._waiting.append(phrase(self.next, kind, attempt, fence, at, detail, payload_hash))
+
+    def put(self, entry: Phrase) -> None:
+        """One that is phrased already, for many chains."""
+        self._waiting.append(entry)
 
     def waiting(self) -> Written:
-        """All that was added since the last time it was written."""
-        return Written(self._pointer, self.pointer, self._first, f"[{','.join(self._waiting)}]")
+        """All that was added since the last time it was written. It is hashed here, and not before."""
+        number = self._number + len(self._waiting)
+        found, entries = link(self._named, self._hash, self._waiting)
+        self._given = number, found, f"{number}:{found}"
+        return Written(self._pointer, self._given[2], self._number + 1, entries)
 
     def written(self) -> None:
-        self._pointer, self._waiting, self._first = self.pointer, [], self._number + 1
+        """What ``waiting`` gave the last time; what was added since goes on waiting."""
+        del self._waiting[: self._given[0] - self._number]
+        self._number, self._hash, self._pointer = self._given
 
 
-class Opening:
-    """How chains begin that are begun together: what is the same in all of them is put together once."""
+def named(operation: str) -> str:
+    """What is hashed first of every entry of an operation."""
+    return f"{len(operation.encode())}:{operation},"
 
-    def __init__(self, notes: Sequence[tuple[str, Mapping[str, Any] | None]], fence: int, at: float) -> None:
-        when = int(at * 1_000_000)
-        self._notes = []
-        for number, (kind, detail) in enumerate(notes, 1):
-            parts = (str(number), kind, "1", str(fence), str(when), _to_json(detail or {}))
-            sealed = "".join([f"{len(part)}:{part}," for part in parts])
-            self._notes.append((sealed, f'[{number},"{kind}",1,{fence},{when},{quoted(parts[-1])},null,"'))
 
-    def chain(self, operation: str) -> tuple[Chain, str]:
-        """Of an operation in its first attempt, and what is to be written of it: for the rest, the chain counts that as
-        written already. The same as one by one with ``add``."""
-        found, texts, name = "", [], f"{len(operation.encode())}:{operation},"
-        for sealed, told in self._notes:
-            before = found
-            found = sha256(f"{name}{sealed}-,{len(before)}:{before},".encode()).hexdigest()
-            texts.append(f'{told}{before}","{found}"]')
-        return Chain(operation, f"{len(texts)}:{found}"), f"[{','.join(texts)}]"
+def link(named: str, previous: str, entries: Sequence[Phrase]) -> tuple[str, str]:
+    """Tie entries to the one with that hash: the hash of the last, and all of them as ``wal.dump`` writes them."""
+    found = previous
+    for sealed, _ in entries:
+        found = sha256(f"{named}{sealed}{len(found)}:{found},".encode()).hexdigest()
+    return found, f'["{previous}",{"".join([told for _, told in entries])}"{found}"]'
+
+
+def phrase(
+    number: int, kind: str, attempt: int, fence: int, at: float, detail: Mapping[str, Any] | str | None = None,
+    payload_hash: str | None = None,
+) -> Phrase:  # fmt: skip
+    """``at``: seconds since 1970, by the database's clock. A detail that is a text is JSON already. All of it is ASCII,
+    and only the detail has anything in it that must be quoted; every operation waits for it, so it is put together by
+    hand."""
+    told = detail if isinstance(detail, str) else _to_json(detail) if detail else "{}"
+    sealed, written = _head(number, kind, attempt, fence)
+    when = str(int(at * 1_000_000))
+    hashed, kept = "-", "null"
+    if payload_hash is not None:
+        hashed, kept = f"{len(payload_hash)}:{payload_hash}", f'"{payload_hash}"'
+    return (
+        f"{sealed}{len(when)}:{when},{len(told)}:{told},{hashed},",
+        f"{written}{when},{quoted(told)},{kept}],",
+    )
+
+
+@lru_cache
+def _head(number: int, kind: str, attempt: int, fence: int) -> Phrase:
+    """The same for most operations that are done one after the other."""
+    parts = (str(number), kind, str(attempt), str(fence))
+    return "".join([f"{len(part)}:{part}," for part in parts]), f'[{number},"{kind}",{attempt},{fence},'

@@ -2,7 +2,8 @@
 
 A run is one attempt. It begins with START and ends with COMPLETE or FAIL; what the operation emitted is told right
 before its COMPLETE, and only then, so nothing that failed or was left half done reaches anybody as data. UNDONE says
-that a run which had ended was rolled back afterwards. Nothing here reads a database or asks a clock.
+that a run which had ended was rolled back afterwards, with outputs if it had any. Nothing here reads a database or asks
+a clock.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Event:
     operation: str | None = None
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """Only of what succeeded: nothing else has changed any data."""
+    """Only of what succeeded, be it undone since: nothing else has changed any data."""
     topic: str | None = None
     payload: Any = None
     checksum: str | None = None
@@ -66,6 +67,11 @@ class Event:
     """What the execution is estimated to have cost, where the client was told to: ``cpu_seconds``, ``wall_seconds``,
     ``energy_joules``, ``carbon_grams``, ``method`` and its ``parameters``."""
     error: str | None = None
+
+    @property
+    def job(self) -> str:
+        """What it is a run of."""
+        return f"{self.pipeline}.{self.task}" if self.pipeline and self.task else self.label
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what says nothing is left out."""
@@ -107,6 +113,7 @@ class _Run:
     said: Mapping[str, Any] = field(default_factory=dict)
     sovereign: bool = False
     open: bool = False
+    done: bool = False
     held: float | None = None
     verdict: str = "unchecked"
 
@@ -138,7 +145,11 @@ def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> 
         run.sovereign = True
     elif entry.kind == "postcondition" and "contract" in told:
         run.verdict = "passed" if told.get("ok") else "failed"
+    elif entry.kind == "archived":
+        state = told.get("state", {})
+        run.done, run.sovereign = state.get("status") == "success", bool(state.get("sovereignty"))
     elif entry.kind in wal.ENDS:
+        run.done = run.done or entry.kind == "success"
         released = (_detail(each).get("held") for each in later[:1] if each.kind == "lock_released")
         run.held = next(released, None)
 
@@ -167,11 +178,13 @@ def _events(row: Row, runs: dict[int, _Run], entry: Entry) -> Iterator[Event]:
         yield replace(event, error=told.get("error"), held=run.held, energy=told.get("energy"))
     elif entry.kind in ("rollback", "reset"):
         by = f" by {told['actor']}: {told.get('reason')}" if told.get("actor") else ""
-        why = f"{'rolled back' if entry.kind == 'rollback' else 'reset'}{by or ': its owner died'}"
+        died = ": its owner died" if run.open else ": it had failed"
+        why = f"{'rolled back' if entry.kind == 'rollback' else 'reset'}{by or died}"
         if run.open:
             yield replace(_event(row, run, entry, attempt, "FAIL"), error=why)
         elif entry.kind == "rollback":
-            yield replace(_event(row, run, entry, attempt, "UNDONE"), error=why, outputs=_outputs(row, run))
+            outputs = _outputs(row, run) if run.done else ()
+            yield replace(_event(row, run, entry, attempt, "UNDONE"), error=why, outputs=outputs)
 
 
 def _event(row: Row, run: _Run, entry: Entry, attempt: int, type: str, mark: str = "") -> Event:

@@ -3,13 +3,14 @@
 What is masked is a Feature whose geometry is the outline of a cell and whose property ``h3`` names it, and which tells
 a position in no other way: by a bounding box, a finer cell, or a property that holds coordinates. Those are known by
 their names (lat, lon, easting, bbox, wkt, geohash, …) and by what they look like (a pair of numbers with decimals, WKT,
-GeoJSON). What else a text may give away is for people to know.
+GeoJSON, also as a text or as a name). What else a text may give away is for people to know.
 
 h3 comes with the ``geo`` extra, and is imported by whoever calls this.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ _POSITION = re.compile(
     r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\(",
     re.IGNORECASE,
 )
+_CELL = re.compile(r"(?<![0-9a-f])0?8[0-9a-f]{14}(?![0-9a-f])", re.IGNORECASE)
+"""What h3 is asked about: it is not for longer numbers, and a hash is one."""
 
 
 def mask_h3(geojson: Mapping[str, Any], resolution: int) -> dict[str, Any]:
@@ -79,10 +82,11 @@ def _scan(h3: Any, value: object, resolution: int, where: str, seen: list[int]) 
             yield f"{where} tells a position"
         for name, each in pairs:
             path = f"{where}[{name}]" if isinstance(name, int) else f"{where}.{name}"
-            if isinstance(each, Mapping | list | tuple):
-                yield from _scan(h3, each, resolution, path, seen)
-            elif _tells(h3, str(name), each, resolution):
+            called = "" if isinstance(name, int) else str(name)
+            if _says(h3, called, resolution) or (_is_plain(each) and _tells(h3, called, each, resolution)):
                 yield f"{path} tells a position"
+            elif isinstance(each, Mapping | list | tuple):
+                yield from _scan(h3, each, resolution, path, seen)
 
 
 def _unmasked(h3: Any, value: object, resolution: int, where: str) -> Iterator[str]:
@@ -181,9 +185,9 @@ def _area(h3: Any, given: object, resolution: int, where: str) -> set[str]:
 
 
 def _is_cell(h3: Any, cell: object, geometry: object, resolution: int) -> bool:
-    if not isinstance(cell, str) or not h3.is_valid_cell(cell) or h3.get_resolution(cell) > resolution:
+    if not isinstance(cell, str) or not _CELL.fullmatch(cell) or not h3.is_valid_cell(cell):
         return False
-    return geometry == _outline(h3, cell)
+    return h3.get_resolution(cell) <= resolution and bool(geometry == _outline(h3, cell))
 
 
 def _outline(h3: Any, cell: str) -> dict[str, Any]:
@@ -197,20 +201,46 @@ def _feature(geometry: dict[str, Any] | None, properties: Mapping[str, Any]) -> 
 
 def _tells(h3: Any, name: str, value: object, resolution: int, *, deep: bool = True) -> bool:
     """Whether a property says where something is, by its name or by what it looks like."""
+    if _says(h3, name, resolution):
+        return True
     if value is None or isinstance(value, bool):
         return False
     words = {word.lower() for word in _WORDS.findall(name)}
     if words & _NAMES or (words & _NAMES_OF_NUMBERS and isinstance(value, int | float)):
         return True
-    if isinstance(value, str):
-        finer = h3.is_valid_cell(value) and h3.get_resolution(value) > resolution
-        return finer or _POSITION.search(value) is not None
+    if isinstance(value, str | bytes):
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        return _says(h3, text, resolution) or _tells(h3, "", _read(text), resolution)
+    if isinstance(value, int):
+        return _says(h3, f"{value:x}", resolution)
     if isinstance(value, Mapping):
         return deep and any(_tells(h3, str(each), member, resolution) for each, member in value.items())
     if isinstance(value, list | tuple):
         numbers = [each for each in value[:2] if isinstance(each, float) and abs(each) <= 180 and each % 1]
         return len(numbers) == 2 or (deep and any(_tells(h3, "", each, resolution) for each in value))
     return False
+
+
+def _says(h3: Any, text: str, resolution: int) -> bool:
+    """Whether coordinates are in a text, or a finer cell."""
+    cells = [each for each in _CELL.findall(text) if h3.is_valid_cell(each)]
+    return any(h3.get_resolution(each) > resolution for each in cells) or _POSITION.search(text) is not None
+
+
+def _read(text: str) -> object:
+    """An object or a list that is told as a text of JSON; None when it is no such text."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        return None
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    """Whether there is no object in it, which could be GeoJSON."""
+    return not isinstance(value, Mapping) and (not isinstance(value, list | tuple) or all(map(_is_plain, value)))
 
 
 def _position(value: object, where: str) -> tuple[float, float]:

@@ -194,9 +194,10 @@ def _check_shards(shards: object) -> None:
 
 
 def _hashed(what: bytes, text: str) -> Any:
-    """Of the two, as of a list of them: every operation with a plain key waits for it."""
-    body = what + canonical.encode(text, "key")
-    return sha256(b"l%d:%s" % (len(body), body))
+    """Of the two, as of a list of them: every operation with a plain key waits for it. The text was checked."""
+    body = text.encode()
+    body = b"%bs%d:%b" % (what, len(body), body)
+    return sha256(b"l%d:%b" % (len(body), body))
 
 
 def _bits(parts: tuple[object, ...]) -> int:

@@ -34,6 +34,8 @@ class Lineage(NamedTuple):
 
     @classmethod
     def check(cls, inputs: Sequence[str], outputs: Sequence[str], contract: Contract | None) -> Lineage:
+        if inputs == outputs == () and contract is None:
+            return NOTHING
         for given, what in ((inputs, "inputs"), (outputs, "outputs")):
             if isinstance(given, str) or not isinstance(given, Sequence):
                 raise TypeError(f"{what} must be a list of names of datasets, not {given!r:.80}")
@@ -50,3 +52,6 @@ class Lineage(NamedTuple):
 
     def agreed(self) -> Mapping[str, Any] | None:
         return None if self.contract is None else {"name": self.contract.name, "version": self.contract.version}
+
+
+NOTHING = Lineage()

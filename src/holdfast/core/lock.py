@@ -18,11 +18,11 @@ class Target:
 
     __slots__ = ("key", "label", "name", "namespace", "number")
 
-    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: int) -> None:
+    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: bytes) -> None:
         self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
 
 
-def target(name: object) -> Target:
+def target(name: object, texts: _Texts) -> Target:
     """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
     if isinstance(name, str):
         return texts[name]
@@ -37,18 +37,24 @@ def target(name: object) -> Target:
 
 
 class _Texts(dict[str, Target]):
-    """By their names: found more quickly than made. What is none raises, every time."""
+    """By their names: found more quickly than made. What is none raises, every time.
+
+    Advisory locks are the whole database's, so a schema is part of the key: each has locks of its own."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
 
     def __missing__(self, name: str) -> Target:
         name = check_name(name)
         if len(self) >= _REMEMBERED:
             self.clear()
-        key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
-        self[name] = found = Target(name, name, (key,), "", 0)
+        key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
+        self[name] = found = Target(name, name, (b"%d" % key,), "", b"")
         return found
 
 
-texts = _Texts()
+texts = lru_cache(_Texts)
+"""Of a schema."""
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -56,7 +62,7 @@ def _pair(namespace: str, number: int) -> Target:
     namespace = check_name(namespace, "namespace")
     if number not in _INT4:
         raise ValueError(f"the number in a lock's name must be from {_INT4.start} to {_INT4.stop - 1}, not {number}")
-    return Target((namespace, number), repr((namespace, number)), None, namespace, number)
+    return Target((namespace, number), repr((namespace, number)), None, namespace, b"%d" % number)
 
 
 def check_on_lost(on_lost: OnLost, *, cancels: bool) -> OnLost:

@@ -35,9 +35,8 @@ class Logged:
     entries: Sequence[Entry]
     damage: str | None = None
     """Why its entries could not be read."""
-    dataset: str | None = None
-    type: str | None = None
-    """Of operation, as the log says, where that was asked for."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Pipeline, task, dataset and operation, as the log says, where that was asked for."""
 
     def state(self) -> State:
         """What its entries come to, with the result as far as it is kept."""
@@ -125,7 +124,7 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
         yield Logged(
             operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
             bool(first["alive"]), result, first["result_hash"], entries, damage,
-            first.get("dataset"), first.get("operation"),
+            {name: first.get(name) for name in ("pipeline", "task", "dataset", "operation")},
         )  # fmt: skip
 
 

@@ -72,10 +72,16 @@ def _rest(row: Row) -> tuple[dict[str, str], int, datetime, datetime]:
 
 
 def _payload(row: Row) -> Any:
-    if row["body"] is not None:
-        return json.loads(row["body"])
-    raw = row["raw"]
-    return raw if isinstance(raw, bytes) else bytes.fromhex(raw[2:])  # PostgreSQL says \x…
+    if (body := row["body"]) is None:
+        raw = row["raw"]
+        return raw if isinstance(raw, bytes) else bytes.fromhex(raw[2:])  # PostgreSQL says \x…
+    try:
+        value, end = _from_json(body)
+        if end == len(body):
+            return value
+    except ValueError:
+        pass
+    return json.loads(body)  # somebody else's: with white space around it, or spoilt
 
 
 def encode(payload: object) -> tuple[str | None, bytes | None]:

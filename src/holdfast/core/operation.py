@@ -33,6 +33,7 @@ class StoredKey:
     operation: None = None
     checksum: None = None
     params_hash: None = None
+    shard: None = None
     lock_key: None = None
 
 

@@ -78,5 +78,11 @@ class OperationRecord:
         )
 
 
+def known(record: object) -> dict[str, Any]:
+    """What a record of the log, or of a review, says of its operation to those who are asked about it."""
+    names = ("key", "label", "dataset", "operation", "pipeline", "task", "attempt", "failures")
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+
+
 def _when(seconds: float | None) -> Any:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

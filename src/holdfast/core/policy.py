@@ -172,7 +172,8 @@ class Rules:
 
     def permit(self, moment: Moment, **about: Any) -> None:
         """PolicyDenied unless it may be done: where nothing waits for an approval, a review is a no, too."""
-        context = PolicyContext(moment=moment, **about)
+        demands = self.demands(about["dataset"])
+        context = PolicyContext(moment=moment, sovereign=demands is not None and demands.sovereign, **about)
         answer = self(context)
         if not isinstance(answer, Allow):
             raise PolicyDenied(f"operation {context.label!r}: {answer.reason}")

@@ -61,7 +61,7 @@ def _from_openlineage(told: Content) -> dict[str, Any]:
         "inputs": [each["name"] for each in told["inputs"]], "outputs": [each["name"] for each in told["outputs"]],
         "topic": message and message["topic"], "payload": message and json.loads(message["payload"]),
         "error": facets.get("errorMessage", {}).get("message"), "energy": spent,
-        "openlineage": told["eventType"],
+        "openlineage": told["eventType"], "job": told["job"]["name"],
     }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def _same(content: Content, event: Content) -> bool:
     if "openlineage" not in content:
         return content == event
     states = {"MESSAGE": "OTHER", "UNDONE": "OTHER"}
-    said = {"openlineage": states.get(event["type"], event["type"]), **event}
+    said = {"openlineage": states.get(event["type"], event["type"]), "job": Event.of(event).job, **event}
     return all((value or None) == (said.get(name) or None) for name, value in content.items())
 
 

@@ -1,8 +1,8 @@
 """What can be measured, as one table: which event counts where, under which labels. Exporters follow it, and so do the
 dashboard and the alerts, which are checked against it.
 
-Names and keys are never labels: there may be millions. What an operation's labels hold is what its key says of it, and
-those who declare datasets and tasks declare a bounded number of them.
+Names and keys are never labels: there may be millions. What an operation's labels hold is what its key says of it, of
+which a bounded number is told apart.
 """
 
 from __future__ import annotations
@@ -47,6 +47,30 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 OPERATION = ("pipeline", "task", "dataset_id", "env", "operation_type", "sovereignty_event")
 """What is said of an operation. ``env`` is that of the process."""
+
+
+OWN = ("pipeline", "task", "dataset_id", "operation_type")
+"""Labels whose values are the users' own; nobody knows how many they make up."""
+OTHER = "(other)"
+
+
+class Bound:
+    """Tells apart so many combinations of what is the users' own; whatever comes after them is told as one."""
+
+    def __init__(self, most: object) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ValueError(f"most must be a whole number from 1 on, not {most!r}")
+        self._most = most
+        self._known: set[tuple[Any, ...]] = set()
+
+    def __call__(self, fields: dict[str, Any]) -> dict[str, Any]:
+        mine = tuple([fields.get(name) for name in OWN])
+        if mine in self._known:
+            return fields
+        if len(self._known) < self._most:
+            self._known.add(mine)
+            return fields
+        return {**fields, **{name: OTHER for name, value in zip(OWN, mine, strict=True) if value is not None}}
 
 
 def _counter(name: str, about: str, event: str, *labels: str, value: str = "") -> Metric:

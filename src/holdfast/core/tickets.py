@@ -6,8 +6,8 @@ from collections import deque
 from typing import Any, Literal, NamedTuple
 
 Name = str | tuple[str, int]
-Key = tuple[int, ...]
-"""One number (64 bits) or two (32 bits each): separate spaces."""
+Key = tuple[bytes, ...]
+"""One number (64 bits) or two (32 bits each), in the digits that a server is told: separate spaces."""
 
 State = Literal["new", "queued", "held", "released", "lost", "busy", "reentered", "full", "failed", "gone"]
 Stage = Literal["asking", "held", "freeing", "refused", "parked", "waiting", "stopping"]
@@ -36,8 +36,8 @@ class Ticket:
         """Who stands in line for a key that was taken past the state machine, see ``Mux.ask``."""
         self.bell: Any = None
         self.tell: Any = None
-        self.thread = 0
-        """Which thread is in the middle of a call for it. 0: none any more, the pump has it."""
+        self.thread: object = None
+        """Which thread is in the middle of a call for it. None: none any more, the pump has it."""
         self.deadline = 0.0
 
 

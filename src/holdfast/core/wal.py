@@ -78,26 +78,28 @@ def append(
 
 
 def dump(entries: Sequence[Entry]) -> str:
-    """What was written together, as one JSON text; not the payloads, which are kept elsewhere."""
-    rows = [[e.number, e.kind, e.attempt, e.fence, e.at, e.detail, e.payload_hash, e.previous, e.hash] for e in entries]
-    return json.dumps(rows, separators=(",", ":"))
+    """What was written together, as one JSON text: the hash of the entry before, the entries, the hash of the last.
+    The hashes in between follow from these. Not the payloads, which are kept elsewhere."""
+    rows = [[e.number, e.kind, e.attempt, e.fence, e.at, e.detail, e.payload_hash] for e in entries]
+    return json.dumps([entries[0].previous, *rows, entries[-1].hash], separators=(",", ":"))
 
 
 def load(operation: str, text: str) -> list[Entry]:
     """The entries in such a text, as they are said to be: it is ``verify`` that doubts. ValueError when it is none."""
+    entries: list[Entry] = []
     try:
-        entries = [Entry(operation, *row) for row in json.loads(text)]
+        previous, *rows, last = json.loads(text) or ("", "")
+        for number, kind, attempt, fence, at, detail, payload_hash in rows:
+            numbers, texts = (number, attempt, fence, at), (kind, detail, payload_hash or "", previous, last)
+            if {*map(type, numbers)} != {int} or {*map(type, texts)} != {str}:
+                raise TypeError(f"entry {number!r:.20} has parts of another kind")
+            parts = (operation, number, kind, attempt, fence, at, detail, payload_hash, previous)
+            previous = last if len(entries) == len(rows) - 1 else seal(*parts)
+            entries.append(Entry(*parts, previous))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"the log of operation {operation[:12]}… holds a text that is none of its own: {error}"
         ) from None
-    for e in entries:
-        numbers, texts = (
-            (e.number, e.attempt, e.fence, e.at),
-            (e.kind, e.detail, e.previous, e.hash, e.payload_hash or ""),
-        )
-        if {*map(type, numbers)} != {int} or {*map(type, texts)} != {str} or e.payload is not None:
-            raise ValueError(f"the log of operation {operation[:12]}… holds an entry with parts of another kind")
     return entries
 
 
@@ -143,7 +145,12 @@ def _links(entries: Sequence[Entry]) -> Iterable[Problem]:
             yield Problem("tampered", entry.operation, entry.number, "it does not follow from the entry before it")
         parts = (entry.operation, entry.number, entry.kind, entry.attempt, entry.fence, entry.at, entry.detail)
         if seal(*parts, entry.payload_hash, entry.previous) != entry.hash:
-            yield Problem("tampered", entry.operation, entry.number, "its hash is not the hash of what it says")
+            yield Problem(
+                "tampered",
+                entry.operation,
+                entry.number,
+                "its hash is not the hash of what it says",
+            )
         if entry.payload is not None and sha256(entry.payload).hexdigest() != entry.payload_hash:
             yield Problem("payload", entry.operation, entry.number, "what is kept of it is not what was hashed")
         before = entry

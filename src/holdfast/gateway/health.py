@@ -61,11 +61,13 @@ class Health(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
 
+@router.head("/healthz", include_in_schema=False)  # as some load balancers ask
 @router.get("/healthz", summary="Whether the process is alive")
 async def alive(here: Here) -> Health:
     return Health(status="alive", replica=here.replica, lease=_lead(here))
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Whether requests should be sent here", responses=documented(503))
 async def ready(here: Here) -> Health:
     """The database answers, its tables fit, our heartbeat is fresh, and we were not told to end."""

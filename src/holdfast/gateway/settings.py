@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast import Policy
 from holdfast.gateway import tokens
 from holdfast.gateway.tokens import Token
 
@@ -47,6 +48,8 @@ class Settings:
     """The folder below which transcripts of agents are read; None: they are not."""
     agent_config: str | None = None
     """The folder of the settings that are edited for agents; None: none are."""
+    policy: Policy | None = None
+    """What operators may do to which datasets; None: nothing is declared."""
     summariser: str | None = None
     """``module:function`` that makes a text of the turns of a command; None: the one built in."""
 

@@ -49,15 +49,15 @@ def dcat(events: Sequence[Event], dataset: str | None = None) -> Node:
 
 
 def _dataset(name: str, writes: Sequence[Event]) -> Node:
-    first, last = writes[0], writes[-1]
+    last, (begin, end) = writes[-1], _span(writes)
     contract = last.contract
     found = {
         "@id": iri("dataset", name),
         "@type": "dcat:Dataset",
         "dct:identifier": name,
         "dct:title": name,
-        "dct:issued": _moment(first.at),
-        "dct:modified": _moment(last.at),
+        "dct:issued": _moment(begin),
+        "dct:modified": _moment(end),
         "dcat:version": last.run,
         "prov:wasGeneratedBy": {"@id": f"urn:uuid:{last.run}", "@type": "prov:Activity"},
         "dct:source": [{"@id": iri("dataset", each)} for each in dict.fromkeys(_inputs(writes))],
@@ -74,9 +74,9 @@ def stac_item(events: Sequence[Event]) -> Node:
     found = standing(events)
     if not found:
         raise LookupError("it has not succeeded, or was undone: there is nothing that a catalogue could have")
-    last = found[-1]
+    last, (begin, end) = found[-1], _span(found)
     about = {
-        "datetime": last.at, "created": found[0].at, "updated": last.at, "title": last.label,
+        "datetime": last.at, "created": begin, "updated": end, "title": last.label,
         "holdfast:key": last.key, "holdfast:run": last.run, "holdfast:attempt": last.attempt,
         "holdfast:dataset": last.dataset, "holdfast:inputs": list(last.inputs), "holdfast:outputs": list(last.outputs),
         "holdfast:contract": last.contract, "holdfast:result_hash": last.result_hash,
@@ -96,7 +96,7 @@ def stac_collection(events: Sequence[Event], dataset: str) -> Node:
         "type": "Collection", "stac_version": STAC_VERSION, "id": dataset, "title": dataset,
         "description": f"Written by {len(found)} operations, the last of which is {found[-1].label}.",
         "license": "other",
-        "extent": {"spatial": {"bbox": [WORLD]}, "temporal": {"interval": [[found[0].at, found[-1].at]]}},
+        "extent": {"spatial": {"bbox": [WORLD]}, "temporal": {"interval": [_span(found)]}},
         "links": [], "holdfast:runs": [event.run for event in found],
         "holdfast:inputs": list(dict.fromkeys(_inputs(found))),
     }  # fmt: skip
@@ -104,6 +104,13 @@ def stac_collection(events: Sequence[Event], dataset: str) -> Node:
 
 def _inputs(events: Sequence[Event]) -> list[str]:
     return [name for event in events for name in event.inputs]
+
+
+def _span(events: Sequence[Event]) -> list[str]:
+    """From when to when. They stand in the order of the log, and clocks may say otherwise: of two that write the same
+    beside datasets of their own, the one that ended first may have been committed last."""
+    times = [event.at for event in events]
+    return [min(times), max(times)]
 
 
 def _moment(at: str) -> Node:

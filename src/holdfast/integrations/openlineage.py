@@ -20,8 +20,7 @@ from openlineage.client.facet_v2 import RunFacet, error_message_run
 from openlineage.client.serde import Serde
 from openlineage.client.transport.http import HttpConfig, HttpTransport
 from openlineage.client.transport.transport import Transport
-from requests import ConnectionError as Unreachable
-from requests import HTTPError, Timeout
+from requests import HTTPError, RequestException, Response
 
 from holdfast import Event, SinkDown
 from holdfast.integrations.jsonlines import append
@@ -130,26 +129,30 @@ class OpenLineage:
             append(Path(self._to), text)
 
     def _emit(self, transport: Transport, event: RunEvent) -> None:
+        """By HTTP, a server has it when it says so of what was posted: one that sends us elsewhere (a page to log in,
+        another scheme) may have us ask for that page, which is there, and the event would be lost."""
         try:
-            transport.emit(event)
-        except (Unreachable, Timeout) as error:
-            raise SinkDown(str(error)) from error
+            said: object = transport.emit(event)
         except HTTPError as error:
             status = 0 if error.response is None else error.response.status_code
             if status >= 500 or status in _DOWN:
                 raise SinkDown(str(error)) from error
             raise
+        except RequestException as error:  # of no answer, or one that cannot be read
+            raise SinkDown(str(error)) from error
+        if isinstance(said, Response) and (said.request.method != "POST" or not 200 <= said.status_code < 300):
+            first = next(iter(said.history), said)
+            raise SinkDown(f"{first.url} has not taken it, but answered {first.status_code} {first.reason}")
 
 
 def run_event(event: Event, namespace: str) -> RunEvent:
     """The same event gives the same document, to the last byte."""
-    job = f"{event.pipeline}.{event.task}" if event.pipeline and event.task else event.label
     return RunEvent(
         eventTime=event.at,
         producer=PRODUCER,
         eventType=_STATES.get(event.type) or RunState[event.type],
         run=Run(event.run, _facets(event)),
-        job=Job(namespace, job),
+        job=Job(namespace, event.job),
         inputs=[InputDataset(namespace, name) for name in event.inputs],
         outputs=[OutputDataset(namespace, name) for name in event.outputs],
     )

@@ -30,14 +30,15 @@ def instrument(
     *,
     prefix: str = "holdfast.",
     env: str | None = None,
+    most: int = 1000,
     meter_provider: metrics.MeterProvider | None = None,
     tracer_provider: trace.TracerProvider | None = None,
 ) -> Callable[[], None]:
     """Export what this process does from now on; call what comes back to end it. ValueError when it is done already.
 
-    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV. Providers: the
-    global ones, unless given."""
-    where = telemetry.environment(env)
+    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV. ``most``: kinds of
+    operations that metrics tell apart; those beyond are "(other)". Providers: the global ones, unless given."""
+    where, bound = telemetry.environment(env), telemetry.Bound(most)
     if meter_provider is None and tracer_provider is None and find_spec("opentelemetry.sdk") is None:
         return lambda: None
     this = (meter_provider or metrics.get_meter_provider(), prefix)
@@ -53,7 +54,7 @@ def instrument(
     spans = _Spans(trace.get_tracer(_SCOPE, __version__, tracer_provider), where)
 
     def hear(event: str, fields: dict[str, Any]) -> None:
-        known = {"env": where, **fields}
+        known = bound({"env": where, **fields})
         if (follow := spans.follow.get(event)) is not None:
             follow(fields)
         for each in telemetry.BY_EVENT.get(event, ()):

@@ -19,12 +19,13 @@ from holdfast import telemetry
 
 
 def export(
-    registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None
+    registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None, most: int = 1000
 ) -> Callable[[], None]:
     """Export what this process does from now on; call what comes back to end it, and to take it out of the registry.
 
-    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV."""
-    where = telemetry.environment(env)
+    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV. ``most``: kinds of
+    operations that are told apart; those beyond are "(other)"."""
+    where, bound = telemetry.environment(env), telemetry.Bound(most)
     series: dict[str, Counter | Histogram] = {}
     for each in telemetry.METRICS:
         if each.kind == "counter":
@@ -37,7 +38,7 @@ def export(
     _register(registry, collectors)
 
     def hear(event: str, fields: dict[str, Any]) -> None:
-        known = {"env": where, **fields}
+        known = bound({"env": where, **fields})
         for each in telemetry.BY_EVENT.get(event, ()):
             found = series[each.name]
             labelled = found.labels(**each.labelled(known)) if each.labels else found

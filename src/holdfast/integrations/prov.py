@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from holdfast import Event
 from holdfast.integrations.jsonlines import append
+
+if TYPE_CHECKING:
+    from rdflib import Graph
 
 CONTEXT = {
     "prov": "http://www.w3.org/ns/prov#",
@@ -28,7 +31,8 @@ Node = dict[str, Any]
 
 
 class Prov:
-    """Into a file: a document a line, or Turtle if its name ends with ``.ttl``."""
+    """Into a file: a document a line, or Turtle if its name ends with ``.ttl``, a statement a line. A crash may leave a
+    part of what was told, which is told again, and never a part of a line."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -36,7 +40,7 @@ class Prov:
     def publish(self, events: Sequence[Event]) -> None:
         made = [document([event]) for event in events]
         if self._path.suffix == ".ttl":
-            append(self._path, "".join(turtle(each) for each in made))
+            append(self._path, "".join(f"{line}\n" for each in made for line in sorted(_statements(each))))
         else:
             append(self._path, "".join(f"{json.dumps(each, separators=(',', ':'), sort_keys=True)}\n" for each in made))
 
@@ -52,9 +56,18 @@ def document(events: Iterable[Event]) -> Node:
 
 def turtle(made: Node) -> str:
     """The same as Turtle, which needs rdflib."""
+    return _graph(made).serialize(format="turtle")
+
+
+def _statements(made: Node) -> list[str]:
+    """The same as N-Triples, which are Turtle as well."""
+    return [line for line in _graph(made).serialize(format="nt").split("\n") if line]
+
+
+def _graph(made: Node) -> Graph:
     from rdflib import Graph
 
-    return Graph().parse(data=json.dumps(made), format="json-ld").serialize(format="turtle")
+    return Graph().parse(data=json.dumps(made), format="json-ld")
 
 
 def iri(kind: str, *names: str) -> str:

@@ -58,6 +58,8 @@ class Statement(NamedTuple):
     """The first steps, if one of them may end a script that writes before anything is locked."""
     alone: bool = False
     """Whether the first step writes, and may be all there is to do: it needs no transaction around it then."""
+    volatile: bool = False
+    """Whether what it writes may be lost when the machine crashes, because it means nothing after that."""
 
 
 class Migration(NamedTuple):
@@ -137,7 +139,8 @@ def _statement(dialect: Dialect, name: str, body: str) -> Statement:
     if dialect == "sqlite":
         steps = tuple(Step(sql, stop) for sql, stop in split(body))
         looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
-        return Statement(name, (), steps, all(step.reads for step in steps), looks, steps[0].stop and not looks)
+        reads_only, volatile = all(step.reads for step in steps), body.startswith("-- volatile")
+        return Statement(name, (), steps, reads_only, looks, steps[0].stop and not looks, volatile)
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}

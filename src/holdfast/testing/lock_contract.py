@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.contract import waiting
+from holdfast.testing.lease_stage import waiting
 
 Connect = Callable[..., Any]
 

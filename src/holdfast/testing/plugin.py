@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import holdfast
     from holdfast.testing import Postgres
 
-pytest.register_assert_rewrite("holdfast.testing.contract")
+_CONTRACTS = ("contract", "lease_taking", "lock_contract", "object_contract", "operation_contract", "operation_mending")
+pytest.register_assert_rewrite(*(f"holdfast.testing.{name}" for name in _CONTRACTS))
 
 
 def _missing() -> str | None:

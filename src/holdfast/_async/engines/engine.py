@@ -6,14 +6,13 @@ costs one reconnect and no error; one that must not be is marked by its caller.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from holdfast._wire import Row, telemetry
+from holdfast._wire import Row, forks, telemetry
 from holdfast._wire.aio_waiting import AsyncGate, AsyncOwner, AsyncTurn, sleep
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
@@ -68,7 +67,7 @@ class AsyncEngine(ABC):
         self.lenient = False
         """Whether tables that are not the newest will do, as far as they can govern what makes them so."""
         self.owner = AsyncOwner()
-        self.pid = os.getpid()
+        self.era = forks.era
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
@@ -112,15 +111,15 @@ class AsyncEngine(ABC):
         """Run a named statement; once more on a new connection when the old one turns out to be dead.
 
         ``again``: what is different the second time. None: there is none, because it could happen twice."""
-        self._notice_fork()
+        self.check_usable()
         deadline = now() + timeout
         unanswered: Unanswered | None = None
         while True:
             try:
                 self._turn.check_free()
                 try:
-                    await self._turn.enter(deadline - now())
-                    session = await self._open(deadline)
+                    await self._turn.enter(deadline)
+                    session = self._session or await self._open(deadline)
                     rows = await self._use(session, name, parameters, deadline)
                     return rows if unanswered is None else Repeated(rows)
                 finally:
@@ -189,7 +188,7 @@ class AsyncEngine(ABC):
         self.closed = True
         try:
             self._turn.check_free()
-            await self._turn.enter(CALL_TIMEOUT)
+            await self._turn.enter(now() + CALL_TIMEOUT)
             try:
                 session, self._session = self._session, None
                 if session is not None:
@@ -212,13 +211,11 @@ class AsyncEngine(ABC):
             self._discard(session)
             raise
         self._used_at = now()
-        self._reap_later()
+        if not self._reaping:
+            self._reap_later()
         return rows
 
     async def _open(self, deadline: float) -> AsyncSession:
-        self.check_usable()
-        if self._session is not None:
-            return self._session
         async with self._gate:
             if self._session is None:
                 session = await self.connect(max(0.05, deadline - now()))
@@ -238,8 +235,8 @@ class AsyncEngine(ABC):
 
     def _notice_fork(self) -> None:
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
-        if self.pid != os.getpid():
-            self.pid, self._session, self._identity = os.getpid(), None, this_process()
+        if self.era != forks.era:
+            self.era, self._session, self._identity = forks.era, None, this_process()
             self.unkept, self.guards = {}, []
             self._turn, self._gate = AsyncTurn(), AsyncGate()
             self._reaping = False
@@ -247,9 +244,8 @@ class AsyncEngine(ABC):
             telemetry.register(self)
 
     def _reap_later(self) -> None:
-        if not self._reaping:
-            self._reaping = True
-            self.keeper.later(IDLE, self._reap_soon)
+        self._reaping = True
+        self.keeper.later(IDLE, self._reap_soon)
 
     def _reap(self) -> None:
         if not self._turn.try_enter():

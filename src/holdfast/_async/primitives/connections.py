@@ -49,22 +49,20 @@ class AsyncConnection(Protocol):
 
 def recognise(database: Database, connection: Any, what: str = "the lease is") -> AsyncConnection:
     """``what`` is in the database, for the message when the connection is to another one."""
-    adapters: dict[tuple[str, str], Any] = {
-        ("psycopg", "AsyncConnection"): AsyncPsycopg,
-        ("sqlite3", "Connection"): AsyncSqlite3,
-        ("sqlalchemy", "AsyncConnection"): AsyncSqlAlchemy,
-        ("sqlalchemy", "AsyncSession"): AsyncSqlAlchemy,
-        ("sqlalchemy", "async_scoped_session"): AsyncSqlAlchemy,
-    }
-    for ancestor in type(connection).__mro__:
-        adapter = adapters.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
+    kind: Any = type(connection)
+    found: AsyncConnection = _adapter(kind)(database, connection, what)
+    return found
+
+
+@lru_cache
+def _adapter(kind: type) -> Any:
+    for ancestor in kind.__mro__:
+        adapter = _ADAPTERS.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
         if adapter is not None:
-            found: AsyncConnection = adapter(database, connection, what)
-            return found
-    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+            return adapter
     raise TypeError(
-        f"cannot use the transaction of a {kind}: give an AsyncConnection of psycopg, an AsyncConnection or "
-        "AsyncSession of SQLAlchemy, or a sqlite3.Connection"
+        f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give an AsyncConnection of psycopg, "
+        "an AsyncConnection or AsyncSession of SQLAlchemy, or a sqlite3.Connection"
     )
 
 
@@ -307,3 +305,13 @@ class AsyncSqliteTransaction:
             self._connection.commit()
         else:
             self._connection.rollback()
+
+
+_ADAPTERS: dict[tuple[str, str], Any] = {
+    ("psycopg", "AsyncConnection"): AsyncPsycopg,
+    ("sqlite3", "Connection"): AsyncSqlite3,
+    ("sqlalchemy", "AsyncConnection"): AsyncSqlAlchemy,
+    ("sqlalchemy", "AsyncSession"): AsyncSqlAlchemy,
+    ("sqlalchemy", "async_scoped_session"): AsyncSqlAlchemy,
+}
+"""By the package and the name of the class, or of one that it comes from."""

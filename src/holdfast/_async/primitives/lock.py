@@ -19,9 +19,9 @@ from holdfast._wire.database import Database
 from holdfast._wire.locking.aio_locks import CALL_TIMEOUT, AsyncLocks, owner
 from holdfast.core.errors import EngineError, Refused, Unanswered, Unreachable
 from holdfast.core.grant import OnLost, Unset, check_timeout
-from holdfast.core.lock import check_on_lost, refusal, target, texts
+from holdfast.core.lock import Target, check_on_lost, refusal, target, texts
 from holdfast.core.standing import standing
-from holdfast.core.tickets import Name, State, Ticket
+from holdfast.core.tickets import Key, Name, State, Ticket
 
 
 class AsyncLock:
@@ -34,7 +34,7 @@ class AsyncLock:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
             check_on_lost(on_lost, cancels=AsyncScope.cancels)
-        self._target = texts[name] if type(name) is str else target(name)
+        self._target = space.texts[name] if type(name) is str else target(name, space.texts)
         self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[AsyncLockGrant] = []
 
@@ -74,12 +74,21 @@ class AsyncLock:
 
     async def __aenter__(self) -> AsyncLockGrant:
         """With all that ``_take`` does in here: this is the way that is to be fast."""
-        grant = AsyncLockGrant(self._space, self._target.name, self._on_lost)
+        space, wanted, limit = self._space, self._target, self._timeout
+        grant = AsyncLockGrant(space, wanted.name, self._on_lost)
         try:
             try:
-                state = await self._ask(grant, self._timeout) or grant.ticket.state
-                if state != "held" or self._on_lost != "flag":
-                    state = await self._go_on(grant, state, self._timeout)
+                if space.era != forks.era:
+                    space.check_usable()
+                if (key := wanted.key or space.key_of(wanted)) is None:
+                    state = await self._ask_first(grant, limit) or grant.ticket.state
+                else:
+                    grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
+                    state = await space.sessions.acquire(ticket, limit or CALL_TIMEOUT) or ticket.state
+                if state == "held" and self._on_lost == "flag":
+                    self._entered.append(grant)
+                    return grant
+                state = await self._go_on(grant, state, limit)
             except BaseException:
                 grant.abandon()
                 raise
@@ -91,7 +100,7 @@ class AsyncLock:
         except BaseException:
             grant.abandon()
             raise
-        raise self._refused(state, self._timeout, grant)
+        raise self._refused(state, limit, grant)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -136,14 +145,10 @@ class AsyncLock:
     def _ask(self, grant: AsyncLockGrant, limit: float) -> Awaitable[State | None]:
         """Once; what became of it is in the ticket, if it is not the answer."""
         space, wanted = self._space, self._target
-        if space.era != forks.era or space.engine.closed:
+        if space.era != forks.era:
             space.check_usable()
-        key = wanted.key
-        if key is None:
-            number = space.sessions.namespaces.get(wanted.namespace)
-            if number is None:
-                return self._ask_first(grant, limit)
-            key = (number, wanted.number)
+        if (key := wanted.key or space.key_of(wanted)) is None:
+            return self._ask_first(grant, limit)
         grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
         return space.sessions.acquire(ticket, limit or CALL_TIMEOUT)
 
@@ -201,7 +206,7 @@ class AsyncLockSpace:
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine = engine
+        self.engine, self.texts = engine, texts(database.schema)
         self.sessions = AsyncLocks(database, engine.owner, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
@@ -233,11 +238,15 @@ class AsyncLockSpace:
             self.era = forks.era
             self._be_measured()
 
-    async def number(self, namespace: str, timeout: float) -> int:
+    def key_of(self, wanted: Target) -> Key | None:
+        """Of a number in a namespace; None when the namespace's own is not known yet."""
+        number = self.sessions.namespaces.get(wanted.namespace)
+        return None if number is None else (number, wanted.number)
+
+    async def number(self, namespace: str, timeout: float) -> bytes:
         """Of a namespace: stable from its first use on."""
         [row] = await self.engine.call("lock_namespace", {"name": namespace}, timeout=min(timeout, CALL_TIMEOUT))
-        number: int = row["id"]
-        self.sessions.namespaces[namespace] = number
+        self.sessions.namespaces[namespace] = number = b"%d" % row["id"]
         return number
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._wire.locking.aio_holders import holders
@@ -12,24 +13,37 @@ from holdfast.core.errors import Refused, Unanswered
 from holdfast.core.grant import check_name
 from holdfast.core.records import LockRecord
 
+if TYPE_CHECKING:
+    from holdfast._async.primitives.lock import AsyncLockSpace
+
 Records = list[LockRecord]
 ENDED = "ended"
 
 
 class AsyncLockMonitor:
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    """``space``: of the client that looks, if it has locked anything. It knows the names of its own locks first."""
+
+    def __init__(self, engine: AsyncEngine, space: AsyncLockSpace | None) -> None:
+        self._engine, self._space = engine, space
 
     async def list(self) -> Records:
         """Every advisory lock in the database that a session holds or waits for, whoever took it, by name; those who
         wait come after those who hold. On SQLite, the locks of holdfast, and nobody who waits."""
         rows = await self._engine.call("lock_list", {})
+        ours = {} if self._space is None else self._space.sessions.names
         if self._engine.database.dialect == "postgres":
-            return [LockRecord.of(row) for row in rows]
-        names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}
-        namespaces = {row["key"]: row["namespace"] for row in rows if row["namespace"] is not None}
-        found = [_record(each, names, namespaces) for each in await holders(self._engine.database)]
-        return sorted(found, key=lambda each: (each.namespace or "", each.name or "", each.entity_id))
+            for row in rows:
+                if row["namespace"] is None and row["name"] is None:
+                    row["name"] = ours.get((b"%d" % row["entity_id"],))
+            found = [LockRecord.of(row) for row in rows]
+        else:
+            names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}
+            names |= {offset(key): name for key, name in ours.items() if len(key) == 1}
+            namespaces = {row["key"]: row["namespace"] for row in rows if row["namespace"] is not None}
+            found = [_record(each, names, namespaces) for each in await holders(self._engine.database)]
+        return sorted(
+            found, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
+        )
 
     async def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:
         """End a database session that holds or waits for an advisory lock, for the record: its locks are free then, and

@@ -54,8 +54,7 @@ class AsyncOperationLog:
         found = []
         async for chain in self._chains(_digest(key), _moment(since, "since")):
             state = chain.state()
-            about = {"key": chain.operation, "dataset": chain.dataset, "operation": chain.type}
-            self._permit("replay", label=chain.label, attempt=state.attempt, **about)
+            self._permit("replay", key=chain.operation, label=chain.label, attempt=state.attempt, **chain.about)
             found.append(state)
         return found
 

@@ -13,6 +13,7 @@ from holdfast.core.errors import Conflict
 from holdfast.core.grant import check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.objects import check_most
+from holdfast.core.outcome import OperationRecord, known
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class AsyncReviews:
         if record is None:
             raise LookupError(f"there is no review {number}")
         if self._rules is not None:
-            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
-            self._rules.permit("review", label=record.label, actor=actor, justification=reason, **about)
+            begun = await self._engine.call("operation_list", {"key": record.key, "most": 1})
+            subject = OperationRecord.of(begun[0]) if begun else record
+            self._rules.permit("review", actor=actor, justification=reason, **known(subject))
         said = {"id": number, "outcome": outcome, "actor": actor, "answer": reason}
         [row] = await self._engine.call("review_decide", said)
         if not row["decided"]:

@@ -44,6 +44,8 @@ async def _psycopg(connection: Any, row: RowKey) -> Row | None:
 
     if connection.autocommit and connection.info.transaction_status.name == "IDLE":
         raise _no_transaction("with conn.transaction()")
+    if connection.pgconn.pipeline_status != 0:
+        raise ValueError("a row cannot be locked in pipeline mode, where one refusal ends all that comes after it")
     table, *columns = (
         sql.Identifier(*(name.replace("%", "%%") for name in names))  # else it reads as a place for a value
         for names in (row.table, *((column,) for column in row.columns))
@@ -95,8 +97,10 @@ async def _sqlite3(connection: sqlite3.Connection, row: RowKey) -> Row | None:
 
 
 async def _in_file(file: Any, row: RowKey) -> Row | None:
-    """Become the writer, without waiting for another one; then the row is read as it is now."""
-    name, where = quoted(*row.table), " and ".join(f"{quoted(column)} = ?" for column in row.columns)
+    """Become the writer, without waiting for another one; then the row is read as it is now. A column is named with its
+    table, for SQLite takes a name in quotes that it does not know for a text."""
+    name = quoted(*row.table)
+    where = " and ".join(f"{quoted(*row.table, each)} = ?" for each in row.columns)
     [(patience,)] = (await file.ask("pragma busy_timeout"))[1]
     await file.ask("pragma busy_timeout = 0")
     try:

@@ -7,14 +7,13 @@ costs one reconnect and no error; one that must not be is marked by its caller.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from holdfast._wire import Row, telemetry
+from holdfast._wire import Row, forks, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
@@ -69,7 +68,7 @@ class Engine(ABC):
         self.lenient = False
         """Whether tables that are not the newest will do, as far as they can govern what makes them so."""
         self.owner = Owner()
-        self.pid = os.getpid()
+        self.era = forks.era
         self.closing = self.closed = False
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
@@ -113,15 +112,15 @@ class Engine(ABC):
         """Run a named statement; once more on a new connection when the old one turns out to be dead.
 
         ``again``: what is different the second time. None: there is none, because it could happen twice."""
-        self._notice_fork()
+        self.check_usable()
         deadline = now() + timeout
         unanswered: Unanswered | None = None
         while True:
             try:
                 self._turn.check_free()
                 try:
-                    self._turn.enter(deadline - now())
-                    session = self._open(deadline)
+                    self._turn.enter(deadline)
+                    session = self._session or self._open(deadline)
                     rows = self._use(session, name, parameters, deadline)
                     return rows if unanswered is None else Repeated(rows)
                 finally:
@@ -190,7 +189,7 @@ class Engine(ABC):
         self.closed = True
         try:
             self._turn.check_free()
-            self._turn.enter(CALL_TIMEOUT)
+            self._turn.enter(now() + CALL_TIMEOUT)
             try:
                 session, self._session = self._session, None
                 if session is not None:
@@ -213,13 +212,11 @@ class Engine(ABC):
             self._discard(session)
             raise
         self._used_at = now()
-        self._reap_later()
+        if not self._reaping:
+            self._reap_later()
         return rows
 
     def _open(self, deadline: float) -> Session:
-        self.check_usable()
-        if self._session is not None:
-            return self._session
         with self._gate:
             if self._session is None:
                 session = self.connect(max(0.05, deadline - now()))
@@ -239,8 +236,8 @@ class Engine(ABC):
 
     def _notice_fork(self) -> None:
         """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
-        if self.pid != os.getpid():
-            self.pid, self._session, self._identity = os.getpid(), None, this_process()
+        if self.era != forks.era:
+            self.era, self._session, self._identity = forks.era, None, this_process()
             self.unkept, self.guards = {}, []
             self._turn, self._gate = Turn(), Gate()
             self._reaping = False
@@ -248,9 +245,8 @@ class Engine(ABC):
             telemetry.register(self)
 
     def _reap_later(self) -> None:
-        if not self._reaping:
-            self._reaping = True
-            self.keeper.later(IDLE, self._reap_soon)
+        self._reaping = True
+        self.keeper.later(IDLE, self._reap_soon)
 
     def _reap(self) -> None:
         if not self._turn.try_enter():

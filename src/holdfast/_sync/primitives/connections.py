@@ -50,22 +50,20 @@ class Connection(Protocol):
 
 def recognise(database: Database, connection: Any, what: str = "the lease is") -> Connection:
     """``what`` is in the database, for the message when the connection is to another one."""
-    adapters: dict[tuple[str, str], Any] = {
-        ("psycopg", "Connection"): Psycopg,
-        ("sqlite3", "Connection"): Sqlite3,
-        ("sqlalchemy", "Connection"): SqlAlchemy,
-        ("sqlalchemy", "Session"): SqlAlchemy,
-        ("sqlalchemy", "scoped_session"): SqlAlchemy,
-    }
-    for ancestor in type(connection).__mro__:
-        adapter = adapters.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
+    kind: Any = type(connection)
+    found: Connection = _adapter(kind)(database, connection, what)
+    return found
+
+
+@lru_cache
+def _adapter(kind: type) -> Any:
+    for ancestor in kind.__mro__:
+        adapter = _ADAPTERS.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
         if adapter is not None:
-            found: Connection = adapter(database, connection, what)
-            return found
-    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+            return adapter
     raise TypeError(
-        f"cannot use the transaction of a {kind}: give a Connection of psycopg, a Connection or "
-        "Session of SQLAlchemy, or a sqlite3.Connection"
+        f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give a Connection of psycopg, "
+        "a Connection or Session of SQLAlchemy, or a sqlite3.Connection"
     )
 
 
@@ -308,3 +306,13 @@ class SqliteTransaction:
             self._connection.commit()
         else:
             self._connection.rollback()
+
+
+_ADAPTERS: dict[tuple[str, str], Any] = {
+    ("psycopg", "Connection"): Psycopg,
+    ("sqlite3", "Connection"): Sqlite3,
+    ("sqlalchemy", "Connection"): SqlAlchemy,
+    ("sqlalchemy", "Session"): SqlAlchemy,
+    ("sqlalchemy", "scoped_session"): SqlAlchemy,
+}
+"""By the package and the name of the class, or of one that it comes from."""

@@ -18,7 +18,7 @@ from holdfast._wire.locking.bell import Bell
 from holdfast._wire.locking.pump import CALL_TIMEOUT, log
 from holdfast.core.errors import EngineError, Unanswered
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Lost, State, Ticket
+from holdfast.core.tickets import Key, Lost, State, Ticket
 
 
 def owner() -> object:
@@ -41,7 +41,7 @@ NOTHING = _Nothing()
 class AsyncLocks:
     def __init__(self, database: Database, client: AsyncOwner, *, kept: int, extra: int) -> None:
         self.database, self._client = database, client
-        self.namespaces: dict[str, int] = {}
+        self.namespaces: dict[str, bytes] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._closed: EngineError | None = None
@@ -139,10 +139,10 @@ class AsyncLocks:
             pump.flush_names()
             pump.close(error)
 
-    async def flush_names(self) -> None:
-        """Write down what has been locked, so that listings show names."""
-        if self._pump is not None:
-            self._pump.flush_names()
+    @property
+    def names(self) -> dict[Key, str]:
+        """Of what was locked here, by key: in the database they are a moment later."""
+        return {} if self._pump is None else self._pump.noted.copy()
 
     def notice_fork(self) -> None:
         if self._pid != os.getpid():

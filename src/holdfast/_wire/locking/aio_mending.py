@@ -109,6 +109,9 @@ class MendingPump(LockPump):
             if session.wire is not None and not session.over and not session.wire.idle:
                 self.loop.call_soon(self._readable, session)
 
+    def _flying(self, session: Session) -> object:
+        return (session.solo and session.solo.bell) or super()._flying(session)
+
     def _unheard(self, session: Session) -> None:
         self._mend()
 

@@ -10,6 +10,8 @@ from holdfast._wire import forks
 
 _registry = threading.RLock()
 """A signal's handler may come in between, in the same thread."""
+patience: float | None = None
+"""Milliseconds that a thread may wait for an answer: for as long as it takes, as long as there is a loop that looks."""
 _running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 _abandoned: list[object] = []
 
@@ -36,8 +38,8 @@ def _forget() -> None:
 
 @atexit.register
 def _stop() -> None:
-    global _running
-    running, _running = _running, None
+    global _running, patience
+    running, _running, patience = _running, None, 10_000.0
     if running is not None:
         made, thread = running
         made.call_soon_threadsafe(made.stop)

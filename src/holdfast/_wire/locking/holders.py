@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast._wire.database import Database
+from holdfast._wire.locking.kernel import KINDS
 from holdfast.core.errors import Refused
-
-_SUFFIXES = ("holdfast-locks", "holdfast-pairs")
 
 
 class Holder(NamedTuple):
@@ -29,9 +28,9 @@ def holders(database: Database) -> list[Holder]:
     if not os.path.isdir("/proc/self/fdinfo"):
         raise Refused("who holds a lock on SQLite is told by /proc, which this system does not have")
     files = {}
-    for number, suffix in enumerate(_SUFFIXES):
+    for number, kind in enumerate(KINDS):
         with suppress(FileNotFoundError):
-            about = os.stat(f"{database.target}.{suffix}")
+            about = os.stat(f"{database.target}.{database.schema}-{kind}")
             files[about.st_dev, about.st_ino] = bool(number)
     found = {
         Holder(pid, _program(pid), files[file], byte)

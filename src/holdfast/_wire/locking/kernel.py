@@ -25,6 +25,8 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
+KINDS = ("locks", "pairs")
+"""Of side files: for names, and for numbers in a namespace. A schema has its own."""
 _FLOCK = "hhqqi4x"
 _LAST = 2**63 - 1
 """No byte there: the kernel counts to the end of what is locked."""
@@ -35,8 +37,8 @@ _SHORTEST, _LONGEST = 0.002, 0.006
 
 def offset(key: Key) -> int:
     if len(key) == 1:
-        return (key[0] & _LAST) % _LAST
-    return key[0] << 32 | (key[1] & 0xFFFFFFFF)
+        return (int(key[0]) & _LAST) % _LAST
+    return int(key[0]) << 32 | (int(key[1]) & 0xFFFFFFFF)
 
 
 class KernelLockWire:
@@ -45,7 +47,7 @@ class KernelLockWire:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._paths = (f"{database.target}.holdfast-locks", f"{database.target}.holdfast-pairs")
+        self._paths = tuple(f"{database.target}.{database.schema}-{kind}" for kind in KINDS)
         self._files: list[int | None] = [None, None]
         self._answers: list[Any] | EngineError | None = None
         self._waiting: Key | None = None
@@ -66,8 +68,10 @@ class KernelLockWire:
         pause, self._pause = self._pause, min(self._pause * 1.5, _LONGEST)
         return jitter(0.5 * pause, 1.5 * pause)
 
-    def run(self, verb: str, key: Key, timeout: float) -> bool:
+    def run(self, verb: str, key: Key, patience: float | None) -> bool:
         kind = fcntl.F_WRLCK if verb == "try" else fcntl.F_UNLCK
+        if verb == "unlock" and self._files[len(key) - 1] is None:  # it could not be opened: nothing is locked there
+            return True
         try:
             request = struct.pack(_FLOCK, kind, os.SEEK_SET, offset(key), 1, 0)
             fcntl.fcntl(self._file(len(key) - 1), fcntl.F_OFD_SETLK, request)
@@ -145,7 +149,10 @@ class KernelLockWire:
                 from holdfast._wire.sqlite import check_header
 
                 check_header(self._database)
-            file = os.open(self._paths[space], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                file = os.open(self._paths[space], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except PermissionError as error:  # else taken for what somebody else has locked
+                raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
             self._files[space] = file
         return file
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from threading import get_ident
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.locking import background
 from holdfast._wire.locking.pump import CALL_TIMEOUT
 from holdfast._wire.locking.shared_pump import SharedPump
 from holdfast._wire.waiting import Owner
 from holdfast.core.errors import EngineError, Unanswered, Unreachable
 from holdfast.core.mux import Mux
-from holdfast.core.tickets import Session, State, Ticket
+from holdfast.core.tickets import Key, Session, State, Ticket
 
 _CLOSE_TIMEOUT = 2.0
 NOTHING = None
@@ -42,7 +42,7 @@ def owner() -> object:
 class Locks:
     def __init__(self, database: Database, _: Owner, *, kept: int, extra: int) -> None:
         self.database = database
-        self.namespaces: dict[str, int] = {}
+        self.namespaces: dict[str, bytes] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
         self._closed: EngineError | None = None
@@ -54,41 +54,43 @@ class Locks:
         """What became of it. When it raises, nothing of it stays.
 
         If there is a session that is free, the key is tried in this thread, with nothing called that need not be."""
-        ticket.owner = _me.owner
         pump = self._pump or self._start()
         mux, session, key = pump.mux, pump.fast, ticket.key
+        ticket.owner = ticket.thread = _me.owner
         if key not in pump.noted:
             pump.know(ticket)
         ticket.deadline = now() + timeout
         try:
             claims = mux.claims
-            if session is None or key in claims or len(claims) >= mux.due or len(session.held) >= mux.per_session:
+            if session is None or len(claims) >= mux.due or len(session.held) >= mux.per_session:
                 return self._ask(pump, ticket)
-            ticket.session, ticket.thread = session, get_ident()
+            ticket.session = session
+            if claims.setdefault(key, ticket) is not ticket:
+                return self._ask(pump, ticket)
             if pump.drivers.setdefault(session, ticket) is not ticket:
                 self._check_driver(pump, ticket, session)
                 return self._ask(pump, ticket)
-            if session.over or claims.setdefault(key, ticket) is not ticket:
+            if session.over:
                 self._let_go(pump, session)
                 return self._ask(pump, ticket)
             session.held[key] = ticket
             session.used = True
             try:
-                got = session.wire.run("try", key, min(CALL_TIMEOUT, timeout))
+                got = session.wire.run("try", key, timeout * 1e3 if timeout < CALL_TIMEOUT else background.patience)
             except Unanswered as error:
                 pump.post(pump.fell, session, error)
-                ticket.thread = 0
+                ticket.thread = None
                 return self._ask(pump, ticket)
             if got:
                 ticket.state = "held"
                 pump.drivers.pop(session, None)
-                if session in pump.held_up:
+                if pump.held_up:
                     pump.post(pump.resume, session)
                 return "held"
             return self._not_had(pump, ticket, session, got)
         except BaseException:
             pump.post(pump.recover, ticket)
-            ticket.thread = 0
+            ticket.thread = None
             raise
 
     def release(self, ticket: Ticket) -> object:
@@ -101,7 +103,7 @@ class Locks:
         try:
             if ticket.claim is not None or ticket.heirs is not None:
                 return self._leave(pump, ticket)
-            claims, ticket.thread = pump.mux.claims, get_ident()
+            claims, ticket.thread = pump.mux.claims, _me.owner
             if pump.drivers.setdefault(session, ticket) is not ticket:
                 self._check_driver(pump, ticket, session)
                 return self._leave(pump, ticket)
@@ -110,21 +112,21 @@ class Locks:
                 return self._leave(pump, ticket)
             ticket.state = "released"
             try:
-                if session.wire.run("unlock", key, CALL_TIMEOUT) is None:
+                if session.wire.run("unlock", key, background.patience) is None:
                     raise Unanswered(f"{self.database} did not answer in time")
             except Unanswered as error:
                 return self._fell(pump, ticket, session, error)
             session.held.pop(key, None)
             claims.pop(key, None)
             pump.drivers.pop(session, None)
-            if session in pump.held_up:
+            if pump.held_up:
                 pump.post(pump.resume, session)
             if ticket.heirs is not None:
                 pump.post(pump.freed, ticket)
             return NOTHING
         except BaseException:
             pump.post(pump.recover, ticket)
-            ticket.thread = 0
+            ticket.thread = None
             raise
 
     def abandon(self, ticket: Ticket) -> None:
@@ -147,10 +149,10 @@ class Locks:
         pump.post(close)
         closed.wait(_CLOSE_TIMEOUT)
 
-    def flush_names(self) -> None:
-        """Write down what has been locked, so that listings show names."""
-        if self._pump is not None:
-            self._pump.post(self._pump.flush_names)
+    @property
+    def names(self) -> dict[Key, str]:
+        """Of what was locked here, by key: in the database they are a moment later."""
+        return {} if self._pump is None else self._pump.noted.copy()
 
     def notice_fork(self) -> None:
         if self._pid != os.getpid():
@@ -201,7 +203,7 @@ class Locks:
 
     def _late(self, pump: SharedPump, ticket: Ticket) -> State:
         pump.post(pump.recover, ticket)  # it may have been granted this very moment
-        ticket.thread = 0
+        ticket.thread = None
         return "gone"
 
     def _leave(self, pump: SharedPump, ticket: Ticket) -> object:
@@ -215,7 +217,7 @@ class Locks:
         session.held.pop(ticket.key, None)
         pump.mux.claims.pop(ticket.key, None)
         pump.post(pump.fell, session, error)
-        ticket.thread = 0
+        ticket.thread = None
         if ticket.heirs is not None:
             pump.post(pump.freed, ticket)
         return NOTHING
@@ -231,7 +233,7 @@ class Locks:
 
     def _let_go(self, pump: SharedPump, session: Session) -> None:
         pump.drivers.pop(session, None)
-        if session in pump.held_up:
+        if pump.held_up:
             pump.post(pump.resume, session)
 
 

@@ -27,8 +27,8 @@ class LockWire(Protocol):
     def idle(self) -> bool:
         """Nothing is asked that was not answered, and no answer is left to be taken."""
 
-    def run(self, verb: str, key: Key, timeout: float) -> bool | None:
-        """One thing, now, for a thread that has the session to itself."""
+    def run(self, verb: str, key: Key, patience: float | None) -> bool | None:
+        """One thing, now, for a thread that has the session to itself and waits so many milliseconds at most."""
 
     def answer(self) -> Any:
         """To one thing that was begun; what has a descriptor has ``begin`` for that."""

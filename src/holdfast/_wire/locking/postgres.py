@@ -28,25 +28,9 @@ _STATEMENTS = (
     "lock_try", "lock_try_pair", "lock_unlock", "lock_unlock_pair", "lock_batch", "lock_wait", "lock_wait_pair",
     "lock_room", "lock_remember",
 )  # fmt: skip
+_TRY, _UNLOCK, _WAIT = ((f"lock_{verb}".encode(), f"lock_{verb}_pair".encode()) for verb in ("try", "unlock", "wait"))
 _CODES = {"try": 0, "unlock": 2, "cancel": 4}
-_REMEMBERED = 4096
 Answers = list[Any]
-
-
-class _Said(dict[Key, tuple[bytes, tuple[bytes, ...]]]):
-    """The name of a statement and its parameters, by the key that it is about: found more quickly than made."""
-
-    def __init__(self, verb: str) -> None:
-        self._names = (f"lock_{verb}".encode(), f"lock_{verb}_pair".encode())
-
-    def __missing__(self, key: Key) -> tuple[bytes, tuple[bytes, ...]]:
-        if len(self) >= _REMEMBERED:
-            self.clear()
-        self[key] = said = (self._names[len(key) - 1], tuple([str(each).encode() for each in key]))
-        return said
-
-
-_SAID = {verb: _Said(verb) for verb in ("try", "unlock", "wait")}
 
 
 class PostgresLockWire:
@@ -82,33 +66,31 @@ class PostgresLockWire:
             raise
         return cls(session, pid)
 
-    def run(self, verb: str, key: Key, timeout: float) -> bool | None:
-        """One thing, now; None when there is no answer in time. Then, and when interrupted, ``drain`` comes next.
+    def run(self, verb: str, key: Key, patience: float | None) -> bool | None:
+        """One thing, now; None when there is no answer in so many milliseconds. Then, and when interrupted, ``drain``
+        comes next. To wait for as long as it takes costs less: the system keeps no time.
 
         Nothing is flushed: all that was said before has been answered, so there is room for a few bytes; and if they
         ever stayed behind, that would be no answer in time."""
         pgconn, result = self._pgconn, None
         try:
-            statement, values = _SAID[verb][key]
-            self._put(statement, values)
-            while self._wait(timeout * 1000):
+            self._put((_TRY if verb == "try" else _UNLOCK)[len(key) - 1], key)
+            while self._wait(patience):
                 pgconn.consume_input()
-                while not pgconn.is_busy():  # as in _is_whole
-                    if (more := pgconn.get_result()) is not None:
-                        result = more
-                    elif result is not None and (done := result.get_value(0, 0)) is not None:
+                if result is None and not pgconn.is_busy():  # as in _is_whole
+                    result = pgconn.get_result()
+                if result is not None and not pgconn.is_busy():
+                    if (done := result.get_value(0, 0)) is not None:
                         return done == b"t"
-                    else:
-                        return bool(self._answers(result))  # it raises
+                    return bool(self._answers(result))  # it raises
         except OperationalError as error:
             raise self._gone(error) from error
         return None
 
     def begin(self, verb: str, key: Key) -> None:
         """One thing, for ``answer`` to tell."""
-        statement, values = _SAID[verb][key]
         try:
-            self._put(statement, values)
+            self._put((_TRY if verb == "try" else _UNLOCK)[len(key) - 1], key)
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -121,7 +103,7 @@ class PostgresLockWire:
             elif op.verb == "note":
                 self._say(b"lock_remember", (op.text.encode(),))
             elif len(ops) == 1 and op.claim is not None:
-                self._say(*_SAID[op.verb][op.claim.key])
+                self._say((_TRY if op.verb == "try" else _UNLOCK)[len(op.claim.key) - 1], op.claim.key)
             else:
                 self._say(b"lock_batch", _batch(ops))
         except OperationalError as error:
@@ -131,7 +113,7 @@ class PostgresLockWire:
         """In the server's line; it may take for ever."""
         self._verb = "wait"
         try:
-            self._say(*_SAID["wait"][key])
+            self._say(_WAIT[len(key) - 1], key)
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -250,11 +232,11 @@ def _put_in_full(session: PostgresSession, statement: bytes, parameters: Sequenc
 def _batch(ops: Sequence[Op]) -> tuple[bytes, bytes, bytes]:
     codes, firsts, seconds = [], [], []
     for op in ops:
-        key: Key = (op.target.wire.pid,) if op.target is not None else op.claim.key  # type: ignore[union-attr]
-        codes.append(str(_CODES[op.verb] + (len(key) - 1)))
-        firsts.append(str(key[0]))
-        seconds.append(str(key[1]) if len(key) > 1 else "0")
-    return tuple(f"{{{','.join(each)}}}".encode() for each in (codes, firsts, seconds))  # type: ignore[return-value]
+        key: Key = (b"%d" % op.target.wire.pid,) if op.target is not None else op.claim.key  # type: ignore[union-attr]
+        codes.append(b"%d" % (_CODES[op.verb] + (len(key) - 1)))
+        firsts.append(key[0])
+        seconds.append(key[1] if len(key) > 1 else b"0")
+    return tuple(b"{%b}" % b",".join(each) for each in (codes, firsts, seconds))  # type: ignore[return-value]
 
 
 def _prepare(session: PostgresSession, deadline: float) -> None:

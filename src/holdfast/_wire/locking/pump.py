@@ -37,7 +37,8 @@ class LockPump(ABC):
         self.database, self.mux, self.loop = database, mux, loop
         self.names: dict[Any, str] = {}
         """Keys whose names have not been written down."""
-        self.noted: set[Any] = set()
+        self.noted: dict[Any, str] = {}
+        """What was locked here, by key."""
         self.fast: Session | None = None
         """Where a key may be tried past the multiplexer."""
         self._under_way: list[tuple[object, int]] = []
@@ -74,7 +75,7 @@ class LockPump(ABC):
         """The name is to be written down, but not now. The numbers of a namespace speak for themselves."""
         if len(self.noted) > REMEMBERED:
             self.noted.clear()
-        self.noted.add(ticket.key)
+        self.noted[ticket.key] = ticket.name
         if len(ticket.key) == 1:
             self.names[ticket.key] = ticket.name
 
@@ -86,7 +87,7 @@ class LockPump(ABC):
     def flush_names(self) -> None:
         if self.names and any(session.opened for session in self.mux.holds):
             names, self.names = self.names, {}
-            self.do(self.mux.note(json.dumps([[key[0], name] for key, name in list(names.items())])))
+            self.do(self.mux.note(json.dumps([[int(key[0]), name] for key, name in list(names.items())])))
 
     @abstractmethod
     def _settle(self, ticket: Ticket) -> None:
@@ -223,14 +224,17 @@ class LockPump(ABC):
         """What has been under way since so many looks will not be answered any more."""
         before, self._under_way = self._under_way, []
         for session in [*self.mux.holds, *self.mux.waits]:
-            asked = session.solo and session.solo.bell
-            if flying := asked or session.flying or ([] if session.opened else session.held):
+            if flying := self._flying(session):
                 if isinstance(flying, list) and flying[0].verb == "note" and flying[0].text:
                     continue  # no name is worth the locks of a session
                 looks = next((each[1] for each in before if each[0] is flying), 0) + 1
                 self._under_way.append((flying, looks))
                 if looks * SWEEP > (CALL_TIMEOUT if session.opened else 2 * CALL_TIMEOUT):
                     self.lost(session, Unanswered(f"{self.database} did not answer in time"))
+
+    def _flying(self, session: Session) -> object:
+        """What is under way in it, if anything is."""
+        return session.flying or ([] if session.opened else session.held)
 
     def _close_idle(self) -> None:
         self.do(self.mux.sweep())

@@ -25,6 +25,12 @@ from holdfast.core.tickets import Op, Session, Ticket
 _HANG_UP = getattr(select, "EPOLLRDHUP", 0)
 
 
+def is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class SharedPump(LockPump):
     def __init__(self, database: Database, mux: Mux) -> None:
         super().__init__(database, mux, background.loop())
@@ -209,6 +215,14 @@ class SharedPump(LockPump):
     def close(self, error: Exception) -> None:
         self.fast = None
         super().close(error)
+
+    def _flying(self, session: Session) -> object:
+        """A thread that drives may wait for as long as it takes: we see when that is too long. But a signal's handler
+        may keep it from an answer that has come."""
+        driver = self.drivers.get(session)
+        if not isinstance(driver, Ticket):
+            return super()._flying(session)
+        return None if session.wire.descriptor is None or is_readable(session.wire.descriptor) else driver
 
     def _close_idle(self) -> None:
         """Not what a thread is driving, nor what it might begin to drive this very moment."""

@@ -109,7 +109,8 @@ class Desk:
             why = "this replica ends" if self._closed else f"{MOST} commands are under way: wait until one has ended"
             raise Problem(503, why, headers={"Retry-After": "1"})
         if self._client is None:
-            self._client = holdfast.Client(self._settings.url, schema=self._settings.schema)
+            place = self._settings
+            self._client = holdfast.Client(place.url, schema=place.schema, policy=place.policy)
         return await asyncio.wrap_future(self._begin(work, self._client))
 
     def _begin(self, work: Callable[[holdfast.Client], Any], client: holdfast.Client) -> Future[Any]:

@@ -172,7 +172,7 @@ select l.pid, a.application_name, a.state, extract(epoch from a.query_start)::do
   from pg_locks l left join pg_stat_activity a on a.pid = l.pid
        cross join lateral holdfast.lock_label(l.classid, l.objid, l.objsubid) n
  where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
- order by n.namespace nulls first, n.name nulls last, n.entity_id, l.granted desc, l.waitstart, l.pid
+ order by l.granted desc, l.waitstart, l.pid
 
 -- name: lock_break
 select holdfast.lock_break(:pid::int) as outcome
@@ -245,10 +245,12 @@ select holdfast.operation_end(cast(:told as text)) as state
 -- name: operation_claim_many
 select state, key, status, fingerprint, result, result_hash, error, attempt, fenced as fence, pointer, handler as rollback, effect_started, failures, alive,
        expired, extract(epoch from clock_timestamp())::double precision as now
-  from holdfast.operation_claim_many(:claims, :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
+  from holdfast.operation_claim_many(
+    :keys, :pointers, :entries, :labels, :fingerprints, :pipelines, :tasks, :datasets, :operations, :checksums, :params_hashes, :fence::bigint, :rollback, :owner, :token::uuid, :lock::bigint)
 
 -- name: operation_finish_many
-select key, null as state from holdfast.operation_finish_many(:ends, :keep::double precision, :owner, :token::uuid)
+select key, null as state from holdfast.operation_finish_many(
+    :keys, :expected, :pointers, :numbers, :entries, :statuses, :results, :result_hashes, :errors, :failures, :effects_started, :outboxes, :keep::double precision, :owner, :token::uuid)
 
 -- name: operation_list
 select key, label, status, alive, attempt, fence, pipeline, task, dataset, operation, result_hash, error, pointer, rollback, owner, effect_started, failures,
@@ -348,7 +350,7 @@ select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_l
  where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname
 
 -- name: wal_chains
-select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, dataset, operation
+select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, pipeline, task, dataset, operation
   from holdfast.wal_chains(:key, :since::double precision, :after, :most::int)
 
 -- name: wal_latest

@@ -3,6 +3,7 @@
 -- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
 -- lock, so that a refusal writes nothing and waits for nobody; one that writes and is the first is tried by itself before
 -- there is a transaction. In the place of "-- as: name" stands all of that statement.
+-- A commit waits for the disk, but for statements under "-- volatile": what they say ends with the machine, be it lost or not.
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
@@ -17,6 +18,7 @@ update holdfast_fence set last = ((last >> 32) + 1) << 32, boot = :boot;
 select max(version) as version from holdfast_schema_version;
 
 -- name: lease_acquire
+-- volatile
 -- stop
 select 'acquired' as status, token, beat, fence, null as held_by, remaining, null as session_watch
   from holdfast_live where name = :name and token = :token;
@@ -51,6 +53,7 @@ select case when :outcome is null then 'acquired' when :outcome = 'reentered' th
   from holdfast_lease l join holdfast_beat b on b.id = l.beat where l.name = :name and not b.dead;
 
 -- name: lease_renew
+-- volatile
 -- The clock goes on between two statements: what has been renewed is for the update itself to say.
 -- stop
 select 0 as done where not exists (select 1 from holdfast_live where name = :name and token = :token);
@@ -62,6 +65,7 @@ select coalesce(:renewed, 0) as done;
 select holder, fence, ttl, remaining from holdfast_live where name = :name and token = :token;
 
 -- name: lease_release
+-- volatile
 -- stop
 select 0 as done where not exists (select 1 from holdfast_lease where name = :name and token = :token);
 select beat as old_beat, coalesce(keep_until > {now}, 0) as keeps from holdfast_lease where name = :name;
@@ -79,6 +83,7 @@ delete from holdfast_history where id <= (select max(id) from holdfast_history) 
 select 1 as done;
 
 -- name: lease_abandon
+-- volatile
 -- stop
 select 0 as done where not exists (select 1 from holdfast_lease where name = :name and token = :token);
 select beat as old_beat from holdfast_lease where name = :name;
@@ -136,6 +141,7 @@ delete from holdfast_lease where name <> :name and name not in (select value fro
 select changes() as ended;
 
 -- name: slot_claim
+-- volatile
 -- Like lease_acquire, once a slot is chosen. Held beyond the capacity, after it shrank, count as well.
 -- stop
 select name, 'acquired' as status, token, (select beat from holdfast_lease l where l.name = s.name) as beat, fence, null as held_by, remaining,
@@ -153,12 +159,14 @@ select l.name, 'acquired' as status, l.token, l.beat, l.fence, null as held_by, 
 select name, slot, holder, fence, remaining from holdfast_slot where pool = :pool order by slot;
 
 -- name: slot_abandon
+-- volatile
 -- stop
 select 0 as done where not exists (select 1 from holdfast_slot where pool = :name and token = :token);
 select name from holdfast_slot where pool = :name and token = :token;
 -- as: lease_abandon
 
 -- name: slot_release
+-- volatile
 -- stop
 select 0 as done where not exists (select 1 from holdfast_slot where pool = :name and token = :token);
 select name from holdfast_slot where pool = :name and token = :token;
@@ -185,6 +193,7 @@ select name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, re
 update holdfast_beat set expires_at = {now} - 0.001 where id = (select beat from holdfast_lease where name = :name);
 
 -- name: beat_renew
+-- volatile
 update holdfast_beat set expires_at = {now} + ttl where id = :beat and not dead and expires_at > {now} returning generation;
 
 -- name: beat_leases
@@ -194,6 +203,7 @@ select token from holdfast_lease where beat = :beat;
 select value as token from holdfast_beat b, json_each(b.wanted) where b.id = :beat;
 
 -- name: beat_end
+-- volatile
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, {now}, 'released'
   from holdfast_lease l left join holdfast_beat b on b.id = l.beat where l.beat = :beat;
@@ -206,6 +216,7 @@ delete from holdfast_beat where id = :beat;
 select 0 as ended;
 
 -- name: purge
+-- volatile
 update holdfast_beat set dead = 1 where not dead and expires_at <= {now};
 insert into holdfast_history (name, holder, host, pid, fence, acquired_at, ended_at, outcome)
 select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, min(coalesce(b.expires_at, {now}), {now}), 'expired'
@@ -216,12 +227,14 @@ delete from holdfast_history where id <= (select max(id) from holdfast_history) 
 select 0 as ended;
 
 -- name: lock_namespace
+-- volatile
 -- stop
 select id from holdfast_lock_namespace where name = :name;
 insert into holdfast_lock_namespace (name) values (:name) on conflict do nothing;
 select id from holdfast_lock_namespace where name = :name;
 
 -- name: lock_remember
+-- volatile
 insert into holdfast_lock_name (key, name, seen_at)
 select json_extract(value, '$[0]'), json_extract(value, '$[1]'), {now} from json_each(:names) where true
     on conflict (key) do update set seen_at = excluded.seen_at where seen_at < excluded.seen_at - 86400;
@@ -353,28 +366,28 @@ select 'done' as state;
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
 insert into holdfast_idempotency_log
 select value ->> 0, value ->> 5, value ->> 6, value ->> 7, value ->> 8, 'partial', null, {now}, {now}, value ->> 9, value ->> 10, value ->> 1, value ->> 4, null, 1,
-       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:claims) where true on conflict do nothing;
+       :fence, null, null, value ->> 3, :owner, :rollback, 1, 0 from json_each(:rows) where true on conflict do nothing;
 insert into holdfast_wal (idem_key, number, at, entries)
-select g.idem_key, 1, {now}, value ->> 2 from json_each(:claims) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
+select g.idem_key, 1, {now}, value ->> 2 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 1
  where true on conflict do nothing;
 select null as state, g.idem_key as key, g.status, g.fingerprint, g.result, g.result_hash, g.error, g.attempt, g.fence, g.wal_pointer as pointer,
        g.rollback, g.effect_started, g.failures, g.alive, coalesce(g.expires_at <= {now}, 0) as expired, {now} as now
-  from json_each(:claims) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
+  from json_each(:rows) join holdfast_operation g on g.idem_key = value ->> 0 and g.wal_pointer <> value ->> 1;
 
 -- name: operation_finish_many
 -- stop
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :owner and token = :token);
 insert into holdfast_outbox (idem_key, attempt, topic, payload, created_at)
 select g.idem_key, g.attempt, json_extract(o.value, '$[0]'), json_extract(o.value, '$[1]'), {now}
-  from json_each(:ends) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
+  from json_each(:rows) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
   join json_each(coalesce(e.value ->> 11, '[]')) o;
 update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, result_hash = value ->> 7, error = value ->> 8, updated_at = {now},
        wal_pointer = value ->> 2, failures = value ->> 9, effect_started = value ->> 10, expires_at = {now} + :keep
-  from json_each(:ends) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
+  from json_each(:rows) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
 insert into holdfast_wal (idem_key, number, at, entries)
-select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:ends) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
+select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
  where true on conflict do nothing;
-select value ->> 0 as key, null as state from json_each(:ends)
+select value ->> 0 as key, null as state from json_each(:rows)
  where not exists (select 1 from holdfast_idempotency_log g where g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2);
 
 -- name: operation_list
@@ -453,7 +466,7 @@ with known (key) as (
                         and (:since is null or at >= :since))
      order by key limit :most)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
-       g.dataset_id as dataset, g.operation_type as operation
+       g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 

@@ -16,7 +16,7 @@ from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
-from holdfast.core.lineage import Lineage
+from holdfast.core.lineage import NOTHING, Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
 from holdfast.core.outcome import Outcome
@@ -51,7 +51,7 @@ class AsyncPlan(NamedTuple):
     preconditions: Sequence[Function] = ()
     postconditions: Sequence[Function] = ()
     owner: str | None = None
-    lineage: Lineage = Lineage()
+    lineage: Lineage = NOTHING
     governed: Governed | None = None
     """What the policy is to be asked with, if it has to."""
     energy: Meter | None = None

@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Planned = Callable[[object, str | None, object], AsyncPlan]
+"""What was said of an operation, for a key, a fingerprint and a payload."""
 
 
 class AsyncOperation:
     """An operation to be run: at most one effect, whatever the retries."""
 
-    def __init__(
-        self, plan: Callable[[object, str | None, object], AsyncPlan], key: Any, fingerprint: str | None, tx: Any,
-        payload: object,
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: Planned, key: Any, fingerprint: str | None, tx: Any, payload: object) -> None:
         self._plan_of, self._key, self._fingerprint, self._tx, self._payload = plan, key, fingerprint, tx, payload
         self._entered: list[tuple[int, AsyncAttempt | None, AsyncRunning]] = []
 

@@ -10,6 +10,7 @@ from holdfast._async.primitives.operation_log import AsyncOperationLog
 from holdfast._async.primitives.operations.attempt import AsyncPlan, read_entries
 from holdfast._async.primitives.operations.batch import AsyncBatch, Progress
 from holdfast._async.primitives.operations.mending import AsyncMending
+from holdfast._async.primitives.operations.operation import AsyncOperation, Planned
 from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
@@ -21,7 +22,7 @@ from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
-from holdfast.core.outcome import OperationRecord, Outcome
+from holdfast.core.outcome import OperationRecord, Outcome, known
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
@@ -130,10 +131,7 @@ class AsyncOperations(AsyncOperationLog):
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
             "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
-        plan = self.plan(
-            rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
-            lineage=Lineage.check(inputs, outputs, contract),
-        )  # fmt: skip
+        plan = self.plan(terms, rollback, verify, (), (), inputs, outputs, contract)
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
             plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
@@ -207,12 +205,10 @@ class AsyncOperations(AsyncOperationLog):
         """Where it is declared who may roll back, that is nobody who happens to start."""
         handlers = self._handlers.get(record.rollback or "")
         if record.effect_started and handlers is not None and handlers.verify is None:
-            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
-            self._permit("reset", label=record.label, **about)
+            self._permit("reset", **known(record))
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
-        about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
-        self._permit("reset", label=subject.label, actor=actor, justification=reason, **about)
+        self._permit("reset", actor=actor, justification=reason, **known(subject))
 
     async def _reviewed(self, key: str) -> ReviewRecord | None:
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
@@ -233,32 +229,37 @@ class AsyncOperations(AsyncOperationLog):
         )
         return AsyncMending(plan)
 
+    def operation(self, plan: Planned, key: Any, tx: Any, payload: Any) -> AsyncOperation:
+        """For ``client.operation``, which says what all of it means."""
+        fingerprint = None if payload is Unset.UNSET else digest(payload, "payload")
+        return AsyncOperation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
+
     def plan(
-        self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
-        postconditions: Sequence[Function], terms: Mapping[str, Any], lineage: Lineage | None = None,
-    ) -> Callable[[object, str | None, object], AsyncPlan]:  # fmt: skip
+        self, terms: Mapping[str, Any], rollback: Function | str | None, verify: Function | None,
+        preconditions: Sequence[Function], postconditions: Sequence[Function], inputs: Sequence[str],
+        outputs: Sequence[str], contract: Contract | None,
+    ) -> Planned:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
-        for function, what in ((undo, "rollback"), (probe, "verify")):
-            if function is not None:
-                check_called(function, what)
         for function in (*preconditions, *postconditions):
             check_called(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
+        lineage = Lineage.check(inputs, outputs, contract)
 
         def made(key: object, fingerprint: str | None, payload: object) -> AsyncPlan:
             found = as_key(key)
             plan = AsyncPlan(
-                self._engine, found, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage or Lineage(), energy=self._energy,
+                self._engine, found, fingerprint, checked, undo, name, probe, before, after, None, lineage, None,
+                self._energy,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
             from holdfast.core.policy import governed
 
-            outputs = () if lineage is None else lineage.outputs
-            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=outputs)
+            governing = governed(
+                self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
+            )
             sovereign = governing is not None and governing.demands.sovereign
             return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
@@ -267,14 +268,22 @@ class AsyncOperations(AsyncOperationLog):
     def _found(
         self, rollback: Function | str | None, verify: Function | None
     ) -> tuple[Function | None, Function | None, str | None]:
+        if verify is not None:
+            check_called(verify, "verify")
+        if rollback is None:
+            return None, verify, None
         if isinstance(rollback, str):
             if rollback not in self._handlers:
                 known = ", ".join(sorted(self._handlers)) or "none"
                 raise ValueError(f"no rollback is registered as {rollback!r}; there are: {known}")
             handlers = self._handlers[rollback]
             return handlers.rollback, verify or handlers.verify, rollback
-        name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
-        return rollback, verify, name
+        check_called(rollback, "rollback")
+        return (
+            rollback,
+            verify,
+            next((name for name, each in self._handlers.items() if each.rollback is rollback), None),
+        )
 
     async def _tell(self, event: str, record: OperationRecord, **more: str) -> None:
         if telemetry.listeners:

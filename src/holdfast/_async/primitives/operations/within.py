@@ -201,6 +201,7 @@ async def ready(attempt: AsyncAttempt, act: Act, prior: Prior, asked_at: float) 
 
 
 def claim_noted(op: AsyncRunning, plan: AsyncPlan) -> None:
+    op.bury()
     for kind, detail in claimed(plan):
         op.note(kind, detail)
 

@@ -156,7 +156,7 @@ class External(Attempt):
             op.began = True
             op.note("effect_started")
         state = self._write(op, "partial", lock=plan.key.lock_key)
-        op._save = lambda: self.save(op)
+        op._save = self.save
         if state == "done" and self.is_sensitive:
             self._confirm(op, prior)
         return (op, state) if state == "done" else (None, state)

@@ -11,6 +11,7 @@ from holdfast._sync.primitives.operation_log import OperationLog
 from holdfast._sync.primitives.operations.attempt import Plan, read_entries
 from holdfast._sync.primitives.operations.batch import Batch, Progress
 from holdfast._sync.primitives.operations.mending import Mending
+from holdfast._sync.primitives.operations.operation import Operation, Planned
 from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
@@ -22,7 +23,7 @@ from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
 from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
-from holdfast.core.outcome import OperationRecord, Outcome
+from holdfast.core.outcome import OperationRecord, Outcome, known
 from holdfast.core.records import ReviewRecord
 
 if TYPE_CHECKING:
@@ -131,10 +132,7 @@ class Operations(OperationLog):
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
             "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
-        plan = self.plan(
-            rollback=rollback, verify=verify, preconditions=(), postconditions=(), terms=terms,
-            lineage=Lineage.check(inputs, outputs, contract),
-        )  # fmt: skip
+        plan = self.plan(terms, rollback, verify, (), (), inputs, outputs, contract)
         sent = [Unset.UNSET if payload is None else payload(item) for item in found]
         plans = [
             plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
@@ -208,12 +206,10 @@ class Operations(OperationLog):
         """Where it is declared who may roll back, that is nobody who happens to start."""
         handlers = self._handlers.get(record.rollback or "")
         if record.effect_started and handlers is not None and handlers.verify is None:
-            about = {"key": record.key, "dataset": record.dataset, "operation": record.operation}
-            self._permit("reset", label=record.label, **about)
+            self._permit("reset", **known(record))
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
-        about = {"key": subject.key, "dataset": subject.dataset, "operation": subject.operation}
-        self._permit("reset", label=subject.label, actor=actor, justification=reason, **about)
+        self._permit("reset", actor=actor, justification=reason, **known(subject))
 
     def _reviewed(self, key: str) -> ReviewRecord | None:
         rows = self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
@@ -234,32 +230,37 @@ class Operations(OperationLog):
         )
         return Mending(plan)
 
+    def operation(self, plan: Planned, key: Any, tx: Any, payload: Any) -> Operation:
+        """For ``client.operation``, which says what all of it means."""
+        fingerprint = None if payload is Unset.UNSET else digest(payload, "payload")
+        return Operation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
+
     def plan(
-        self, *, rollback: Function | str | None, verify: Function | None, preconditions: Sequence[Function],
-        postconditions: Sequence[Function], terms: Mapping[str, Any], lineage: Lineage | None = None,
-    ) -> Callable[[object, str | None, object], Plan]:  # fmt: skip
+        self, terms: Mapping[str, Any], rollback: Function | str | None, verify: Function | None,
+        preconditions: Sequence[Function], postconditions: Sequence[Function], inputs: Sequence[str],
+        outputs: Sequence[str], contract: Contract | None,
+    ) -> Planned:  # fmt: skip
         """What was said about an operation, checked; its key and its payload come when it is run."""
         undo, probe, name = self._found(rollback, verify)
-        for function, what in ((undo, "rollback"), (probe, "verify")):
-            if function is not None:
-                check_called(function, what)
         for function in (*preconditions, *postconditions):
             check_called(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
+        lineage = Lineage.check(inputs, outputs, contract)
 
         def made(key: object, fingerprint: str | None, payload: object) -> Plan:
             found = as_key(key)
             plan = Plan(
-                self._engine, found, fingerprint, checked, undo, name, probe, before, after,
-                lineage=lineage or Lineage(), energy=self._energy,
+                self._engine, found, fingerprint, checked, undo, name, probe, before, after, None, lineage, None,
+                self._energy,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
             from holdfast.core.policy import governed
 
-            outputs = () if lineage is None else lineage.outputs
-            governing = governed(self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=outputs)
+            governing = governed(
+                self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
+            )
             sovereign = governing is not None and governing.demands.sovereign
             return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
 
@@ -268,14 +269,22 @@ class Operations(OperationLog):
     def _found(
         self, rollback: Function | str | None, verify: Function | None
     ) -> tuple[Function | None, Function | None, str | None]:
+        if verify is not None:
+            check_called(verify, "verify")
+        if rollback is None:
+            return None, verify, None
         if isinstance(rollback, str):
             if rollback not in self._handlers:
                 known = ", ".join(sorted(self._handlers)) or "none"
                 raise ValueError(f"no rollback is registered as {rollback!r}; there are: {known}")
             handlers = self._handlers[rollback]
             return handlers.rollback, verify or handlers.verify, rollback
-        name = next((name for name, each in self._handlers.items() if rollback and each.rollback is rollback), None)
-        return rollback, verify, name
+        check_called(rollback, "rollback")
+        return (
+            rollback,
+            verify,
+            next((name for name, each in self._handlers.items() if each.rollback is rollback), None),
+        )
 
     def _tell(self, event: str, record: OperationRecord, **more: str) -> None:
         if telemetry.listeners:

@@ -11,7 +11,7 @@ from holdfast._wire.clock import now
 from holdfast.core import results
 from holdfast.core.chain import Chain
 from holdfast.core.grant import check_name
-from holdfast.core.operation import Key, Prior
+from holdfast.core.operation import Key, Prior, describe
 
 if TYPE_CHECKING:
     from holdfast._wire.metering import Metering
@@ -29,24 +29,24 @@ class Running:
     spent: Mapping[str, Any] | None = None
     """What its function cost in energy, when that is over and was to be known."""
     metering: Metering | None = None
+    outbox: list[tuple[str, str]] | None = None
 
     def __init__(
         self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
-        checkpoints: Mapping[str, Any] | None = None, save: Callable[[], None] | None = None,
-        chain: Chain | None = None,
+        checkpoints: Mapping[str, Any] | None = None, chain: Chain | None = None,
+        save: Callable[[Running], None] | None = None,
     ) -> None:  # fmt: skip
         self.key, self.attempt, self.fence = key, attempt, fence
-        self.checkpoints = dict(checkpoints or {})
+        self.checkpoints = dict(checkpoints) if checkpoints else {}
         """What was noted so far; for a rollback or a probe, what the attempt had noted that died."""
         self.replayed, self.status = False, "running"
         self.result: Any = None
         """In a ``with``: what the body says that it is, or what it was the first time."""
         self.began = False
         self.chain = chain or Chain(key.digest, prior.pointer)
-        self.outbox: list[tuple[str, str]] = []
-        self.end: list[Any] = []
-        """In a batch, where ends are written together: how it ended."""
         self._save, self._asked_at, self._server_time = save, asked_at, prior.now
+        self._dead = prior if prior.status == "partial" else None
+        """The attempt that whoever died has left without an end."""
 
     def __repr__(self) -> str:
         return f"<operation {self.key.label!r} attempt {self.attempt}>"
@@ -60,7 +60,7 @@ class Running:
             self.began = True
             self.note("effect_started")
             if self._save is not None:
-                self._save()
+                self._save(self)
 
     def checkpoint(self, name: str, value: Any = None) -> None:
         """Note how far it has come: whoever rolls it back, or asks whether it is done, finds it in ``checkpoints``."""
@@ -72,11 +72,12 @@ class Running:
         self.began = True  # there would be nothing to note otherwise
         self.note("checkpoint", {"name": name, "value": value})
         if self._save is not None:
-            self._save()
+            self._save(self)
 
     def emit(self, topic: str, payload: Any) -> None:
         """To be told to others: kept in the outbox together with the effect, if there is one."""
         check_name(topic, "topic")
+        self.outbox = self.outbox or []
         self.outbox.append((topic, json.dumps(payload, allow_nan=False)))
 
     def told(self) -> str | None:
@@ -91,7 +92,16 @@ class Running:
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         if self.spent is not None and kind in ("success", "failure"):
             detail = {**(detail or {}), "energy": self.spent}
+        if kind == "rollback":
+            self._dead = None
         self.chain.add(kind, self.attempt, self.fence, self.time(), detail, payload_hash)
+
+    def bury(self) -> None:
+        """Before the next attempt is claimed: what was not rolled back has come to nothing as well, and is told so."""
+        dead, self._dead = self._dead, None
+        if dead is not None:
+            why = describe(dead.told) if dead.error else "its owner died"
+            self.chain.add("failure", dead.attempt, self.fence, self.time(), {"error": why})
 
     def released(self) -> None:
         """The last entry of an attempt: for how long it had the lock."""

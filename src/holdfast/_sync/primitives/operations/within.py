@@ -202,6 +202,7 @@ def ready(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Running 
 
 
 def claim_noted(op: Running, plan: Plan) -> None:
+    op.bury()
     for kind, detail in claimed(plan):
         op.note(kind, detail)
 

@@ -1,8 +1,7 @@
 -- A lock lives in a session and needs no table. These are for the people who look at pg_locks, which shows numbers.
 
--- Not from 1 on: that is where applications that use advisory locks themselves begin, too.
 create table holdfast.lock_namespace (
-    id   int generated always as identity (start with 10001) primary key,
+    id   int primary key,
     name text not null unique
 );
 
@@ -13,24 +12,30 @@ create table holdfast.lock_name (
 );
 create index lock_name_seen_at on holdfast.lock_name (seen_at);
 
--- The advisory key of a name, for psql and for other languages: pg_advisory_lock(holdfast.lock_key('import')).
+-- The advisory key of a name, for psql and for other languages: pg_advisory_lock(holdfast.lock_key('import')). Advisory
+-- locks are the whole database's; with the schema in the key, each schema has locks of its own.
 create function holdfast.lock_key(name text) returns bigint
 language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp as $$
-    select ('x' || left(encode(sha256(convert_to(name, 'UTF8')), 'hex'), 16))::bit(64)::bigint
+    select ('x' || left(encode(sha256(convert_to('holdfast' || chr(10) || name, 'UTF8')), 'hex'), 16))::bit(64)::bigint
 $$;
 
--- The first key of ('name', 7): stable from its first use on.
+-- The first key of ('name', 7): stable from its first use on. It follows from the name: whoever knows it goes on with it
+-- when its row was lost, in a failover or with an older backup, and would else share no lock with those who come later.
 create function holdfast.lock_namespace(name text) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     found_id int;
+    wanted   bigint;
 begin
     perform holdfast.check_name('namespace', lock_namespace.name);
+    wanted := holdfast.lock_key(lock_namespace.name) & 2147483647;
     loop
         select n.id into found_id from holdfast.lock_namespace n where n.name = lock_namespace.name;
         exit when found;
-        insert into holdfast.lock_namespace (name) values (lock_namespace.name) on conflict do nothing returning id into found_id;
+        insert into holdfast.lock_namespace (id, name) values (wanted, lock_namespace.name)
+            on conflict do nothing returning id into found_id;
         exit when found;
+        wanted := (wanted + 1) & 2147483647;  -- another name came to it first, or somebody else wrote ours down
     end loop;
     return found_id;
 end $$;

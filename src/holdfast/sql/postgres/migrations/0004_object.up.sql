@@ -58,7 +58,7 @@ insert into holdfast.object_watched (until) values ('-infinity');
 -- The newest 100,000 changes stay. Only what every open transaction can see goes, and nobody waits for anybody; under a
 -- snapshot that is kept it is left to others, because it could fail there and take the caller's transaction with it.
 create function holdfast.object_trim(newest bigint) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
     highest xid8;
 begin
@@ -69,12 +69,10 @@ begin
     if not found then
         return;
     end if;
-    with oldest as (
-        select c.xid, c.version from holdfast.object_change c order by c.xid, c.version limit 5000
-    ), gone as (
-        delete from holdfast.object_change c using oldest o
-         where c.xid = o.xid and c.version = o.version and o.version <= newest - 100000
-           and o.xid < pg_snapshot_xmin(pg_current_snapshot())
+    with gone as (
+        delete from holdfast.object_change c where c.ctid = any (array(
+            select o.ctid from (select x.ctid, x.xid, x.version from holdfast.object_change x order by x.xid, x.version limit 5000) o
+             where o.version <= newest - 100000 and o.xid < pg_snapshot_xmin(pg_current_snapshot())))
         returning c.xid, c.version
     )
     select max(g.xid) into highest from gone g where g.version >> 40 = newest >> 40;
@@ -274,7 +272,7 @@ end $$;
 -- locked is left out, as is what is at another version: it waits for nobody while it holds anything. Tells what it has written.
 create function holdfast.object_put_many(type text, records json, lease text, lease_token uuid)
 returns table (id text, version bigint)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     epoch bigint := holdfast.object_epoch() << 40;
@@ -284,13 +282,14 @@ begin
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
-    return query with locked as materialized (
-        select x.id, r.body, r.expected from json_to_recordset(records) r (id text, body text, expected bigint)
-          join holdfast.object x on x.type = object_put_many.type and x.id = r.id and x.version = r.expected
-           for no key update of x skip locked
+    return query with locked as materialized (  -- each by its key: joined, all of the type were read for the few that are asked for
+        select x.place, r.body from json_to_recordset(records) r (id text, body text, expected bigint), lateral (
+            select o.ctid as place from holdfast.object o
+             where o.type = object_put_many.type and o.id = r.id and o.version = r.expected
+             limit 1 for no key update skip locked) x
     ), written as (
         update holdfast.object x set body = l.body, raw = null, version = epoch | nextval('holdfast.object_version'), updated_at = clock_timestamp()
-          from locked l where x.type = object_put_many.type and x.id = l.id and x.version = l.expected returning x.id, x.version
+          from locked l where x.ctid = l.place returning x.id, x.version
     ), logged as (
         insert into holdfast.object_change select pg_current_xact_id(), w.version, w.version, object_put_many.type, w.id, 'updated', null from written w
     )
@@ -361,7 +360,7 @@ end $$;
 -- In the order of the ids, from the one after "after": a page stays what it is whatever comes and goes before it.
 create function holdfast.object_list(type text, selector jsonb, after text, most int)
 returns table (id text, name text, body text, raw bytea, labels jsonb, version bigint, created_at double precision, updated_at double precision)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 #variable_conflict use_column
 begin
     return query select x.id, x.name, x.body, x.raw, x.labels, x.version,

@@ -4,8 +4,8 @@ drop function holdfast.review_open(text, text, text, text, text, text), holdfast
     holdfast.operation_failed(text, double precision);
 drop function holdfast.operation_entries(text, int, int);
 drop function holdfast.operation_list(text, text, text, int);
-drop function holdfast.operation_finish_many(text, double precision, text, uuid);
-drop function holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint);
+drop function holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid);
+drop function holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint);
 drop function holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
     bigint, text, text, text, text, text, text, text, text);
 drop function holdfast.operation_end(text);

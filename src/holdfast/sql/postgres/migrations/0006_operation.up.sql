@@ -215,17 +215,20 @@ begin
 end $$;
 
 -- Many at once, under one lease. What is nobody's yet is ours now, and known by its pointer, so it may be asked for twice. Of
--- the others it is told what is known. claims: a line for each, in the order of the keys, or two batches would wait for each
--- other, and in it as above key, pointer, entries, label, fingerprint, pipeline, task, dataset, operation, checksum and
--- params_hash. A first row that is "busy" says that a transaction has the lock, and nothing was done.
-create function holdfast.operation_claim_many(claims text, fence bigint, rollback text, owner text, token uuid, lock bigint)
+-- the others it is told what is known. Of each of them a text for all, whose parts end with U+001F, an empty one being null; in
+-- the order of the keys, or two batches would wait for each other. A first row that is "busy" says that a transaction has the
+-- lock, and nothing was done.
+create function holdfast.operation_claim_many(
+    keys text, pointers text, entries text, labels text, fingerprints text, pipelines text, tasks text, datasets text, operations text, checksums text,
+    params_hashes text, fence bigint, rollback text, owner text, token uuid, lock bigint)
 returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
                pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    lines text[] := string_to_array(claims, chr(10));
+    k text[] := string_to_array(keys, chr(31));
+    p text[] := string_to_array(pointers, chr(31));
     taken bigint;
 begin
     if lock is not null and not pg_try_advisory_xact_lock(lock) then
@@ -234,53 +237,65 @@ begin
         return;
     end if;
     perform holdfast.object_fence(operation_claim_many.owner, operation_claim_many.token);
-    with asked as materialized (select string_to_array(l, chr(31), '') as f from unnest(lines) l),
-    mine as (
-        insert into holdfast.idempotency_log
-        select f[1], f[6], f[7], f[8], f[9], 'partial', null, at, at, f[10], f[11], f[2], f[5], null, 1, operation_claim_many.fence, null, null,
-               f[4], operation_claim_many.owner, operation_claim_many.rollback, true, 0
-          from asked on conflict do nothing returning idem_key)
-    insert into holdfast.wal
-    select m.idem_key, 1, at, a.f[3] from asked a join mine m on m.idem_key = a.f[1];
+    insert into holdfast.idempotency_log
+    select a.key, a.pipeline, a.task, a.dataset, a.operation, 'partial', null, at, at, a.checksum, a.params_hash, a.pointer, a.fingerprint, null, 1,
+           operation_claim_many.fence, null, null, a.label, operation_claim_many.owner, operation_claim_many.rollback, true, 0
+      from unnest(k, p, string_to_array(labels, chr(31)), string_to_array(fingerprints, chr(31), ''), string_to_array(pipelines, chr(31)),
+                  string_to_array(tasks, chr(31)), string_to_array(datasets, chr(31)), string_to_array(operations, chr(31)),
+                  string_to_array(checksums, chr(31), ''), string_to_array(params_hashes, chr(31)))
+           a (key, pointer, label, fingerprint, pipeline, task, dataset, operation, checksum, params_hash)
+        on conflict do nothing;
     get diagnostics taken = row_count;
-    if taken < cardinality(lines) then
+    insert into holdfast.wal
+    select a.key, 1, at, a.entries from unnest(k, p, string_to_array(entries, chr(31))) a (key, pointer, entries)
+     where taken = cardinality(k)
+        or exists (select from holdfast.idempotency_log g where g.idem_key = a.key and g.wal_pointer = a.pointer and g.created_at = at);
+    if taken < cardinality(k) then
         return query select null::text, g.idem_key, g.status, g.fingerprint, encode(g.result, 'hex'), g.result_hash, g.error, g.attempt, g.fence,
                g.wal_pointer, g.rollback, g.effect_started, g.failures,
                g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence),
                coalesce(g.expires_at <= clock_timestamp(), false)
-          from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) a
-          join holdfast.idempotency_log g on g.idem_key = a.f[1] and g.wal_pointer <> a.f[2];
+          from unnest(k, p) a (key, pointer) join holdfast.idempotency_log g on g.idem_key = a.key and g.wal_pointer <> a.pointer;
     end if;
 end $$;
 
--- The end of many, each as operation_write would write it; those are told of which the end of the chain is another. ends: a
--- line for each, and in it key, expected, pointer, number, entries, status, result, result_hash, error, failures, effect_started
--- and outbox.
-create function holdfast.operation_finish_many(ends text, keep double precision, owner text, token uuid) returns table (key text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+-- The end of many, each as operation_write would write it; those are told of which the end of the chain is another.
+create function holdfast.operation_finish_many(
+    keys text, expected text, pointers text, numbers text, entries text, statuses text, results text, result_hashes text, errors text, failures text,
+    effects_started text, outboxes text, keep double precision, owner text, token uuid) returns table (key text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    lines text[] := string_to_array(ends, chr(10));
+    k text[] := string_to_array(keys, chr(31));
+    p text[] := string_to_array(pointers, chr(31));
     written bigint;
 begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
-    with said as materialized (select string_to_array(l, chr(31), '') as f from unnest(lines) l),
-    mine as (
-        update holdfast.idempotency_log g
-           set status = s.f[6], result = decode(s.f[7], 'hex'), result_hash = s.f[8], error = s.f[9], updated_at = at, wal_pointer = s.f[3],
-               failures = s.f[10]::int, effect_started = s.f[11]::boolean, expires_at = at + make_interval(secs => keep)
-          from said s where g.idem_key = s.f[1] and g.wal_pointer = s.f[2]
-        returning s.f),
-    told as (
-        insert into holdfast.outbox (idem_key, attempt, topic, payload, created_at)
-        select m.f[1], 1, o ->> 0, o ->> 1, at from mine m cross join lateral json_array_elements(m.f[12]::json) o
-         where m.f[12] is not null)
-    insert into holdfast.wal select m.f[1], m.f[4]::int, at, m.f[5] from mine m;
+    update holdfast.idempotency_log g
+       set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at, wal_pointer = a.pointer,
+           failures = a.failures::int, effect_started = a.effect_started::boolean, expires_at = at + make_interval(secs => keep)
+      from unnest(k, string_to_array(expected, chr(31)), p, string_to_array(statuses, chr(31)), string_to_array(results, chr(31), ''),
+                  string_to_array(result_hashes, chr(31), ''), string_to_array(errors, chr(31), ''), string_to_array(operation_finish_many.failures, chr(31)),
+                  string_to_array(effects_started, chr(31)))
+           a (key, expected, pointer, status, result, result_hash, error, failures, effect_started)
+     where g.idem_key = a.key and g.wal_pointer = a.expected;
     get diagnostics written = row_count;
-    if written < cardinality(lines) then
-        return query select s.f[1] from (select string_to_array(l, chr(31), '') as f from unnest(lines) l) s
-          where not exists (select from holdfast.idempotency_log g where g.idem_key = s.f[1] and g.wal_pointer = s.f[3]);
+    insert into holdfast.wal
+    select a.key, a.number::int, at, a.entries
+      from unnest(k, p, string_to_array(numbers, chr(31)), string_to_array(entries, chr(31))) a (key, pointer, number, entries)
+     where written = cardinality(k)
+        or exists (select from holdfast.idempotency_log g where g.idem_key = a.key and g.wal_pointer = a.pointer and g.updated_at = at);
+    if outboxes <> '' then
+        insert into holdfast.outbox (idem_key, attempt, topic, payload, created_at)
+        select g.idem_key, g.attempt, o ->> 0, o ->> 1, at
+          from unnest(k, p, string_to_array(outboxes, chr(31), '')) a (key, pointer, outbox)
+          join holdfast.idempotency_log g on g.idem_key = a.key and g.wal_pointer = a.pointer and g.updated_at = at
+         cross join lateral json_array_elements(a.outbox::json) o;
+    end if;
+    if written < cardinality(k) then
+        return query select a.key from unnest(k, p) a (key, pointer)
+          where not exists (select from holdfast.idempotency_log g where g.idem_key = a.key and g.wal_pointer = a.pointer);
     end if;
 end $$;
 
@@ -395,7 +410,8 @@ revoke all on function holdfast.review_open(text, text, text, text, text, text),
 revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
         bigint, text, text, text, text, text, text, text, text), holdfast.operation_end(text),
-    holdfast.operation_claim_many(text, bigint, text, text, uuid, bigint), holdfast.operation_finish_many(text, double precision, text, uuid),
+    holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
+    holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid),
     holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, int, int)
     from public;
 

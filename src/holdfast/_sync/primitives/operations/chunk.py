@@ -1,0 +1,215 @@
+# Generated from _async/primitives/operations/chunk.py by scripts/unasync.py. Do not edit.
+"""A part of a batch: claimed by one statement, and what came of it written down by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from holdfast._sync.primitives.operations.attempt import Plan, call, costing, kept
+from holdfast._sync.primitives.operations.external import External
+from holdfast._sync.primitives.operations.operation import measure
+from holdfast._sync.primitives.operations.running import Running
+from holdfast._sync.primitives.operations.within import claimed
+from holdfast._sync.primitives.protect import fenced_out
+from holdfast._wire import Row, drivers, telemetry
+from holdfast._wire.clock import now
+from holdfast._wire.log import logger
+from holdfast.core.chain import Chain, Phrase, link, named, phrase
+from holdfast.core.errors import HoldfastError, Refused
+from holdfast.core.operation import NOTHING, Prior, told
+from holdfast.core.operation_terms import Function
+from holdfast.core.outcome import Outcome
+
+if TYPE_CHECKING:
+    from holdfast._wire.measured import Measured
+
+log = logger("holdfast.operation")
+
+CLAIM = (
+    "keys", "pointers", "entries", "labels", "fingerprints", "pipelines", "tasks", "datasets", "operations",
+    "checksums", "params_hashes",
+)  # fmt: skip
+FINISH = (
+    "keys", "expected", "pointers", "numbers", "entries", "statuses", "results", "result_hashes", "errors", "failures",
+    "effects_started", "outboxes",
+)  # fmt: skip
+"""What the two statements are told of each."""
+
+Told = Sequence[str | None]
+
+
+class Busy(Exception):
+    """A transaction has the lock of the batch."""
+
+
+class Chunk:
+    """``attempt`` has the lease."""
+
+    def __init__(self, attempt: External, plans: Sequence[Plan], items: Sequence[Any]) -> None:
+        self._all, self._grant = attempt, attempt.held
+        self._plans = {plan.key.digest: (plan, item) for plan, item in zip(plans, items, strict=True)}
+        self._ours: dict[str, str] = {}
+        """The end of the chain of each that was claimed."""
+        self._ends: dict[str, tuple[Chain, Told]] = {}
+        self._runs: dict[str, Measured] = {}
+        self._outcomes: dict[str, Outcome] = {}
+
+    def claim(self, lock: int | None) -> dict[str, Prior]:
+        """Make those ours that are nobody's; of the others, what is known."""
+        self._asked_at = now()
+        [clock] = self._all.plan.engine.call("operation_get", {"key": ""})
+        self._prior = Prior.nothing(clock["now"])
+        fence = self._grant.fence
+
+        @cache
+        def opening(fingerprint: str | None) -> list[Phrase]:
+            said = claimed(self._all.plan._replace(fingerprint=fingerprint))
+            notes = [("lock_acquired", None), *said, ("effect_started", None)]
+            return [phrase(at, kind, 1, fence, self._prior.now, detail) for at, (kind, detail) in enumerate(notes, 1)]
+
+        claims = []
+        for digest, (plan, _) in self._plans.items():
+            key = plan.key
+            began = opening(plan.fingerprint)
+            found, entries = link(named(digest), "", began)
+            self._ours[digest] = pointer = f"{len(began)}:{found}"
+            claims.append((
+                digest, pointer, entries, key.label, plan.fingerprint, key.pipeline, key.task, key.dataset,
+                key.operation, key.checksum, key.params_hash,
+            ))  # fmt: skip
+        asked = {"rollback": self._all.plan.handler, "lock": lock, "fence": fence}
+        rows = self._call("operation_claim_many", asked, CLAIM, claims)
+        if rows and rows[0]["state"] == "busy":
+            raise Busy
+        others = {row["key"]: Prior.of(row) for row in rows}
+        for digest in others:
+            del self._ours[digest]
+        return others
+
+    def run(self, function: Function) -> dict[str, Outcome]:
+        """Call it for those that are ours. What ended has ended, and what was not called may be tried again."""
+        try:
+            self._all.enter()
+            for digest in self._ours:
+                self._outcomes[digest] = self._execute(digest, function)
+        except BaseException as error:
+            self._all.leave()
+            self._finish_interrupted()
+            for digest, each in self._runs.items():
+                each.over(self._outcomes.get(digest, error))
+            raise
+        self._all.leave()
+        try:
+            self._finish()
+        except BaseException as error:
+            for each in self._runs.values():
+                each.over(error)
+            raise
+        for digest, each in self._runs.items():
+            each.over(self._outcomes[digest])
+        return self._outcomes
+
+    def _execute(self, digest: str, function: Function) -> Outcome:
+        op, item, plan = self._op(digest), self._plans[digest][1], self._all.plan
+        if telemetry.listeners:
+            self._runs[digest] = measure(self._plans[digest][0])
+            self._runs[digest].begun(op, NOTHING, plan.terms.on_partial)
+        try:
+            if plan.energy is None:
+                value = call(function, op, item)
+            else:
+                value = costing(plan.energy, function, op, item)
+            if plan.lineage.contract is not None:
+                self._all.check_after(op)
+        except Exception as error:
+            said = told(error, remembered=self._all.remembers(error))
+            op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+            return self._ended(op, ("failure", None, None, json.dumps(said), "1", "1", None), error=error)
+        try:
+            result = kept(value)
+        except ValueError as error:  # the effect is there: it must not be had again because of that
+            said = {**told(error), "where": "result"}
+            return self._ended(op, ("partial", None, None, json.dumps(said), "0", "1", None), error=error)
+        op.note("success", payload_hash=result["result_hash"])
+        return self._ended(op, ("success", *result.values(), None, "0", "1", op.told()), value=value)
+
+    def _op(self, digest: str) -> Running:
+        chain = Chain(digest, self._ours[digest])
+        op = Running(
+            self._plans[digest][0].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
+            save=self._save,
+        )  # fmt: skip
+        op.began = True
+        return op
+
+    def _ended(self, op: Running, end: Told, **more: Any) -> Outcome:
+        self._ends[op.key.digest] = op.chain, end
+        if telemetry.listeners:
+            self._runs[op.key.digest].left()
+        return Outcome("success" if end[0] == "success" else "failed", False, 1, **more)
+
+    def _finish_interrupted(self) -> None:
+        said = json.dumps({"type": "Interrupted", "message": "it was never called"})
+        for digest in list(self._ours)[len(self._ends) + 1 :]:  # the one in between is what was interrupted
+            op = self._op(digest)
+            op.note("rollback", {"attempt": op.attempt, "why": "it was never called"})
+            self._ends[digest] = op.chain, ("failure", None, None, said, "0", "0", None)
+        try:
+            self._finish()
+        except HoldfastError as problem:
+            log.warning(
+                "how %d operations of a batch ended could not be recorded: %s",
+                len(self._ends),
+                problem,
+                extra={"event": "operation.unrecorded", "count": len(self._ends), "error": str(problem)},
+            )
+
+    def _finish(self) -> None:
+        held = now() - self._asked_at  # they are written down together, and so they end together
+
+        @cache
+        def released(number: int) -> Phrase:
+            detail = f'{{"held":{held:.6f}}}'
+            return phrase(number, "lock_released", 1, self._grant.fence, self._prior.now + held, detail)
+
+        ends = []
+        for digest, (chain, end) in self._ends.items():
+            chain.put(released(chain.next))
+            expected, pointer, number, entries = chain.waiting()
+            ends.append((digest, expected, pointer, str(number), entries, *end))
+        if ends and self._call("operation_finish_many", {"keep": self._all.plan.terms.keep}, FINISH, ends):
+            raise fenced_out(self._grant.name)
+
+    def _save(self, op: Running) -> None:
+        """What one of them notes while it runs is written at once."""
+        External.part(self._plans[op.key.digest][0], self._grant).save(op)
+
+    def _call(self, statement: str, asked: Row, names: Sequence[str], rows: list[Any]) -> list[Row]:
+        """``rows`` in the order of their keys, or two batches would wait for each other. SQLite takes JSON apart,
+        PostgreSQL a text for each column."""
+        rows.sort()
+        engine, grant = self._all.plan.engine, self._grant
+        if engine.database.dialect == "sqlite":
+            told: Row = {"rows": json.dumps(rows)}
+        else:
+            told = dict(zip(names, map(_column, zip(*rows, strict=True)), strict=True))
+        try:
+            found = engine.call(statement, {**asked, **told, "owner": grant.name, "token": grant.token})
+        except Refused as error:
+            if error.sqlstate != drivers.SQLSTATE:
+                raise
+            raise fenced_out(grant.name) from error
+        if found and found[0]["state"] == "fenced":
+            raise fenced_out(grant.name)
+        return found
+
+
+def _column(values: Sequence[Any]) -> str:
+    """As one text, in which an empty part is None. None of them has a control character in it, or is empty: names may
+    not, and the rest is JSON or hexadecimal."""
+    if None not in values:
+        return "\x1f".join(values)
+    return "\x1f".join([value or "" for value in values]) if any(values) else ""
