@@ -207,7 +207,7 @@ class AsyncLockSpace:
 
     def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
         self.engine, self.texts = engine, texts(database.schema)
-        self.sessions = AsyncLocks(database, engine.owner, kept=kept, extra=extra)
+        self.sessions = AsyncLocks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
 

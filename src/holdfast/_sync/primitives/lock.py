@@ -208,7 +208,7 @@ class LockSpace:
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
         self.engine, self.texts = engine, texts(database.schema)
-        self.sessions = Locks(database, engine.owner, kept=kept, extra=extra)
+        self.sessions = Locks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
 
