@@ -174,6 +174,8 @@ class AsyncLock:
                 if self._on_lost != "flag":
                     grant.listen()
                 state = ticket.state
+            if state == "released":  # before we could look: its client is being closed
+                self._space.engine.check_open()
             if state not in ("failed", "lost"):
                 return state
             problem, deadline = ticket.problem, ticket.deadline or until

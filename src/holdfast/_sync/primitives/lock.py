@@ -175,6 +175,8 @@ class Lock:
                 if self._on_lost != "flag":
                     grant.listen()
                 state = ticket.state
+            if state == "released":  # before we could look: its client is being closed
+                self._space.engine.check_open()
             if state not in ("failed", "lost"):
                 return state
             problem, deadline = ticket.problem, ticket.deadline or until
