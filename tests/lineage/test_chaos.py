@@ -38,7 +38,7 @@ with holdfast.Client(sys.argv[1]) as client:
 
 
 class Receiver:
-    """A real HTTP server that fails, stalls, hangs up, lies and sends to another page; and is not there now and then."""
+    """A real HTTP server that fails, stalls, hangs up, lies and sends to another page; now and then there is none."""
 
     def __init__(self, seed: int) -> None:
         self.lines: list[str] = []
