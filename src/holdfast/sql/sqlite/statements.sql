@@ -448,7 +448,7 @@ update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor
 select changes() as decided;
 
 -- name: operation_failed
-select count(*) as failed from holdfast_idempotency_log
+select coalesce(sum(failures), 0) as failed from holdfast_idempotency_log
  where status <> 'success' and updated_at > {now} - :seconds and status = 'failure' and failures > 0 and dataset_id is :dataset;
 
 -- name: examine_journal
