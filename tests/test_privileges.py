@@ -31,8 +31,8 @@ PUBLIC = {
     "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
     "operation_kin", "operation_failed", "review_open", "review_take", "review_list", "review_close", "review_decide",
-    "wal_chains", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_begin", "relay_move",
-    "relay_list", "relay_parked", "relay_retry", "relay_remove",
+    "wal_chains", "wal_find", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_begin",
+    "relay_move", "relay_list", "relay_parked", "relay_retry", "relay_remove",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
     "shard_list", "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
@@ -48,6 +48,7 @@ INSIDE = {
     "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 1, 'box', 'b-1', 'created', null",
     "object_log_at_commit": "1, 'box', 'b-1', 'created', null",
+    "object_put_slowly": "'box', 'b-1', '1', null, 'any', null, false, null, null, null, false, false",
     "object_trim": "1000000",
 }
 HARMLESS = {

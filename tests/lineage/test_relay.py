@@ -224,6 +224,31 @@ def test_async_sinks_and_operations(either: str, connect: Any) -> None:
     assert sink.told() == [("a", "START"), ("a", "MESSAGE"), ("a", "MESSAGE"), ("a", "COMPLETE")]
 
 
+def test_no_contract_passes_and_nothing_is_told_that_nobody_awaits(either: str) -> None:
+    """With a client that awaits nothing. Whatever a check returns that is false, False or not, is no pass."""
+
+    async def conforms() -> bool:
+        return False
+
+    class Later(Kept):
+        def publish(self, events: Any) -> Any:
+            return conforms()
+
+    with holdfast.Client(either) as client:
+        with pytest.raises(TypeError, match="only begins when it is called"):
+            client.operation(key("d"), contract=holdfast.Contract("c", "1", conforms)).run(int)
+        for number, check in enumerate((lambda: conforms(), lambda: 0, dict)):
+            with pytest.raises(holdfast.OperationFailed, match="postcondition"):
+                client.operation(key("d", number), contract=holdfast.Contract("c", "1", check)).run(int)
+        for number, fine in enumerate((lambda: None, lambda: 3), 3):
+            client.operation(key("d", number), contract=holdfast.Contract("c", "1", fine)).run(int)
+        ends = [each for each in client.relays.events() if each.type != "START"]
+        assert [each.contract["verdict"] for each in ends if each.contract] == ["failed"] * 3 + ["passed"] * 2
+        with pytest.raises(holdfast.SinkDown, match="nobody awaits it here: use AsyncClient"):
+            client.relay("r", Later(), tries=1).step()
+        assert [each.told for each in client.relays.list()] == [0]
+
+
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
 def test_per_dataset_the_order_is_that_of_the_commits_whoever_is_older(postgres_url: str, level: str) -> None:
     """A transaction may have its number, and its snapshot, long before it has the lock: it comes after what was
@@ -335,6 +360,26 @@ def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, mo
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operation("later").run(lambda: 1)
         assert client.relay("r", sink).step() == 2, "what is archived leaves no gap that something falls into"
+
+
+def test_whatever_a_sink_says_can_be_written_down(either: str) -> None:
+    """It may repeat what it was given, and no database keeps all of that."""
+    sink, kinds = Kept(), [holdfast.SinkDown, ValueError]
+
+    def refuse(events: Any) -> None:
+        if any(each.label == "b" for each in events):
+            raise kinds[0]("at \0 and \ud800")
+
+    sink.trouble = refuse
+    with holdfast.Client(either) as client:
+        for name in "abc":
+            client.operation(name).run(lambda: 1)
+        with pytest.raises(holdfast.SinkDown):
+            client.relay("r", sink).step()
+        assert [each.problem for each in client.relays.list()] == ["SinkDown: at ? and ?"]
+        kinds.pop(0)
+        assert client.relay("r", sink, tries=1).step() == 4
+        assert [each.problem for each in client.relays.parked("r")] == ["ValueError: at ? and ?"] * 2
 
 
 def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(

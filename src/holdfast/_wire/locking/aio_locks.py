@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from asyncio import Future, current_task, get_running_loop
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from weakref import ReferenceType, ref
 
@@ -39,12 +39,15 @@ NOTHING = _Nothing()
 
 
 class AsyncLocks:
-    def __init__(self, database: Database, client: AsyncOwner, *, kept: int, extra: int) -> None:
+    def __init__(
+        self, database: Database, client: AsyncOwner, usable: Callable[[], None], *, kept: int, extra: int
+    ) -> None:
+        """``usable`` raises once the client is closed."""
         self.database, self._client = database, client
         self.namespaces: dict[str, bytes] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
-        self._closed: EngineError | None = None
+        self._usable = usable
         self._pump: AsyncPump | None = None
 
     def acquire(self, ticket: Ticket, timeout: float) -> Awaitable[State | None]:
@@ -76,22 +79,24 @@ class AsyncLocks:
             raise
 
     def release(self, ticket: Ticket) -> Awaitable[object]:
-        """The ticket is "released" once this has been awaited, if it was still ours. Cancelled or not, it is given
-        back; on the loop that it belongs to."""
-        pump, state = self._pump, ticket.state
-        if pump is None or state != "held":
+        """Of a ticket that was held: it is "released" once this has been awaited, if it was still ours. Cancelled or
+        not, it is given back; on the loop that it belongs to."""
+        pump = self._pump
+        if pump is None:
             return NOTHING
         if pump.loop is not get_running_loop():
             return self._release_there(ticket, pump.loop)
         mux = pump.mux
         bell: Bell
         try:
-            if ticket.heirs is None and mux.claims.get(ticket.key) is ticket:
+            if ticket.claim is None and ticket.heirs is None:
                 ticket.bell = bell = Future()
                 if pump.end(ticket):
                     return bell
             elif (heir := mux.hand_on(ticket)) is not None:
-                pump.let_in(heir)
+                if not heir.bell.done():
+                    heir.bell.set_result(None)
+                pump.waiting.pop(heir, None)
                 return pump.nothing
             ticket.bell = None
             pump.leaving.add(ticket)
@@ -114,7 +119,8 @@ class AsyncLocks:
             )
 
         async def release() -> None:
-            await self.release(ticket)
+            if ticket.state == "held":
+                await self.release(ticket)
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(release(), loop))
 
@@ -132,11 +138,9 @@ class AsyncLocks:
             pump.give_up(ticket)
 
     async def close(self, error: EngineError) -> None:
-        self._closed = error
         pump, self._pump = self._pump, None
         if pump is not None and self._pid == os.getpid():
             pump.ended = True
-            pump.flush_names()
             pump.close(error)
 
     @property
@@ -149,10 +153,9 @@ class AsyncLocks:
             self._pid, self._pump = os.getpid(), None
 
     def _start(self) -> AsyncPump:
-        if self._closed is not None:
-            raise EngineError(*self._closed.args)
+        self._usable()
         kept, extra = self._limits
-        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
+        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True)
         self._pump = pump = AsyncPump(self.database, mux, get_running_loop())
         background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump

@@ -31,7 +31,7 @@ class AsyncWithin(AsyncAttempt):
 
     def __init__(self, plan: AsyncPlan, known: AsyncConnection, connection: Any) -> None:
         super().__init__(plan)
-        self._transaction = owned(plan.engine.database, known, connection)
+        self._known, self._transaction = known, owned(plan.engine.database, known, connection)
         self._began: str | None = None
         self._passes = 0
 
@@ -46,7 +46,7 @@ class AsyncWithin(AsyncAttempt):
                 if (outcome := self.settled(act, prior)) is not None:
                     await self._transaction.rollback()
                     return outcome
-                if found.free and act is not Act.RUNNING:
+                if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                     await self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
                     self.late = found.fixed or not self._transaction.ends_with_commit
@@ -107,7 +107,7 @@ class AsyncJoined(AsyncAttempt):
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and await self._is_unseen(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return replace(outcome, committed=not self._unseen)
-            if found.free and act is not Act.RUNNING:
+            if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
@@ -197,6 +197,11 @@ def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
     if known.in_transaction():
         return AsyncJoined(plan, known)
     return AsyncWithin(plan, known, connection)
+
+
+async def undivided(plan: AsyncPlan, *, known: AsyncConnection) -> bool:
+    """Whether a sovereign dataset is ours as a whole, now that one operation of it is."""
+    return plan.whole is None or Begun.of(await known.write("operation_begin", plan.whole)).free
 
 
 def claim(plan: AsyncPlan) -> Row:

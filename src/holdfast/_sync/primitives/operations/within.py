@@ -32,7 +32,7 @@ class Within(Attempt):
 
     def __init__(self, plan: Plan, known: Connection, connection: Any) -> None:
         super().__init__(plan)
-        self._transaction = owned(plan.engine.database, known, connection)
+        self._known, self._transaction = known, owned(plan.engine.database, known, connection)
         self._began: str | None = None
         self._passes = 0
 
@@ -47,7 +47,7 @@ class Within(Attempt):
                 if (outcome := self.settled(act, prior)) is not None:
                     self._transaction.rollback()
                     return outcome
-                if found.free and act is not Act.RUNNING:
+                if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                     self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
                     self.late = found.fixed or not self._transaction.ends_with_commit
@@ -108,7 +108,7 @@ class Joined(Attempt):
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and self._is_unseen(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return replace(outcome, committed=not self._unseen)
-            if found.free and act is not Act.RUNNING:
+            if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
@@ -198,6 +198,11 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
     if known.in_transaction():
         return Joined(plan, known)
     return Within(plan, known, connection)
+
+
+def undivided(plan: Plan, *, known: Connection) -> bool:
+    """Whether a sovereign dataset is ours as a whole, now that one operation of it is."""
+    return plan.whole is None or Begun.of(known.write("operation_begin", plan.whole)).free
 
 
 def claim(plan: Plan) -> Row:

@@ -263,7 +263,8 @@ create function holdfast.operation_claim_many(
     params_hashes text, fence bigint, rollback text, owner text, token uuid, lock bigint)
 returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
                pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
@@ -303,7 +304,8 @@ end $$;
 create function holdfast.operation_finish_many(
     keys text, expected text, pointers text, numbers text, entries text, statuses text, results text, result_hashes text, errors text, failures text,
     effects_started text, outboxes text, keep double precision, owner text, token uuid) returns table (key text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
@@ -434,11 +436,11 @@ begin
        and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status = 'failure' and g.failures > 0) limit 1;
 end $$;
 
--- How many operations of a dataset failed in the last so many seconds, and stand as failed.
+-- How many attempts have failed at operations of a dataset that did so in the last so many seconds, and stand as failed.
 create function holdfast.operation_failed(dataset text, seconds double precision) returns bigint
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    return (select count(*) from holdfast.idempotency_log g
+    return (select coalesce(sum(g.failures), 0) from holdfast.idempotency_log g
              where g.status <> 'success' and g.updated_at > clock_timestamp() - make_interval(secs => seconds)
                and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
