@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.mux import Mux
+from holdfast.core.errors import Refused
+from holdfast.core.mux import LONG_ENOUGH, Mux
 from holdfast.core.tickets import Claim, Open, Send, Session, Settle, State, Ticket, Wait
 
 ERROR = ConnectionError("the test says so")
@@ -119,6 +120,35 @@ def test_a_cancel_that_came_before_what_it_was_to_end_is_said_again() -> None:
     assert isinstance(unlock, Send)
     mux.answered(opening.session, [False])
     assert mux.claims == {}
+
+
+def test_a_wait_that_ends_with_an_error_is_unlocked_in_any_case() -> None:
+    """Somebody else cancels it while the server grants it: whoever waits hears of the error, and nobody of the lock."""
+    mux, session = ready()
+    ticket = Ticket((b"1",), "1", 1, waits=True)
+    mux.ask(ticket)
+    [opening] = mux.answered(session, [False])
+    assert isinstance(opening, Open)
+    mux.opened(opening.session)
+    settled, unlock = mux.waited(opening.session, ERROR)
+    assert settled == Settle(ticket)
+    assert (ticket.state, ticket.problem) == ("failed", ERROR)
+    assert isinstance(unlock, Send)
+    assert (unlock.session, unlock.ops[0].verb) == (opening.session, "unlock")
+
+
+def test_a_wait_that_was_long_enough_is_unlocked_and_begun_anew() -> None:
+    mux, session = ready()
+    ticket = Ticket((b"1",), "1", 1, waits=True)
+    mux.ask(ticket)
+    [opening] = mux.answered(session, [False])
+    assert isinstance(opening, Open)
+    mux.opened(opening.session)
+    [unlock] = mux.waited(opening.session, Refused("canceling statement due to lock timeout", LONG_ENOUGH))
+    assert isinstance(unlock, Send)
+    assert unlock.ops[0].verb == "unlock", "it may have been granted this very moment"
+    assert mux.answered(opening.session, [True]) == [Wait(opening.session, (b"1",))]
+    assert ticket.state == "queued"
 
 
 def test_a_session_that_waits_is_not_used_before_its_cancel_was_answered() -> None:

@@ -17,6 +17,9 @@ from holdfast.core.claims import Claims
 from holdfast.core.sessions import TURNS
 from holdfast.core.tickets import Action, Claim, Close, Op, Session, Settle, State, Ticket, Wait
 
+LONG_ENOUGH = "55P03"
+"""What the server says of a wait that it was to end, because a statement under way keeps it from tidying up."""
+
 
 class Mux(Claims):
     """An event comes in as a call, and what is to be done comes back. How a key is dealt with is in ``claims``, what is
@@ -209,8 +212,9 @@ class Mux(Claims):
         elif error is None:
             self._granted(claim)
         else:
-            self._fail(claim, error)
-            self._unlock(claim)
+            if getattr(error, "sqlstate", None) != LONG_ENOUGH:
+                self._fail(claim, error)
+            self._unlock(claim)  # and whoever still waits stands in line again
         return self._done()
 
     def lost(self, session: Session, error: Exception) -> list[Action]:

@@ -139,7 +139,6 @@ class AsyncLocks:
         pump, self._pump = self._pump, None
         if pump is not None and self._pid == os.getpid():
             pump.ended = True
-            pump.flush_names()
             pump.close(error)
 
     @property

@@ -142,7 +142,6 @@ class Locks:
         closed = threading.Event()
 
         def close() -> None:
-            pump.flush_names()
             pump.close(error)
             closed.set()
 
