@@ -316,7 +316,6 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "protect_at_commit",
         "begin",
         "rollback",
-        "object_put_many",
     }
     of_answers_that_get_lost, of_snapshots = {"token", "again", "late"}, {"epoch", "until", "listening"}
     only_there = {

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.errors import Refused
 from holdfast.core.mux import LONG_ENOUGH, Mux
-from holdfast.core.tickets import Open, Send, Session, Settle, Ticket, Wait
+from holdfast.core.tickets import Claim, Open, Send, Session, Settle, State, Ticket, Wait
 
 ERROR = ConnectionError("the test says so")
 
@@ -15,8 +15,8 @@ def grants(mux: Mux, *tickets: Ticket) -> list[str]:
     return [ticket.state for ticket in tickets]
 
 
-def ready() -> tuple[Mux, Session]:
-    mux = Mux(turns=2)
+def ready(*, alone: bool = False) -> tuple[Mux, Session]:
+    mux = Mux(turns=2, alone=alone)
     first = Ticket((b"9",), "9", "x", waits=True)
     [opening] = mux.ask(first)
     assert isinstance(opening, Open)
@@ -278,3 +278,26 @@ def test_what_was_interrupted_past_the_multiplexer_ends_with_its_session() -> No
     assert mux.claims == {}
     [opening] = mux.ask(heir)
     assert isinstance(opening, Open)
+
+
+@pytest.mark.parametrize(
+    ("alone", "state", "is_claim"),
+    [(True, "held", True), (True, "queued", False), (True, "released", False), (False, "held", False)],
+)
+def test_what_is_taken_past_it_becomes_a_claim_where_nobody_can_be_unlocking_it(
+    alone: bool, state: State, is_claim: bool
+) -> None:
+    """Elsewhere whoever comes is noted in the ticket, and served when the pump has said what became of that."""
+    mux, session = ready(alone=alone)
+    ticket, heir = Ticket((b"1",), "1", 1, waits=True), Ticket((b"1",), "1", 2, waits=True)
+    ticket.session, ticket.state = session, state
+    mux.claims[b"1",] = session.held[b"1",] = ticket
+    mux.ask(heir)
+    found = mux.claims[b"1",]
+    assert isinstance(found, Claim) is is_claim
+    claim = ticket.claim if is_claim else ticket.heirs
+    assert claim is not None
+    assert (claim.holder, list(claim.queue)) == (ticket, [heir])
+    if is_claim:
+        assert session.held[b"1",] is found is claim
+        assert mux.hand_on(ticket) is heir

@@ -101,6 +101,14 @@ def test_of_several_that_speak_the_strictest_counts() -> None:
     assert found.exposed is not None, "cells of resolution 5 are too fine where 4 was asked for, too"
 
 
+def test_a_name_that_is_written_out_is_declared_whatever_is_in_it() -> None:
+    policy = Policy({"graves[1871]": {"sovereign": True, "may_reset": ["ops [Vienna]"]}})
+    assert policy.demands("graves[1871]") == policy.demands("graves1") == Demands(sovereign=True)
+    assert policy.demands("graves[1]") is None
+    by = context(dataset="graves[1871]", moment="reset", actor="ops [Vienna]")
+    assert policy(by) == Allow()
+
+
 def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
     assert Policy({"parcels": {"sensitive": True}}).demands("roads") is None
     assert Policy({"parcels": {"sensitive": True}}).demands(None) is None

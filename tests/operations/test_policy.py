@@ -397,6 +397,49 @@ def test_whatever_the_transaction_a_lock_failure_is_up_for_review(either: str, a
         assert attempt(client, second, int).attempt == 1
 
 
+def test_a_sovereign_dataset_is_locked_whole_whatever_is_done_to_it(either: str, attempt: Any) -> None:
+    """Another operation of it as well; another dataset is another's, and so is one that is not sovereign."""
+    graves, roads = f"graves-{name()}", f"roads-{name()}"
+
+    def other(dataset: str, operation: str = "delete") -> holdfast.OperationKey:
+        return holdfast.OperationKey(pipeline="etl", task="clean", dataset=dataset, operation=operation)
+
+    with governed(either) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        client.operation(other(graves, "index"), rollback="undo").run(int)
+        with running(either, key(graves), sovereign=True), running(either, key(roads)):
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                attempt(client, other(graves), fail)
+            assert attempt(client, other(f"{graves}-elsewhere"), int).result == 0
+            assert attempt(client, other(roads), int).result == 0
+            with pytest.raises(holdfast.OperationInProgress):
+                client.operations.rollback(other(graves, "index"), **BY_ELDER)
+        client.operations.rollback(other(graves, "index"), **BY_ELDER)
+        [review] = client.reviews.list(key=other(graves))
+        client.reviews.approve(review.id, **BY_ELDER)
+        assert attempt(client, other(graves), int).result == 0
+        assert client.leases.list() == []
+
+
+def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_url: str) -> None:
+    graves = f"graves-{name()}"
+    other = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="delete")
+    with (
+        governed(postgres_url) as client,
+        psycopg.connect(postgres_url) as mine,
+        psycopg.connect(postgres_url) as yours,
+    ):
+        with mine.transaction():
+            client.operation(key(graves), tx=mine).run(int)
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                client.operation(other).run(fail)
+            with pytest.raises(PolicyDenied, match="up for review as number"):
+                client.operation(other, tx=yours).run(fail)
+            again = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="index")
+            assert client.operation(again, tx=mine).run(int).result == 0, "it is in nobody's way but others'"
+        assert client.leases.list() == []
+
+
 def test_a_lock_that_somebody_else_has_is_refused_where_that_was_declared(either: str) -> None:
     busy = f"busy-{name()}"
     with governed(either) as client:
@@ -500,6 +543,24 @@ def test_one_that_has_used_up_its_attempts_or_was_left_half_done_goes_on_when_th
         client.operations.reset(rejected, **BY_ELDER)
         assert attempt(client, rejected, int, max_attempts=1).result == 0
         assert client.operations.verify().passed
+
+
+def test_whatever_an_error_or_a_rule_says_it_is_up_for_review(either: str) -> None:
+    said = "at \0 and \ud800"
+
+    def odd() -> None:
+        raise ValueError(said)
+
+    failed, asked = name(), name()
+    with holdfast.Client(either) as client, holdfast.Client(either, policy=lambda _: Review(said)) as strict:
+        with pytest.raises(ValueError, match="at"):
+            client.operation(failed, max_attempts=1).run(odd)
+        with pytest.raises(holdfast.OperationFailed):
+            client.operation(failed, max_attempts=1).run(odd)
+        with pytest.raises(PolicyDenied):
+            strict.operation(asked).run(int)
+        assert all("at ? and ?" in each.detail for key in (failed, asked) for each in client.reviews.list(key=key))
+        assert len(client.reviews.list()) == 2
 
 
 def test_who_may_reset_and_answer(either: str) -> None:

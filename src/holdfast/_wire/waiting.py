@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, TypeVar
 
 from holdfast._wire.clock import now
@@ -26,13 +26,17 @@ _UNDER_WAY = "another call of this client is under way, and this one cannot wait
 
 
 def settled(value: T) -> T:
-    """What a function of the user's gave."""
+    """What a function of the user's gave. What would have to be awaited has not been done, and nobody would do it."""
+    if hasattr(type(value), "__await__"):
+        if isinstance(value, CoroutineType):
+            value.close()  # which is told here, and not by a warning besides
+        raise TypeError(f"{value!r:.80} was returned, and nobody awaits it here: use AsyncClient")
     return value
 
 
 def called_aside(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of the user's that may take its time: here, the thread is its own."""
-    return function(*args)
+    return settled(function(*args))
 
 
 class Turn:

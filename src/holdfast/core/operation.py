@@ -29,7 +29,7 @@ class StoredKey:
     label: str
     pipeline: None = None
     task: None = None
-    dataset: None = None
+    dataset: str | None = None
     operation: None = None
     checksum: None = None
     params_hash: None = None
@@ -144,6 +144,11 @@ def decide(
     return Act.ROLL_BACK if on_partial == "rollback" else Act.VERIFY
 
 
+def entries_in(pointer: str | None) -> int:
+    """How long the chain is that ends there."""
+    return int((pointer or "0:").partition(":")[0])
+
+
 def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
     """In words."""
     what = f"operation {key.label!r}"
@@ -183,6 +188,11 @@ def told(error: BaseException, *, remembered: bool = False, where: str | None = 
     """An error as it is recorded."""
     said = {"type": type(error).__name__, "message": str(error)[:1000]}
     return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+
+
+def writable(text: str) -> str:
+    """The beginning of a text that others have made up, as every database keeps it."""
+    return text[:1000].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def passes(error: BaseException, sqlstate: str | None) -> bool:

@@ -123,7 +123,7 @@ class Demands(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is locked whole: else the same could be done twice at a time, under two keys."""
+        """Whether its lock is in one piece: else the same could be done twice at a time, under two keys."""
         return self.sovereign or self.sensitive
 
 
@@ -142,7 +142,7 @@ class Rules:
         return [
             said
             for pattern, said in self._datasets.items()
-            if (pattern == "*" if name is None else fnmatchcase(name, pattern))
+            if (pattern == "*" if name is None else _fits(name, pattern))
         ]
 
     def demands(self, name: str | None) -> Demands | None:
@@ -237,7 +237,7 @@ def declared(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
     name = f"dataset {context.dataset!r}"
     if context.moment in ("reset", "review"):
         allowed = dataset.may_reset
-        if allowed is not None and not any(fnmatchcase(context.actor or "", each) for each in allowed):
+        if allowed is not None and not any(_fits(context.actor or "", each) for each in allowed):
             who = ", ".join(allowed) or "nobody"
             yield Deny(f"{name} is reset, rolled back and answered for by {who}, not by {context.actor!r}")
     if context.moment not in _WORK:
@@ -268,6 +268,11 @@ def declared(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
             yield Review(f"somebody else has the lock of {name}{', which is sovereign' if sovereign else ''}")
         elif dataset.when_locked == "fail":
             yield Deny(f"somebody else has the lock of {name}")
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """What is written out fits as well, whatever a pattern makes of its brackets."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _declared(datasets: object) -> dict[str, Dataset]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import SinkDown
 from holdfast.core.events import Event
 from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds
+from holdfast.core.operation import writable
 
 LEASE = "@relay:"
 """What the names of the leases begin with under which relays work."""
@@ -51,6 +52,11 @@ def is_down(error: BaseException) -> bool:
             return True
         seen = seen.__cause__
     return False
+
+
+def words(error: BaseException) -> str:
+    """What an error says: a sink may repeat whatever it was given."""
+    return writable(f"{type(error).__name__}: {error}")
 
 
 def pause(failures: int, chance: float) -> float:

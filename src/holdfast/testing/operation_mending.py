@@ -54,6 +54,14 @@ class MendingContract:
             again = client.operation(key).run(effects.do("no"))
             assert (again.result, again.replayed) == (outcome.result, True)
 
+    def test_a_probe_that_says_neither_yes_nor_no_has_nothing_done_again(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key)
+        for unclear in (1, [7], "t"):
+            with pytest.raises(TypeError, match=r"verify must return True, op.done\(result\), False or None"):
+                client.operation(key, verify=lambda said=unclear: said, max_attempts=9).run(effects.do("again"))
+        assert (effects, client.operations.get(key).status) == ([], "partial")
+
     def test_a_failure_with_a_rollback_is_undone_before_it_is_tried_again(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
         with pytest.raises(ValueError, match="half way"):

@@ -194,7 +194,7 @@ class _Pass:
         try:
             return derive(row)
         except Exception as error:
-            self._park(unreadable(row), f"{type(error).__name__}: {error}"[:1000], 1)
+            self._park(unreadable(row), relay.words(error), 1)
             return []
 
     def _tell_again(self) -> None:
@@ -292,7 +292,7 @@ class _Pass:
         try:
             called_aside(self._sink.publish, events)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"[:1000]
+            said = relay.words(error)
             if relay.is_down(error):
                 raise SinkDown(said) from error
             return said

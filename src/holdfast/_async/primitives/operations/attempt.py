@@ -14,8 +14,10 @@ from holdfast._async.primitives.operations.running import AsyncRunning, Done
 from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter, now
+from holdfast._wire.log import logger
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
+from holdfast.core.keys import lock_key
 from holdfast.core.lineage import NOTHING, Lineage
 from holdfast.core.operation import LEASE, Act, Key, Prior
 from holdfast.core.operation_terms import Function, OperationTerms
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
     from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
+log = logger("holdfast.operation")
+
 PAGE = 1000
 _TOLD = (
     "began", "label", "key", "expected", "pointer", "number", "entries", "status", "attempt", "fence", "fingerprint",
     "result", "result_hash", "error", "keep", "effect_started", "failures", "rollback", "outbox", "pipeline", "task",
-    "dataset", "operation", "checksum", "params_hash",
+    "dataset", "operation", "checksum", "params_hash", "late",
 )  # fmt: skip
 """In the order in which the end of a transaction is told of them."""
 _around: ContextVar[tuple[AsyncAttempt, ...]] = ContextVar("holdfast_operations", default=())
@@ -60,7 +64,15 @@ class AsyncPlan(NamedTuple):
     @property
     def lease(self) -> str:
         """The name of the lease under which it is done, if it is not done in a transaction."""
-        return self.owner or f"{LEASE}{(self.key.lock_key or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
+        return self.owner or lease_of(self.key.lock_key or 0)
+
+    @property
+    def whole(self) -> Row | None:
+        """What asks for the lock of the dataset itself, if that is sovereign: the other one is of one operation."""
+        if not self.terms.sovereign or self.key.dataset is None:
+            return None
+        lock = lock_key(self.key.dataset, "")
+        return {"key": "", "lock": lock, "lease": lease_of(lock)}
 
     def parameters(self, op: AsyncRunning, status: str, **more: Any) -> Row:
         """What is written of it, with the entries that are waiting."""
@@ -74,6 +86,10 @@ class AsyncPlan(NamedTuple):
             "lock": None, "failures": 0,
         }  # fmt: skip
         return {**known, **written._asdict(), **more}
+
+
+def lease_of(lock: int) -> str:
+    return f"{LEASE}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +154,8 @@ class AsyncAttempt(AsyncGovernance, ABC):
         self.prior: Prior
         self.began = False
         """Whether the function was called: what goes wrong before is not tried again by itself."""
+        self.late = True
+        """What it writes in its transaction gets its place in the log when that is committed, and not before."""
         self._running = False
 
     async def begin(self) -> AsyncRunning | Outcome:
@@ -173,6 +191,11 @@ class AsyncAttempt(AsyncGovernance, ABC):
             self._running = False  # for a task that was begun in there, and goes on
             _around.set(tuple([each for each in _around.get() if each is not self]))
 
+    def precede(self) -> None:
+        """What it is inside of is written after it, in the same transaction: so it must not have its place before."""
+        for each in _around.get():
+            each.late = True
+
     def in_its_own_way(self, *, same_key: bool = False) -> bool:
         """Whether it is inside an operation that has its lock, and would wait for itself; or inside itself."""
         ours = self.plan
@@ -199,12 +222,13 @@ class AsyncAttempt(AsyncGovernance, ABC):
         for condition in conditions:
             name = getattr(condition, "__name__", type(condition).__name__)
             try:
-                holds, problem = await call(condition, op), None
+                answer, problem = await call(condition, op), None
+                holds = answer is None or bool(answer)  # other libraries have a False of their own, databases a 0
             except Exception as error:
                 holds, problem = False, error
             said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
-            op.note(kind, {"name": name, "ok": holds is not False, **said, **about})
-            if holds is False:
+            op.note(kind, {"name": name, "ok": holds, **said, **about})
+            if not holds:
                 why = f": {said['error']}" if said else ""
                 raise OperationFailed(
                     f"operation {op.key.label!r}: {kind} {name!r} does not hold{why}", key=op.key.digest,
@@ -271,6 +295,16 @@ class AsyncAttempt(AsyncGovernance, ABC):
     def remembers(self, error: BaseException) -> bool:
         return isinstance(error, self.plan.terms.remember_errors) and not self.transient(error)
 
+    def unrecorded(self, problem: object) -> None:
+        """That it failed could not be written down. The user's error is what counts, so this is only said."""
+        label = self.plan.key.label
+        log.warning(
+            "that operation %r failed could not be recorded: %s",
+            label,
+            problem,
+            extra={"event": "operation.unrecorded", "operation": label, "error": str(problem)},
+        )
+
     async def undo(self, function: Function, prior: Prior, asked_at: float) -> AsyncRunning:
         """Roll back what a dead attempt may have done; the operation as it was then."""
         op = await self.dead(prior, asked_at)
@@ -278,9 +312,12 @@ class AsyncAttempt(AsyncGovernance, ABC):
         return op
 
     async def probe(self, function: Function, prior: Prior, asked_at: float) -> Done | None:
-        """Ask whether the effect of a dead attempt is there; None when it is not."""
+        """Ask whether the effect of a dead attempt is there; None when it is not. Whatever else is said (a 1, a row, an
+        array) may mean that it is, and then it must not be done again."""
         said = await call(function, await self.dead(prior, asked_at))
-        return said if isinstance(said, Done) else Done() if said is True else None
+        if said is not None and not isinstance(said, bool | Done):
+            raise TypeError(f"verify must return True, op.done(result), False or None, not {said!r:.80}")
+        return said if isinstance(said, Done) else Done() if said else None
 
     fence = 0
     """Of the lease that it is done under."""

@@ -146,7 +146,7 @@ class AsyncGovernance:
     async def review(self, reason: str, detail: str) -> int:
         key = self.plan.key
         asked = {"key": key.digest, "label": key.label, "dataset": key.dataset, "operation": key.operation}
-        row = await self.told("review_open", {**asked, "reason": reason, "detail": detail[:1000]})
+        row = await self.told("review_open", {**asked, "reason": reason, "detail": operation.writable(detail)})
         number: int = row["id"]
         return number
 

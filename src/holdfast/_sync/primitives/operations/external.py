@@ -21,7 +21,7 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import NOTHING, Act, Prior, in_progress, told
+from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -33,12 +33,10 @@ PAUSE = 5.0
 class External(Attempt):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        terms = LeaseTerms.check(
-            plan.lease, ttl=plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
-        self._lease = Lease(plan.engine, terms, 0.0)
+        self._lease = self._lease_called(plan.lease)
         self._grant: LeaseGrant | None = None
+        self._whole: LeaseGrant | None = None
+        """Of the dataset, if that is sovereign."""
         self._asked_at = 0.0
 
     @classmethod
@@ -47,6 +45,13 @@ class External(Attempt):
         made = cls(plan._replace(owner=grant.name))
         made._grant, made.prior = grant, NOTHING
         return made
+
+    def _lease_called(self, name: str) -> Lease:
+        terms = LeaseTerms.check(
+            name, ttl=self.plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
+            on_lost="flag", failover="ttl",
+        )  # fmt: skip
+        return Lease(self.plan.engine, terms, 0.0)
 
     def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
@@ -85,12 +90,7 @@ class External(Attempt):
         try:
             self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
-            log.warning(
-                "that operation %r failed could not be recorded: %s",
-                op.key.label,
-                problem,
-                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
-            )
+            self.unrecorded(problem)
         return False
 
     def _look(self) -> Prior:
@@ -104,13 +104,30 @@ class External(Attempt):
         asks = self.plan.governed is not None  # the policy, what it means that somebody else has it
         if terms.when_locked != "wait" or asks or self.in_its_own_way():
             self._grant = self._lease.try_acquire()
-            return self._grant is not None
+            return self._grant is not None and self._undivided()
         try:
             self._grant = self._lease.acquire(timeout=max(0.0, started + terms.timeout - now()))
         except AcquireTimeout as error:
             self.locked_out("timeout")
             raise in_progress(self.plan.key, now() - started, f"{error.holder or 'somebody else'} is at it") from error
         return True
+
+    def _undivided(self) -> bool:
+        """Whether a sovereign dataset is ours as a whole. The lease first, then whether a transaction has the lock:
+        those ask the other way round, so of two one sees the other."""
+        if (whole := self.plan.whole) is None:
+            return True
+        try:
+            self._whole = self._lease_called(whole["lease"]).try_acquire()
+            if self._whole is not None:
+                [row] = self.plan.engine.call("operation_begin", {**whole, "lease": ""})
+                if Begun.of(row).free:
+                    return True
+        except BaseException:
+            self.let_go()
+            raise
+        self.let_go()
+        return False
 
     def _claim(self, prior: Prior, act: Act) -> Running | Outcome | None:
         """Under the lease: what was seen must still be so, or it is looked at again. None: a transaction is at it."""
@@ -238,9 +255,12 @@ class External(Attempt):
         return self._grant
 
     def let_go(self) -> None:
-        grant, self._grant = self._grant, None
-        if grant is None:
-            return
+        grants, self._grant, self._whole = (self._grant, self._whole), None, None
+        for grant in grants:
+            if grant is not None:
+                self._release(grant)
+
+    def _release(self, grant: LeaseGrant) -> None:
         try:
             grant.release(timeout=PAUSE)
         except EngineError as error:

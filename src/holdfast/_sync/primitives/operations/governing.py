@@ -147,7 +147,7 @@ class Governance:
     def review(self, reason: str, detail: str) -> int:
         key = self.plan.key
         asked = {"key": key.digest, "label": key.label, "dataset": key.dataset, "operation": key.operation}
-        row = self.told("review_open", {**asked, "reason": reason, "detail": detail[:1000]})
+        row = self.told("review_open", {**asked, "reason": reason, "detail": operation.writable(detail)})
         number: int = row["id"]
         return number
 
