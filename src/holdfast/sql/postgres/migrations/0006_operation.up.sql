@@ -436,11 +436,11 @@ begin
        and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status = 'failure' and g.failures > 0) limit 1;
 end $$;
 
--- How many operations of a dataset failed in the last so many seconds, and stand as failed.
+-- How many attempts have failed at operations of a dataset that did so in the last so many seconds, and stand as failed.
 create function holdfast.operation_failed(dataset text, seconds double precision) returns bigint
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    return (select count(*) from holdfast.idempotency_log g
+    return (select coalesce(sum(g.failures), 0) from holdfast.idempotency_log g
              where g.status <> 'success' and g.updated_at > clock_timestamp() - make_interval(secs => seconds)
                and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
