@@ -307,7 +307,7 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         for dialect in DIALECTS
     )
     assert sqlite.keys() - postgres.keys() == {"lease_held"}, "a standby that need not ask"
-    of_sessions = {"session_open", "session_tune", "session_hold", "listen", "wait_begin", "wait_end", "wait_for_ever"}
+    of_sessions = {"session_open", "session_tune", "session_hold", "listen", "wait_begin", "wait_end", "wait_long"}
     of_locks = {"tune", "room", "try", "try_pair", "unlock", "unlock_pair", "batch", "wait", "wait_pair", "break"}
     of_sessions |= {f"lock_{name}" for name in of_locks}  # the kernel keeps them beside a file
     assert postgres.keys() - sqlite.keys() == of_sessions | {
@@ -316,7 +316,6 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "protect_at_commit",
         "begin",
         "rollback",
-        "object_put_many",
     }
     of_answers_that_get_lost, of_snapshots = {"token", "again", "late"}, {"epoch", "until", "listening"}
     only_there = {

@@ -19,8 +19,8 @@ from tests.conftest import MAJORS, fresh, server
 Connect = Callable[..., Any]
 TABLES = [
     "lease", "beat", "history", "meta", "schema_version", "commit_check", "lock_namespace", "lock_name", "audit",
-    "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal", "outbox",
-    "review", "relay", "parked",
+    "object", "object_change", "object_trimmed", "object_watched", "object_late", "idempotency_log", "wal", "wal_late",
+    "outbox", "review", "relay", "parked",
 ]  # fmt: skip
 PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
@@ -31,8 +31,8 @@ PUBLIC = {
     "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
     "operation_kin", "operation_failed", "review_open", "review_take", "review_list", "review_close", "review_decide",
-    "wal_chains", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_begin", "relay_move",
-    "relay_list", "relay_parked", "relay_retry", "relay_remove",
+    "wal_chains", "wal_find", "wal_latest", "wal_read", "wal_archive", "relay_read", "relay_open", "relay_begin",
+    "relay_move", "relay_list", "relay_parked", "relay_retry", "relay_remove",
     "audit_note", "audit_list", "slot_claim", "slot_list", "slot_abandon", "lease_wipe", "lease_force_release_if",
     "shard_list", "lease_recall", "lease_clear", "beat_wanted",
 }  # fmt: skip
@@ -48,12 +48,13 @@ INSIDE = {
     "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 1, 'box', 'b-1', 'created', null",
     "object_log_at_commit": "1, 'box', 'b-1', 'created', null",
+    "object_put_slowly": "'box', 'b-1', '1', null, 'any', null, false, null, null, null, false, false",
     "object_trim": "1000000",
 }
 HARMLESS = {
     "wake": "'import'", "check_name": "'name', 'x'", "fenced_out": "'import'", "check_savepoint": "'1'::xid",
     "timeline": "", "snapshot_time": "", "commit_check": "", "lock_break": "1", "object_late": "", "lock_key": "'x'",
-    "wal_settle": "", "relay_settle": "",
+    "wal_late": "", "wal_settle": "", "relay_settle": "",
 }  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def test_no_function_has_the_rights_of_its_owner_but_those_that_are_to_be_called
             "select proname, prosecdef from pg_proc where pronamespace = 'holdfast'::regnamespace"
         ).fetchall()
     definer = {name for name, with_rights in functions if with_rights}
-    assert definer - {"commit_check", "object_late"} == PUBLIC, "and the triggers, which nobody can call"
+    assert definer - {"commit_check", "object_late", "wal_late"} == PUBLIC, "and the triggers, which nobody can call"
     assert {name for name, _ in functions} == PUBLIC | INSIDE.keys() | HARMLESS.keys()
 
 

@@ -102,6 +102,10 @@ def test_a_worker_does_all_of_its_work(urls: tuple[str, str], worker: holdfast.C
         worker.objects.delete_if("box", "b-1", record.version)
         insert = "insert into public.work values (2) returning x"
         assert worker.operation("inside", tx=mine).run(lambda: mine.execute(insert).fetchall()[0][0]).result == 2
+        with mine.transaction():
+            mine.execute("select 1")
+            assert not worker.operation("joined", tx=mine).run(lambda: 3).committed
+        assert [each.kind for each in worker.operations.history("joined")][-1] == "lock_released"
         assert worker.operation("outside").run(lambda: 3).result == 3
         assert worker.operation("outside").run(lambda: 4).replayed is True
         worker.operations.reset("outside", **JANE)

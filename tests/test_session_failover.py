@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.sql import Step, statements
 from holdfast.testing import Postgres
 from tests.children import NONE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
@@ -97,6 +98,27 @@ def test_a_standby_that_waits_already_is_woken_by_the_kill(connect: Callable[...
         holder.kill()
         assert got.wait(15)
         standby.join()
+
+
+def test_a_vigil_is_begun_anew_now_and_then(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its statement waits, vacuum removes nothing that has died since."""
+    known = statements("postgres", "holdfast")
+    [step] = known["wait_long"].steps
+    monkeypatch.setitem(
+        known._known, "wait_long", known["wait_long"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
+    )
+    seen: set[Any] = set()
+
+    def begins() -> bool:
+        seen.update(query(postgres_url, "select pid from pg_locks where locktype = 'advisory' and not granted"))
+        return len(seen) > 2
+
+    with holdfast.Client(postgres_url) as client, Child(_HOLDER, postgres_url) as holder, ThreadPoolExecutor() as pool:
+        holder.expect("held")
+        standby = pool.submit(client.lease("term", ttl=HOUR, timeout=30).acquire)
+        eventually(begins, "it has been begun anew")
+        holder.kill()
+        assert not standby.result(15).lost
 
 
 def test_a_stopped_holder_keeps_its_session_and_its_lease(connect: Callable[..., Any], either: str) -> None:

@@ -145,7 +145,11 @@ def test_one_is_rolled_back_with_the_function_that_is_registered_for_it(filled: 
     (tmp_path / "shop.py").write_text(REGISTER)
     asked = at(filled, "ops", "rollback", "publish:7", *BY_JANE)
     assert call(*asked, cwd=tmp_path).returncode == 1
-    told = ask(*asked, "--with", "shop:register", cwd=tmp_path)
-    assert "is undone by unpublish" in told
+    with holdfast.Client(filled) as client:
+        pointer = client.operations.find("publish:7").pointer
+    told = ask(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
+    assert "operation 'publish:7', partial in attempt 1, is undone by unpublish" in told
     assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
+    done = call(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
+    assert (done.returncode, "does not stand any more" in done.stderr) == (1, True)
     assert call(*at(filled, "ops", "rollback", "charge:42", *BY_JANE)).returncode == 1

@@ -16,9 +16,10 @@ class PastWorld(World):
 
     lines = False
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(alone=st.booleans())
+    def begin(self, alone: bool) -> None:
         """With a session that is free."""
+        self.mux._alone = alone
         first = self.asked((b"9",), True, 9)
         for _ in range(4):
             self.step_once()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.mux import Mux
-from holdfast.core.tickets import Open, Send, Session, Settle, Ticket, Wait
+from holdfast.core.errors import Refused
+from holdfast.core.mux import LONG_ENOUGH, Mux
+from holdfast.core.tickets import Claim, Open, Send, Session, Settle, State, Ticket, Wait
 
 ERROR = ConnectionError("the test says so")
 
@@ -14,8 +15,8 @@ def grants(mux: Mux, *tickets: Ticket) -> list[str]:
     return [ticket.state for ticket in tickets]
 
 
-def ready() -> tuple[Mux, Session]:
-    mux = Mux(turns=2)
+def ready(*, alone: bool = False) -> tuple[Mux, Session]:
+    mux = Mux(turns=2, alone=alone)
     first = Ticket((b"9",), "9", "x", waits=True)
     [opening] = mux.ask(first)
     assert isinstance(opening, Open)
@@ -119,6 +120,35 @@ def test_a_cancel_that_came_before_what_it_was_to_end_is_said_again() -> None:
     assert isinstance(unlock, Send)
     mux.answered(opening.session, [False])
     assert mux.claims == {}
+
+
+def test_a_wait_that_ends_with_an_error_is_unlocked_in_any_case() -> None:
+    """Somebody else cancels it while the server grants it: whoever waits hears of the error, and nobody of the lock."""
+    mux, session = ready()
+    ticket = Ticket((b"1",), "1", 1, waits=True)
+    mux.ask(ticket)
+    [opening] = mux.answered(session, [False])
+    assert isinstance(opening, Open)
+    mux.opened(opening.session)
+    settled, unlock = mux.waited(opening.session, ERROR)
+    assert settled == Settle(ticket)
+    assert (ticket.state, ticket.problem) == ("failed", ERROR)
+    assert isinstance(unlock, Send)
+    assert (unlock.session, unlock.ops[0].verb) == (opening.session, "unlock")
+
+
+def test_a_wait_that_was_long_enough_is_unlocked_and_begun_anew() -> None:
+    mux, session = ready()
+    ticket = Ticket((b"1",), "1", 1, waits=True)
+    mux.ask(ticket)
+    [opening] = mux.answered(session, [False])
+    assert isinstance(opening, Open)
+    mux.opened(opening.session)
+    [unlock] = mux.waited(opening.session, Refused("canceling statement due to lock timeout", LONG_ENOUGH))
+    assert isinstance(unlock, Send)
+    assert unlock.ops[0].verb == "unlock", "it may have been granted this very moment"
+    assert mux.answered(opening.session, [True]) == [Wait(opening.session, (b"1",))]
+    assert ticket.state == "queued"
 
 
 def test_a_session_that_waits_is_not_used_before_its_cancel_was_answered() -> None:
@@ -248,3 +278,26 @@ def test_what_was_interrupted_past_the_multiplexer_ends_with_its_session() -> No
     assert mux.claims == {}
     [opening] = mux.ask(heir)
     assert isinstance(opening, Open)
+
+
+@pytest.mark.parametrize(
+    ("alone", "state", "is_claim"),
+    [(True, "held", True), (True, "queued", False), (True, "released", False), (False, "held", False)],
+)
+def test_what_is_taken_past_it_becomes_a_claim_where_nobody_can_be_unlocking_it(
+    alone: bool, state: State, is_claim: bool
+) -> None:
+    """Elsewhere whoever comes is noted in the ticket, and served when the pump has said what became of that."""
+    mux, session = ready(alone=alone)
+    ticket, heir = Ticket((b"1",), "1", 1, waits=True), Ticket((b"1",), "1", 2, waits=True)
+    ticket.session, ticket.state = session, state
+    mux.claims[b"1",] = session.held[b"1",] = ticket
+    mux.ask(heir)
+    found = mux.claims[b"1",]
+    assert isinstance(found, Claim) is is_claim
+    claim = ticket.claim if is_claim else ticket.heirs
+    assert claim is not None
+    assert (claim.holder, list(claim.queue)) == (ticket, [heir])
+    if is_claim:
+        assert session.held[b"1",] is found is claim
+        assert mux.hand_on(ticket) is heir

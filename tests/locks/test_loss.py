@@ -286,11 +286,12 @@ def test_a_session_that_answers_nobody_is_given_up(
         client = connect(link.url)
         client.lock("warm").acquire().release()
         grant, other = client.lock("a").acquire(), client.lock("b").acquire()
-        monkeypatch.setattr(pump, "SWEEP", 0.02)
-        monkeypatch.setattr(pump, "CALL_TIMEOUT", 0.1)
-        link.stall("to_client")
-        assert grant.release() is False
-        assert other.lost
+        with monkeypatch.context() as hurried:
+            hurried.setattr(pump, "SWEEP", 0.02)
+            hurried.setattr(pump, "CALL_TIMEOUT", 0.1)
+            link.stall("to_client")
+            assert grant.release() is False
+            assert other.lost
         link.heal()
         client.lock("a").acquire(timeout=20).check()
 

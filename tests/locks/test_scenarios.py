@@ -176,6 +176,7 @@ def test_an_idle_client_has_no_connection_and_one_lock_has_one(connect: Connect,
 
 def test_names_and_namespaces_are_for_everybody_to_see(connect: Connect, postgres_url: str) -> None:
     client, other = connect(postgres_url), connect(postgres_url)
+    client.lock("for an instant").acquire().release()
     client.lock("import").acquire()
     client.lock(("agent", -7)).acquire()
     other.lock(("order", 7)).acquire()
@@ -191,7 +192,7 @@ def test_names_and_namespaces_are_for_everybody_to_see(connect: Connect, postgre
         assert pairs == {(agent, 2**32 - 7), (order, 7)}
         assert ask("select pg_try_advisory_lock(holdfast.lock_key('import'))") is False, "psql computes the same key"
         eventually(lambda: ask("select name from holdfast.lock_name where key = holdfast.lock_key('import')"), "named")
-        assert ask("select count(*) from holdfast.lock_name") == 1
+        assert ask("select count(*) from holdfast.lock_name") == 1, "what is held is written down, and nothing else"
     assert connect(postgres_url).lock(("agent", -7)).try_acquire() is None, "the number is stable"
 
 

@@ -19,7 +19,9 @@ import pytest
 import holdfast
 from holdfast._wire.clock import now
 from holdfast._wire.locking import opening, pump
+from holdfast.sql import Step, statements
 from holdfast.testing import Postgres, Proxy
+from holdfast.testing.lease_stage import waiting
 from tests.children import eventually, query
 from tests.conftest import migrated
 from tests.locks.looks import advisory
@@ -135,6 +137,31 @@ def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
             client.lock("a", timeout=5).acquire()
     monkeypatch.undo()
     client.lock("a").acquire(timeout=0)
+
+
+def test_a_wait_that_the_server_ends_now_and_then_goes_on(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a statement waits, vacuum removes nothing that has died since: so it is begun anew, unnoticed."""
+    known = statements("postgres", "holdfast")
+    [step] = known["lock_tune"].steps
+    shorter = known["lock_tune"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
+    assert shorter != known["lock_tune"]
+    monkeypatch.setitem(known._known, "lock_tune", shorter)
+    begun = "select waitstart from pg_locks where locktype = 'advisory' and not granted"
+    seen: set[Any] = set()
+
+    def begins() -> bool:
+        seen.update(query(postgres_url, begun))
+        return len(seen) > 3
+
+    holder, waiter = connect(postgres_url), connect(postgres_url)
+    held = holder.lock("a").acquire()
+    with waiting(lambda: waiter.lock("a").acquire(timeout=30)) as won:
+        eventually(begins, "it has been begun anew")
+        held.release()
+    won[0].check()
+    assert len(advisory(postgres_url)) == 1
 
 
 def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_stage import LONG, name, running
+from holdfast.testing.server import until
 from tests.children import query
 
 Connect = Callable[..., Any]
@@ -219,3 +220,14 @@ def test_a_batch_of_a_sovereign_dataset_is_marked_and_locked_whole(connect: Conn
         said = {each.kind: json.loads(each.detail) for each in client.operations.history(key)}
         assert said["sovereignty"] == {"dataset": dataset, "sovereignty_event": True}
         assert said["claimed"] == {"actor": "jane", "justification": "the council agreed"}
+
+
+def test_a_batch_goes_by_the_keys_although_the_log_was_empty_when_it_was_planned(postgres_url: str) -> None:
+    """Or each would read all that there is of the log, until the server has statistics."""
+    with holdfast.Client(postgres_url) as client:
+        for _ in range(3):
+            client.operations.run_many([name() for _ in range(40)], len, batch=20)
+    tables = "pg_stat_user_tables where relname in ('idempotency_log', 'wal')"
+    read = f"select sum(n_tup_ins)::int, sum(seq_tup_read)::int from {tables}"
+    until(lambda: query(postgres_url, read)[0][0] == 360, what="the server has counted")
+    assert query(postgres_url, read) == [(360, 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 import holdfast
@@ -45,7 +46,8 @@ def test_a_standby_that_is_promoted_knows_what_was_done_and_can_prove_it() -> No
 
 def test_a_subscriber_has_the_log_with_its_changes_and_can_prove_it() -> None:
     logical = {"wal_level": "logical"}
-    with Postgres.create(settings=logical) as origin, Postgres.create(settings=logical) as copy:
+    prepares = {**logical, "max_prepared_transactions": 1}
+    with Postgres.create(settings=prepares) as origin, Postgres.create(settings=logical) as copy:
         url, there = migrated(origin.database("app")), migrated(copy.database("app"))
         origin.execute(f"create publication operations for table {PUBLISHED}", dbname="app")
         with holdfast.Client(url) as client, holdfast.Client(there) as reader:
@@ -60,6 +62,15 @@ def test_a_subscriber_has_the_log_with_its_changes_and_can_prove_it() -> None:
                 assert doctor(client) == {}
                 client.operation("again").run(lambda: "now")
                 client.operation("told").run(lambda op: op.emit("lineage", {"dataset": "parcels"}))
+                with psycopg.connect(url, autocommit=True) as mine:
+                    mine.execute("begin")
+                    client.operation("prepared", tx=mine).run(lambda: 1)
+                    mine.execute("prepare transaction 'p'")
+                    client.operation("meanwhile").run(lambda: 1)
+                    assert not {"prepared", "meanwhile"} & {each.label for each in client.relays.events()}
+                    mine.execute("commit prepared 'p'")
+                labels = [each.label for each in client.relays.events()]
+                assert labels[-4:] == ["prepared", "prepared", "meanwhile", "meanwhile"], "it counts as committed then"
                 client.operations.archive(datetime.now(UTC) + timedelta(minutes=1), lambda lines: None)
 
                 def same() -> bool:
@@ -67,7 +78,7 @@ def test_a_subscriber_has_the_log_with_its_changes_and_can_prove_it() -> None:
 
                 eventually(same, "the copy says the same")
                 found = reader.operations.verify()
-                assert (found.passed, found.operations) == (True, 3)
+                assert (found.passed, found.operations) == (True, 5)
                 assert [each.kind for each in reader.operations.history("again")] == ["archived"]
                 assert reader.operations.replay("done")[0].value == {"rows": 7}
                 assert {each.check: each.status for each in reader.operations.health().findings}["chains"] == "ok"

@@ -84,7 +84,7 @@ class PostgresSession(PgWire):
             raise Unanswered(f"the connection to {self.database} was lost") from error
 
     def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
-        self.call("wait_for_ever", {}, timeout)
+        self.call("wait_long", {}, timeout)
         self._prepared = None
         self._send(self._statements[name], parameters)
         self._flush(now() + timeout)

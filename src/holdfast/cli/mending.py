@@ -71,7 +71,8 @@ def reset(context: click.Context, key: str, reason: str, actor: str | None) -> N
 def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str | None) -> None:
     """Undo an operation, with the function that was registered for it.
 
-    This is the governed command `holdfast do operation.rollback`. Exit code 1 when it was not undone.
+    KEY may also be the pointer into the log that `holdfast ops show` has shown: then it is undone only if that attempt
+    still stands. This is the governed command `holdfast do operation.rollback`. Exit code 1 when it was not undone.
 
     \b
     Example:

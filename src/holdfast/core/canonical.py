@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -36,12 +37,10 @@ def encode(value: object, what: str = "value") -> bytes:
 
 
 def _encode(value: Any, path: str, room: int) -> bytes:  # one branch a kind of value
-    if value is None:
-        return b"n0:"
+    if (simple := _simple(value)) is not None:
+        return simple
     if isinstance(value, str):
         return _text(value, path)
-    if isinstance(value, bool):
-        return b"b1:1" if value else b"b1:0"
     if isinstance(value, int):
         return _part(b"i", b"%x" % value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -55,12 +54,30 @@ def _encode(value: Any, path: str, room: int) -> bytes:  # one branch a kind of 
     if not room:
         raise ValueError(f"{path[:80]}… is nested deeper than {DEEPEST}, or contains itself")
     if isinstance(value, Mapping):
-        pairs = ((_encode(key, f"the key {key!r:.40} of {path}", room - 1), key) for key in value)
-        return _part(b"m", b"".join(name + _encode(value[key], f"{path}[{key!r:.40}]", room - 1)
-                                    for name, key in sorted(pairs, key=lambda pair: pair[0])))  # fmt: skip
+        pairs = [(_simple(key) or _encode(key, f"the key {key!r:.40} of {path}", room - 1), key) for key in value]
+        pairs.sort(key=itemgetter(0))
+        told = [name + (_simple(value[key]) or _encode(value[key], f"{path}[{key!r:.40}]", room - 1))
+                for name, key in pairs]  # fmt: skip
+        return _part(b"m", b"".join(told))
     if isinstance(value, AbstractSet):
         return _part(b"e", b"".join(sorted(_encode(each, f"{each!r:.40} in {path}", room - 1) for each in value)))
-    return _part(b"l", b"".join(_encode(each, f"{path}[{at}]", room - 1) for at, each in enumerate(value)))
+    parts = [_simple(each) or _encode(each, f"{path}[{at}]", room - 1) for at, each in enumerate(value)]
+    return _part(b"l", b"".join(parts))
+
+
+def _simple(value: Any) -> bytes | None:
+    """Of what most values are made of, without a word about where it is; None when it is something else, or wrong."""
+    kind = type(value)
+    if kind is str:
+        if value.isascii():
+            return b"s%d:%b" % (len(value), value.encode())
+    elif kind is int:
+        return _part(b"i", b"%x" % value)
+    elif value is None:
+        return b"n0:"
+    elif kind is bool:
+        return b"b1:1" if value else b"b1:0"
+    return None
 
 
 def _ordered(value: Any, path: str) -> bytes:

@@ -25,12 +25,13 @@ class Written(NamedTuple):
 
 
 class Chain:
-    __slots__ = ("_given", "_hash", "_named", "_number", "_pointer", "_waiting")
+    __slots__ = ("_given", "_hash", "_mark", "_named", "_number", "_pointer", "_waiting")
 
     def __init__(self, operation: str, pointer: str | None) -> None:
         number, _, self._hash = (pointer or "0:").partition(":")
         self._named, self._pointer, self._number = named(operation), pointer, int(number)
         self._waiting: list[Phrase] = []
+        self._mark: int | None = None
 
     @property
     def next(self) -> int:
@@ -46,6 +47,13 @@ class Chain:
     def put(self, entry: Phrase) -> None:
         """One that is phrased already, for many chains."""
         self._waiting.append(entry)
+
+    def mark(self) -> None:
+        self._mark = len(self._waiting)
+
+    def take_back(self) -> None:
+        """What was added since the mark, if there is one, and is not written after all."""
+        del self._waiting[len(self._waiting) if self._mark is None else self._mark :]
 
     def waiting(self) -> Written:
         """All that was added since the last time it was written. It is hashed here, and not before."""

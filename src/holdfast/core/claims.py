@@ -33,31 +33,25 @@ class Claims(Sessions):
         """The claim that ``ticket`` is the holder of."""
         found = self.claims.get(ticket.key)
         if found is ticket:
-            found = ticket.heirs or self._adopted(ticket)
-            ticket.heirs = None
-            self.claims[ticket.key] = found
-            if found.session is not None and found.session.over:  # it was being tried or unlocked when that ended
-                found.session = None
-            if found.session is not None:
-                found.session.held[found.key] = found
+            found = self._taken_over(ticket)
         return found if isinstance(found, Claim) and found.holder is ticket else None
 
-    def _hand_on(self, claim: Claim, ticket: Ticket) -> Ticket | None:
-        """To the next in line, as often in a row as is fair to others."""
-        if not claim.queue or claim.handed >= self.turns:
-            return None
-        claim.handed += 1
-        ticket.state = "released"
-        return self._let_in(claim)
-
-    def _let_in(self, claim: Claim) -> Ticket:
-        claim.holder = ticket = claim.queue.popleft()
-        claim.stage, ticket.session, ticket.state = "held", claim.session, "held"
-        return ticket
+    def _taken_over(self, ticket: Ticket) -> Claim:
+        """Instead of the ticket, which was taken past us, and whose holder sees first that it is so no more."""
+        ticket.claim = claim = ticket.heirs or self._adopted(ticket)
+        ticket.heirs = None
+        self.claims[ticket.key] = claim
+        if claim.session is not None and claim.session.over:  # it was being tried or unlocked when that ended
+            claim.session = None
+        if claim.session is not None:
+            claim.session.held[claim.key] = claim
+        return claim
 
     def _granted(self, claim: Claim) -> None:
         if claim.queue:
-            self._out.append(Settle(self._let_in(claim)))
+            claim.holder = ticket = claim.queue.popleft()
+            claim.stage, ticket.session, ticket.state = "held", claim.session, "held"
+            self._out.append(Settle(ticket))
         else:
             self._unlock(claim)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cached_property
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from holdfast.core import canonical
@@ -23,7 +24,8 @@ _HEX = frozenset("0123456789abcdef")
 _NO_PARAMS = canonical.digest({})
 _PLAIN, _PLAIN_LOCK = canonical.encode("holdfast plain operation"), canonical.encode("holdfast plain lock")
 _NEEDED = ("pipeline", "task", "dataset", "operation")
-_OPTIONAL = ("version", "checksum", "bucket")
+_NAMES = (*_NEEDED, "version", "checksum", "bucket")
+_parts = attrgetter(*_NAMES)
 _MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
 """A Monday, at midnight: weeks begin with it, and every shorter span that divides a day."""
 
@@ -51,16 +53,14 @@ class OperationKey:
     """sha256, as hex: the key by which the log knows it."""
 
     def __post_init__(self) -> None:
-        for name in _NEEDED:
-            check_name(getattr(self, name), name)
-        for name in _OPTIONAL:
-            if getattr(self, name) is not None:
-                check_name(getattr(self, name), name)
+        parts = _parts(self)
+        for name, part in zip(_NAMES, parts, strict=True):
+            if part is not None or name in _NEEDED:
+                check_name(part, name)
         _check_shards(self.shards)
         if not isinstance(self.params, Mapping):
             raise TypeError(f"params must be a dict, not {type(self.params).__name__}")
         params_hash = canonical.digest(self.params, "params") if self.params else _NO_PARAMS
-        parts = (getattr(self, name) for name in (*_NEEDED, *_OPTIONAL))
         object.__setattr__(self, "params_hash", params_hash)
         object.__setattr__(self, "digest", canonical.digest(["holdfast operation", *parts, params_hash]))
 

@@ -17,6 +17,9 @@ from holdfast.core.claims import Claims
 from holdfast.core.sessions import TURNS
 from holdfast.core.tickets import Action, Claim, Close, Op, Session, Settle, State, Ticket, Wait
 
+LONG_ENOUGH = "55P03"
+"""What the server says of a wait that it was to end, because a statement under way keeps it from tidying up."""
+
 
 class Mux(Claims):
     """An event comes in as a call, and what is to be done comes back. How a key is dealt with is in ``claims``, what is
@@ -26,7 +29,8 @@ class Mux(Claims):
         """Somebody wants a key.
 
         A pump may take a key past us, by putting a ticket instead of a claim into ``claims``. Whoever comes second is
-        noted in that ticket, and the pump says ``freed`` when it has unlocked a key that has heirs.
+        noted in that ticket, and the pump says ``freed`` when it has unlocked a key that has heirs. One that is
+        ``alone`` is not in the midst of unlocking what is held: that is a claim from then on, and soon handed on.
         """
         if self._closed is not None:
             ticket.problem = self._closed
@@ -48,6 +52,8 @@ class Mux(Claims):
                 return self._first(ticket)
             if isinstance(found, Claim):
                 return self._join(found, ticket)
+            if self._alone and found.state == "held":
+                return self._join(self._taken_over(found), ticket)
             heirs = found.heirs or self._adopted(found)
             found.heirs = heirs
             if self.claims.get(key) is found:  # else it was freed this very moment
@@ -106,10 +112,20 @@ class Mux(Claims):
         return self._end_of(ticket, sure=ticket.state == "held")
 
     def hand_on(self, ticket: Ticket) -> Ticket | None:
-        """``release`` where it goes to the next in line here: there is nothing to do then but to tell that one. None
-        when it does not, and nothing has happened."""
-        claim = self._of(ticket)
-        return None if claim is None else self._hand_on(claim, ticket)
+        """``release`` where it goes to the next in line here, as often in a row as is fair to others: there is nothing
+        to do then but to tell that one. None when it does not, and nothing has happened.
+
+        With all in here, as it is cold when it is called: each function costs more than what it does."""
+        claim = self.claims.get(ticket.key)
+        if claim is ticket:
+            claim = self._taken_over(ticket)
+        if not isinstance(claim, Claim) or claim.holder is not ticket or not claim.queue or claim.handed >= self.turns:
+            return None
+        claim.handed += 1
+        ticket.state = "released"
+        claim.holder = heir = claim.queue.popleft()
+        heir.session, heir.state = claim.session, "held"
+        return heir
 
     def release(self, ticket: Ticket) -> list[Action]:
         """The holder is done. Settled when the lock is somebody else's, or nobody's."""
@@ -122,17 +138,15 @@ class Mux(Claims):
 
     def _end_of(self, ticket: Ticket, *, sure: bool) -> list[Action]:
         """``sure``: it did hold. What was interrupted past us may never have been granted, and is not handed on."""
-        claim = self._of(ticket)
-        if claim is None:
+        if sure and (heir := self.hand_on(ticket)) is not None:
+            self._out += Settle(ticket), Settle(heir)
+        elif (claim := self._of(ticket)) is not None:
+            claim.holder, claim.handed, claim.leaving = None, 0, ticket
+            self._unlock(claim)
+        else:
             if ticket.state == "held" and not self.is_leaving(ticket):
                 ticket.state = "released"
             self._out.append(Settle(ticket))
-            return self._done()
-        if sure and (heir := self._hand_on(claim, ticket)) is not None:
-            self._out += Settle(ticket), Settle(heir)
-        else:
-            claim.holder, claim.handed, claim.leaving = None, 0, ticket
-            self._unlock(claim)
         return self._done()
 
     def opened(self, session: Session) -> list[Action]:
@@ -198,8 +212,9 @@ class Mux(Claims):
         elif error is None:
             self._granted(claim)
         else:
-            self._fail(claim, error)
-            self._unlock(claim)
+            if getattr(error, "sqlstate", None) != LONG_ENOUGH:
+                self._fail(claim, error)
+            self._unlock(claim)  # and whoever still waits stands in line again
         return self._done()
 
     def lost(self, session: Session, error: Exception) -> list[Action]:

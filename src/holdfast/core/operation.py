@@ -144,6 +144,11 @@ def decide(
     return Act.ROLL_BACK if on_partial == "rollback" else Act.VERIFY
 
 
+def entries_in(pointer: str | None) -> int:
+    """How long the chain is that ends there."""
+    return int((pointer or "0:").partition(":")[0])
+
+
 def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
     """In words."""
     what = f"operation {key.label!r}"

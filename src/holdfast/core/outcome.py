@@ -20,8 +20,8 @@ class Outcome:
     replayed: bool
     attempt: int
     committed: bool = True
-    """False when it is part of a transaction that was open already: then the commit is the caller's, and until then it
-    has not happened."""
+    """False when it is part of a transaction that was open already, now or when it ran: then the commit is the
+    caller's, and until then it has not happened."""
     value: Any = field(default=None, repr=False)
     error: Exception | None = None
     """In a batch: why there is no result."""

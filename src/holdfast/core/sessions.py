@@ -20,12 +20,20 @@ class Sessions:
     """``kept`` sessions stay for a while when they are free, ``extra`` more are closed at once.
 
     ``lines``: the server has a fair line for each key. Where there is none, whoever has had its turns stands back.
+    ``alone``: whoever takes keys past us does so in the thread that we are in.
     """
 
     def __init__(
-        self, *, kept: int = 15, extra: int = 10, per_session: int = PER_SESSION, turns: int = TURNS, lines: bool = True
+        self,
+        *,
+        kept: int = 15,
+        extra: int = 10,
+        per_session: int = PER_SESSION,
+        turns: int = TURNS,
+        lines: bool = True,
+        alone: bool = False,
     ) -> None:
-        self._lines = lines
+        self._lines, self._alone = lines, alone
         self.kept, self.limit, self.per_session, self.turns = kept, kept + extra, per_session, turns
         self.cap: int | None = None
         """How many locks there may be here. None: not known yet, or not needed."""

@@ -28,7 +28,8 @@ class Ticket:
         self.state: State = "new"
         self.session: Session | None = None
         self.claim: Claim | None = None
-        """Where it stands in line."""
+        """Where it stands in line, or stood; or what became of it when others came. None: it was taken past the state
+        machine, see ``Mux.ask``, and is unlocked so as well."""
         self.problem: Exception | None = None
         self.contended = False
         """Somebody else has, or had, it: we are not merely waiting for an answer."""

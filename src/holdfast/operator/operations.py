@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.operator.running import Window
 
 _KEY = Parameter("the text that was its key, or its 64 digits")
+_KEY_OR_POINTER = Parameter("the text that was its key, its 64 digits, or a pointer into the log")
 _SHOWN = 20
 
 
@@ -34,14 +35,17 @@ def operation_reset(window: Window, *, key: str) -> Steps:
     window.client.operations.reset(key, actor=window.actor, reason=window.reason)
 
 
-@command("operation.rollback", gate="operations", subject="operation {key}", destructive=True, key=_KEY)
+@command("operation.rollback", gate="operations", subject="operation {key}", destructive=True, key=_KEY_OR_POINTER)
 def operation_rollback(window: Window, *, key: str) -> Steps:
     """Undo an operation with the function that is registered for it."""
-    record = _known(window, key)
+    try:
+        record = window.client.operations.find(key)
+    except LookupError as error:
+        raise CommandRefused(str(error)) from None
     if record.rollback is None:
         raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
-    _unchanged(window, key, record)
+    _unchanged(window, record.key, record)
     window.client.operations.rollback(key, actor=window.actor, reason=window.reason)
 
 
@@ -121,10 +125,3 @@ def _refused(window: Window, key: str) -> str:
     if not reviews:
         raise CommandRefused(f"there is no operation {key!r}")
     return reviews[0].label
-
-
-def _known(window: Window, key: str) -> Any:
-    record = window.client.operations.get(key)
-    if record is None:
-        raise CommandRefused(f"there is no operation {key!r}")
-    return record

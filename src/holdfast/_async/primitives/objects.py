@@ -6,6 +6,7 @@ write whose answer was lost is asked after, and is never done twice; where that 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,6 @@ from holdfast._async.primitives.watch import AsyncWatch
 from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import settled, sleep
 from holdfast._wire.clock import jitter
-from holdfast._wire.identity import new_token
 from holdfast.core.changes import Position
 from holdfast.core.errors import Conflict, Refused
 from holdfast.core.grant import Unset, check_name
@@ -87,7 +87,7 @@ class AsyncObjects:
 
     async def put_many(self, type: str, records: Records, under: AsyncLeaseGrant) -> dict[str, int]:
         """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
-        writing; the new versions. What was left out is to be written, or refused, one by one. On PostgreSQL."""
+        writing; the new versions. What was left out is to be written, or refused, one by one."""
         under.check()
         rows = [{"id": each.id, "body": encode(each.payload)[0], "expected": each.version} for each in records]
         parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
@@ -175,7 +175,7 @@ class AsyncObjects:
             under.check()
         name, secret = (None, None) if under is None else (under.name, under.token)
         late = tx is not None  # its place among the changes is where that commits
-        token = new_token() if self._hex else None  # on SQLite no answer is ever lost
+        token = os.urandom(16).hex() if self._hex else None  # on SQLite no answer is ever lost
         parameters |= {"token": token, "again": False, "lease": name, "lease_token": secret, "late": late}
         if tx is None:
             return await self._write_alone(statement, parameters, under, again)

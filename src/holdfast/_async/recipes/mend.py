@@ -37,7 +37,7 @@ class AsyncMender:
         self._engine, self._terms, self._driver = engine, terms, driver
         self._session_present = session_present
         self.objects = AsyncObjects(engine)
-        self._writer = AsyncWriter(self.objects, together=engine.database.dialect == "postgres")
+        self._writer = AsyncWriter(self.objects)
         self.serial = AsyncKeyed()
         self.tally = Tally(Counts(), "reconciler.counted")
         self.queued: set[str] = set()

@@ -29,26 +29,24 @@ class _Waiting:
 
 
 class AsyncWriter:
-    def __init__(self, objects: AsyncObjects, *, together: bool) -> None:
-        self._objects, self._together = objects, together
+    def __init__(self, objects: AsyncObjects) -> None:
+        self._objects = objects
         self._turn = AsyncKeyed()
         self._waiting: list[_Waiting] = []
 
     async def put(self, record: ObjectRecord, payload: dict[str, Any], grant: AsyncLeaseGrant) -> None:
         """As ``put_if`` at the version of the record: Conflict, FencedOut."""
-        if self._together:
-            mine = _Waiting(replace(record, payload=payload), grant)
-            self._waiting.append(mine)
-            try:
-                async with self._turn.hold(""):
-                    if mine in self._waiting:  # else somebody has taken it along
-                        await self._write_all(grant)
-            finally:
-                with suppress(ValueError):  # it is only there when we are cancelled before our turn
-                    self._waiting.remove(mine)
-            if mine.written:
-                return
-        await self._objects.put_if(record.type, record.id, payload, MatchVersion(record.version), under=grant)
+        mine = _Waiting(replace(record, payload=payload), grant)
+        self._waiting.append(mine)
+        try:
+            async with self._turn.hold(""):
+                if mine in self._waiting:  # else somebody has taken it along
+                    await self._write_all(grant)
+        finally:
+            with suppress(ValueError):  # it is only there when we are cancelled before our turn
+                self._waiting.remove(mine)
+        if not mine.written:
+            await self._objects.put_if(record.type, record.id, payload, MatchVersion(record.version), under=grant)
 
     async def _write_all(self, grant: AsyncLeaseGrant) -> None:
         """All that wait to be written under this grant."""

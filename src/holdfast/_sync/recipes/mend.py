@@ -37,7 +37,7 @@ class Mender:
         self._engine, self._terms, self._driver = engine, terms, driver
         self._session_present = session_present
         self.objects = Objects(engine)
-        self._writer = Writer(self.objects, together=engine.database.dialect == "postgres")
+        self._writer = Writer(self.objects)
         self.serial = Keyed()
         self.tally = Tally(Counts(), "reconciler.counted")
         self.queued: set[str] = set()

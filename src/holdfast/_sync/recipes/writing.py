@@ -30,26 +30,24 @@ class _Waiting:
 
 
 class Writer:
-    def __init__(self, objects: Objects, *, together: bool) -> None:
-        self._objects, self._together = objects, together
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         self._turn = Keyed()
         self._waiting: list[_Waiting] = []
 
     def put(self, record: ObjectRecord, payload: dict[str, Any], grant: LeaseGrant) -> None:
         """As ``put_if`` at the version of the record: Conflict, FencedOut."""
-        if self._together:
-            mine = _Waiting(replace(record, payload=payload), grant)
-            self._waiting.append(mine)
-            try:
-                with self._turn.hold(""):
-                    if mine in self._waiting:  # else somebody has taken it along
-                        self._write_all(grant)
-            finally:
-                with suppress(ValueError):  # it is only there when we are cancelled before our turn
-                    self._waiting.remove(mine)
-            if mine.written:
-                return
-        self._objects.put_if(record.type, record.id, payload, MatchVersion(record.version), under=grant)
+        mine = _Waiting(replace(record, payload=payload), grant)
+        self._waiting.append(mine)
+        try:
+            with self._turn.hold(""):
+                if mine in self._waiting:  # else somebody has taken it along
+                    self._write_all(grant)
+        finally:
+            with suppress(ValueError):  # it is only there when we are cancelled before our turn
+                self._waiting.remove(mine)
+        if not mine.written:
+            self._objects.put_if(record.type, record.id, payload, MatchVersion(record.version), under=grant)
 
     def _write_all(self, grant: LeaseGrant) -> None:
         """All that wait to be written under this grant."""

@@ -76,22 +76,24 @@ class AsyncLocks:
             raise
 
     def release(self, ticket: Ticket) -> Awaitable[object]:
-        """The ticket is "released" once this has been awaited, if it was still ours. Cancelled or not, it is given
-        back; on the loop that it belongs to."""
-        pump, state = self._pump, ticket.state
-        if pump is None or state != "held":
+        """Of a ticket that was held: it is "released" once this has been awaited, if it was still ours. Cancelled or
+        not, it is given back; on the loop that it belongs to."""
+        pump = self._pump
+        if pump is None:
             return NOTHING
         if pump.loop is not get_running_loop():
             return self._release_there(ticket, pump.loop)
         mux = pump.mux
         bell: Bell
         try:
-            if ticket.heirs is None and mux.claims.get(ticket.key) is ticket:
+            if ticket.claim is None and ticket.heirs is None:
                 ticket.bell = bell = Future()
                 if pump.end(ticket):
                     return bell
             elif (heir := mux.hand_on(ticket)) is not None:
-                pump.let_in(heir)
+                if not heir.bell.done():
+                    heir.bell.set_result(None)
+                pump.waiting.pop(heir, None)
                 return pump.nothing
             ticket.bell = None
             pump.leaving.add(ticket)
@@ -114,7 +116,8 @@ class AsyncLocks:
             )
 
         async def release() -> None:
-            await self.release(ticket)
+            if ticket.state == "held":
+                await self.release(ticket)
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(release(), loop))
 
@@ -136,7 +139,6 @@ class AsyncLocks:
         pump, self._pump = self._pump, None
         if pump is not None and self._pid == os.getpid():
             pump.ended = True
-            pump.flush_names()
             pump.close(error)
 
     @property
@@ -152,7 +154,7 @@ class AsyncLocks:
         if self._closed is not None:
             raise EngineError(*self._closed.args)
         kept, extra = self._limits
-        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres")
+        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True)
         self._pump = pump = AsyncPump(self.database, mux, get_running_loop())
         background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump

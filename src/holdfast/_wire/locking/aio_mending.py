@@ -170,12 +170,6 @@ class MendingPump(LockPump):
                 raise
             self._first = None
 
-    def let_in(self, ticket: Ticket) -> None:
-        """Whoever stood in line has it: nobody has ever rung for that one."""
-        if not ticket.bell.done():
-            ticket.bell.set_result(None)
-        self.waiting.pop(ticket, None)
-
     def _settle(self, ticket: Ticket) -> None:
         if ticket.bell is not None:
             if self._no_task:

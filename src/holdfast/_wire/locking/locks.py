@@ -107,7 +107,7 @@ class Locks:
             if pump.drivers.setdefault(session, ticket) is not ticket:
                 self._check_driver(pump, ticket, session)
                 return self._leave(pump, ticket)
-            if session.over or claims.get(key) is not ticket:
+            if session.over or ticket.claim is not None:
                 self._let_go(pump, session)
                 return self._leave(pump, ticket)
             ticket.state = "released"
@@ -142,7 +142,6 @@ class Locks:
         closed = threading.Event()
 
         def close() -> None:
-            pump.flush_names()
             pump.close(error)
             closed.set()
 

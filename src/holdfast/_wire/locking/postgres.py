@@ -28,7 +28,8 @@ _STATEMENTS = (
     "lock_try", "lock_try_pair", "lock_unlock", "lock_unlock_pair", "lock_batch", "lock_wait", "lock_wait_pair",
     "lock_room", "lock_remember",
 )  # fmt: skip
-_TRY, _UNLOCK, _WAIT = ((f"lock_{verb}".encode(), f"lock_{verb}_pair".encode()) for verb in ("try", "unlock", "wait"))
+_TRY, _UNLOCK, _WAIT = ((b"", b"lock_%b" % each, b"lock_%b_pair" % each) for each in (b"try", b"unlock", b"wait"))
+"""By how many numbers a key has."""
 _CODES = {"try": 0, "unlock": 2, "cancel": 4}
 Answers = list[Any]
 
@@ -74,15 +75,18 @@ class PostgresLockWire:
         ever stayed behind, that would be no answer in time."""
         pgconn, result = self._pgconn, None
         try:
-            self._put((_TRY if verb == "try" else _UNLOCK)[len(key) - 1], key)
+            self._put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
             while self._wait(patience):
                 pgconn.consume_input()
-                if result is None and not pgconn.is_busy():  # as in _is_whole
+                if pgconn.is_busy():  # as in _is_whole
+                    continue
+                if result is None:
                     result = pgconn.get_result()
-                if result is not None and not pgconn.is_busy():
-                    if (done := result.get_value(0, 0)) is not None:
-                        return done == b"t"
-                    return bool(self._answers(result))  # it raises
+                    if pgconn.is_busy():
+                        continue
+                if result is not None and (done := result.get_value(0, 0)) is not None:
+                    return done == b"t"
+                return bool(self._answers(result))  # it raises
         except OperationalError as error:
             raise self._gone(error) from error
         return None
@@ -90,7 +94,7 @@ class PostgresLockWire:
     def begin(self, verb: str, key: Key) -> None:
         """One thing, for ``answer`` to tell."""
         try:
-            self._put((_TRY if verb == "try" else _UNLOCK)[len(key) - 1], key)
+            self._put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -103,7 +107,7 @@ class PostgresLockWire:
             elif op.verb == "note":
                 self._say(b"lock_remember", (op.text.encode(),))
             elif len(ops) == 1 and op.claim is not None:
-                self._say((_TRY if op.verb == "try" else _UNLOCK)[len(op.claim.key) - 1], op.claim.key)
+                self._say((_TRY if op.verb == "try" else _UNLOCK)[len(op.claim.key)], op.claim.key)
             else:
                 self._say(b"lock_batch", _batch(ops))
         except OperationalError as error:
@@ -113,7 +117,7 @@ class PostgresLockWire:
         """In the server's line; it may take for ever."""
         self._verb = "wait"
         try:
-            self._say(_WAIT[len(key) - 1], key)
+            self._say(_WAIT[len(key)], key)
         except OperationalError as error:
             raise self._gone(error) from error
 
@@ -145,18 +149,19 @@ class PostgresLockWire:
         pgconn, result = self._pgconn, self._result
         try:
             pgconn.consume_input()
-            while not pgconn.is_busy():  # as in _is_whole
-                if (more := pgconn.get_result()) is not None:
-                    result = more
-                elif result is not None and (done := result.get_value(0, 0)) is not None:
-                    self._result = None
-                    return done == b"t"
-                else:
-                    return self._no_answer(result)
-            self._result = result
+            if pgconn.is_busy():  # as in _is_whole
+                return None
+            if result is None:
+                result = pgconn.get_result()
+                if pgconn.is_busy():
+                    self._result = result
+                    return None
+            if result is not None and (done := result.get_value(0, 0)) is not None:
+                self._result = None
+                return done == b"t"
+            return self._no_answer(result)
         except OperationalError as error:
             raise self._gone(error) from error
-        return None
 
     def _no_answer(self, result: pq.abc.PGresult | None) -> Unheard | EngineError:
         self._result = None

@@ -29,7 +29,7 @@ CALL_TIMEOUT = 10.0
 """Seconds for what the server answers at once, if it answers at all."""
 SWEEP = 0.6
 """Seconds between two looks at what has become idle, or stuck."""
-REMEMBERED = 50_000
+REMEMBERED = 10_000
 
 
 class LockPump(ABC):
@@ -75,6 +75,7 @@ class LockPump(ABC):
         """The name is to be written down, but not now. The numbers of a namespace speak for themselves."""
         if len(self.noted) > REMEMBERED:
             self.noted.clear()
+            self.names.clear()
         self.noted[ticket.key] = ticket.name
         if len(ticket.key) == 1:
             self.names[ticket.key] = ticket.name
@@ -85,9 +86,14 @@ class LockPump(ABC):
         )
 
     def flush_names(self) -> None:
+        """Of what is held or waited for right now: only that is ever listed. Whoever locks every order once, for an
+        instant, would have every order written down."""
         if self.names and any(session.opened for session in self.mux.holds):
-            names, self.names = self.names, {}
-            self.do(self.mux.note(json.dumps([[int(key[0]), name] for key, name in list(names.items())])))
+            found = [(key, name) for key, name in list(self.names.items()) if key in self.mux.claims]
+            for key, _ in found:
+                self.names.pop(key, None)
+            if found:
+                self.do(self.mux.note(json.dumps([[int(key[0]), name] for key, name in found])))
 
     @abstractmethod
     def _settle(self, ticket: Ticket) -> None:

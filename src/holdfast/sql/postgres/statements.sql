@@ -112,16 +112,18 @@ select count(pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(name)
 -- name: session_hold
 select pg_try_advisory_lock(:session_key::bigint) as done
 
--- name: wait_for_ever
-select set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)
+-- name: wait_long
+-- Not for ever: as long as a statement waits, vacuum removes nothing that has died since it began. Then it is begun anew.
+select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false)
 
 -- name: vigil
 -- Answered when the session that holds the key is gone.
 select pg_advisory_lock_shared(:session_key::bigint)
 
 -- name: lock_tune
--- A session that waits for a lock waits until it is told not to; unlocking what is not locked is no reason to warn.
-select set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('client_min_messages', 'error', false)
+-- A session that waits for a lock waits until it is told not to, as long at a time as with wait_long; unlocking what is not
+-- locked is no reason to warn.
+select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false), set_config('client_min_messages', 'error', false)
 
 -- name: lock_room
 -- How many locks more the server's table takes before it is half full: when it is full, nobody can even connect.
@@ -196,11 +198,12 @@ select holdfast.lease_protect(:name, cast(:token as uuid)) as fence
 select holdfast.lease_protect_at_commit(:name, cast(:token as uuid)) as fence
 
 -- name: object_put
--- Casts are written out, and of types that every driver knows: it also runs in the user's own transaction.
-select status, version, created_at, updated_at, name, labels, current, owner from holdfast.object_put(
+-- Casts are written out, and of types that every driver knows: it also runs in the user's own transaction. Its row is taken
+-- apart here: in the place of a table, a function's rows are put into a store first.
+select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels, (r).current, (r).owner from (select holdfast.object_put(
     cast(:type as text), cast(:id as text), cast(:body as text), cast(:raw as text), cast(:condition as text), cast(:expected as bigint),
     cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),
-    cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean))
+    cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean)) as r) as put
 
 -- name: object_put_many
 select id, version from holdfast.object_put_many(:type, :records::json, :lease, :lease_token::uuid)
@@ -355,6 +358,9 @@ select key, number, entries, label, status, attempt, pointer, alive, result, res
 
 -- name: wal_latest
 select key, number, entries, label, status, attempt, pointer, alive, result, result_hash from holdfast.wal_latest(:most::int)
+
+-- name: wal_find
+select key from holdfast.wal_find(:hash)
 
 -- name: wal_read
 select epoch, horizon::text, place, key, entries from holdfast.wal_read(:epoch::bigint, :after_horizon::xid8, :after_place::bigint, :most::int)

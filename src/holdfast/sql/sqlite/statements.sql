@@ -294,6 +294,16 @@ select case when :condition = 'create' then 'exists' else 'conflict' end as stat
  where :condition = 'create' and version is not null or :condition = 'match' and version is not :expected;
 select 'taken' as status, version as current, id as owner from holdfast_object where type = :type and name = :name and id <> :id;
 
+-- name: object_put_many
+-- Each is looked for by its key. Nothing is ever inserted: what is there already is updated, and what is not is not selected.
+insert into holdfast_object (type, id, body, version, created_at, updated_at)
+select o.type, o.id, r.value ->> '$.body', (p.last + 1 + r.key) << 20 | (random() & 1048575), o.created_at, {now}
+  from json_each(:records) r cross join holdfast_object o cross join holdfast_object_place p
+ where o.type = :type and o.id = r.value ->> '$.id' and o.version = r.value ->> '$.expected'
+   and exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token)
+    on conflict (type, id) do update set body = excluded.body, raw = null, version = excluded.version, updated_at = excluded.updated_at
+returning id, version;
+
 -- name: object_delete
 -- stop
 delete from holdfast_object where type = :type and id = :id and version = :expected
@@ -477,6 +487,9 @@ with known (key) as (
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
+
+-- name: wal_find
+select idem_key as key from holdfast_wal where substr(entries, -67) = '"' || :hash || '"]' or substr(entries, 1, 67) = '["' || :hash || '"' limit 1;
 
 -- name: wal_read
 -- There is one writer at a time, so the order of the rows is that of the commits.

@@ -94,6 +94,8 @@ class AsyncChunk:
             self._all.enter()
             for digest in self._ours:
                 self._outcomes[digest] = await self._execute(digest, function)
+                if digest in self._runs:
+                    self._runs[digest].left()
         except BaseException as error:
             self._all.leave()
             await self._finish_interrupted()
@@ -126,14 +128,17 @@ class AsyncChunk:
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-            return self._ended(op, ("failure", None, None, json.dumps(said), "1", "1", None), error=error)
+            self._ends[digest] = op.chain, ("failure", None, None, json.dumps(said), "1", "1", None)
+            return Outcome("failed", False, 1, error=error)
         try:
             result = kept(value)
         except ValueError as error:  # the effect is there: it must not be had again because of that
             said = {**told(error), "where": "result"}
-            return self._ended(op, ("partial", None, None, json.dumps(said), "0", "1", None), error=error)
+            self._ends[digest] = op.chain, ("partial", None, None, json.dumps(said), "0", "1", None)
+            return Outcome("failed", False, 1, error=error)
         op.note("success", payload_hash=result["result_hash"])
-        return self._ended(op, ("success", *result.values(), None, "0", "1", op.told()), value=value)
+        self._ends[digest] = op.chain, ("success", *result.values(), None, "0", "1", op.told())
+        return Outcome("success", False, 1, value=value)
 
     def _op(self, digest: str) -> AsyncRunning:
         chain = Chain(digest, self._ours[digest])
@@ -143,12 +148,6 @@ class AsyncChunk:
         )  # fmt: skip
         op.began = True
         return op
-
-    def _ended(self, op: AsyncRunning, end: Told, **more: Any) -> Outcome:
-        self._ends[op.key.digest] = op.chain, end
-        if telemetry.listeners:
-            self._runs[op.key.digest].left()
-        return Outcome("success" if end[0] == "success" else "failed", False, 1, **more)
 
     async def _finish_interrupted(self) -> None:
         said = json.dumps({"type": "Interrupted", "message": "it was never called"})

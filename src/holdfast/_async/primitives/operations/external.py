@@ -89,12 +89,7 @@ class AsyncExternal(AsyncAttempt):
         try:
             await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
-            log.warning(
-                "that operation %r failed could not be recorded: %s",
-                op.key.label,
-                problem,
-                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
-            )
+            self.unrecorded(problem)
         return False
 
     async def _look(self) -> Prior:

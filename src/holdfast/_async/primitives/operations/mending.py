@@ -37,12 +37,14 @@ class AsyncMending(AsyncExternal):
         finally:
             await self.let_go()
 
-    async def roll_back(self, actor: str, reason: str) -> None:
-        """Undo it, whatever became of it."""
+    async def roll_back(self, actor: str, reason: str, expected: str | None) -> None:
+        """Undo it, whatever became of it; or what is there to ``expected``, the end of its chain."""
         prior = await self._taken_over()
         try:
+            if expected is not None and prior.pointer != expected:
+                raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
             if self.plan.rollback is None:
-                raise self._refusal(prior, "nothing is registered to undo it")
+                raise self._refusal(prior)
             op = await self._outside(prior)
             await call(self.plan.rollback, await self.dead(prior, self._asked_at))
             op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
@@ -90,7 +92,12 @@ class AsyncMending(AsyncExternal):
         op.began = False
         await self._close(op, "failure", error=json.dumps(said), failures=prior.failures + 1)
 
-    def _refusal(self, prior: Prior, why: str) -> OperationFailed:
-        key = self.plan.key
+    def _refusal(self, prior: Prior) -> OperationFailed:
+        key, handler = self.plan.key, self.plan.handler
+        why = "nothing is registered to undo it: it was made without the name of a rollback"
+        if handler is not None:
+            why = (
+                f"its rollback {handler!r} is not registered here: client.operations.register({handler!r}, rollback=…)"
+            )
         message = f"operation {key.label!r}: {why}"
         return OperationFailed(message, key=key.digest, label=key.label, status=prior.status or "failure", error=None)

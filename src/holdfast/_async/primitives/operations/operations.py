@@ -14,6 +14,7 @@ from holdfast._async.primitives.operations.operation import AsyncOperation, Plan
 from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger
+from holdfast.core import pointer
 from holdfast.core.canonical import digest
 from holdfast.core.errors import HoldfastError, PolicyDenied
 from holdfast.core.grant import Unset, check_name
@@ -176,13 +177,30 @@ class AsyncOperations(AsyncOperationLog):
                 await self._tell("operation.rewritten", record, reason="recovered")
         return done
 
+    async def find(self, key: OperationKey | str) -> OperationRecord:
+        """By its key, or by a WAL pointer (``number:hash``) that the log has or had for it: then the attempt which that
+        is of must stand, as whoever rolls it back expects. LookupError says why there is none."""
+        if (hashed := pointer.hash_in(key)) is None:
+            record = await self.get(key)
+            if record is None:
+                raise LookupError(f"there is no operation {as_key(key).label!r}")
+            return record
+        rows = await self._engine.call("wal_find", {"hash": hashed})
+        record = await self.get(rows[0]["key"]) if rows else None
+        if record is None:
+            raise pointer.unknown(str(key))
+        pointer.check_standing(record.label, await read_entries(self._engine, record.key), str(key))
+        return record
+
     async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
-        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then."""
+        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then. ``key``
+        may be a WAL pointer, as ``find`` takes it."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        record = await self._known(key)
+        record = await self.find(key)
         self._permit_reset(record, actor, reason)
-        await self._mending(record).roll_back(actor, reason)
+        expected = None if pointer.hash_in(key) is None else record.pointer
+        await self._mending(record).roll_back(actor, reason, expected)
         await self._tell("operation.rewritten", record, reason="rollback")
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -213,12 +231,6 @@ class AsyncOperations(AsyncOperationLog):
     async def _reviewed(self, key: str) -> ReviewRecord | None:
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
         return ReviewRecord.of(rows[0]) if rows else None
-
-    async def _known(self, key: OperationKey | str) -> OperationRecord:
-        record = await self.get(key)
-        if record is None:
-            raise LookupError(f"there is no operation {as_key(key).label!r}")
-        return record
 
     def _mending(self, record: OperationRecord) -> AsyncMending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))

@@ -29,6 +29,9 @@ class AsyncRunning:
     """What its function cost in energy, when that is over and was to be known."""
     metering: Metering | None = None
     outbox: list[tuple[str, str]] | None = None
+    replayed, status, began = False, "running", False
+    result: Any = None
+    """In a ``with``: what the body says that it is, or what it was the first time."""
 
     def __init__(
         self, key: Key, prior: Prior, asked_at: float, *, attempt: int, fence: int = 0,
@@ -38,10 +41,6 @@ class AsyncRunning:
         self.key, self.attempt, self.fence = key, attempt, fence
         self.checkpoints = dict(checkpoints) if checkpoints else {}
         """What was noted so far; for a rollback or a probe, what the attempt had noted that died."""
-        self.replayed, self.status = False, "running"
-        self.result: Any = None
-        """In a ``with``: what the body says that it is, or what it was the first time."""
-        self.began = False
         self.chain = chain or Chain(key.digest, prior.pointer)
         self._save, self._asked_at, self._server_time = save, asked_at, prior.now
         self._dead = prior if prior.status == "partial" else None

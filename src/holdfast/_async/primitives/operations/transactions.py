@@ -21,6 +21,9 @@ CHANGED = "40001"
 
 
 class AsyncOwned(Protocol):
+    ends_with_commit: bool
+    """Whether the end of the operation and COMMIT are one message."""
+
     async def begin(self, statement: str, parameters: Row) -> Row:
         """BEGIN, and a statement that answers with one row. Roll back if it fails."""
 
@@ -43,6 +46,8 @@ class _Undone(Exception):
 class AsyncOwnedBlock:
     """Whatever the driver, one statement after the other. ``marks``: with a savepoint, by which the end can tell that
     it is in the same transaction still; elsewhere the database knows when it began."""
+
+    ends_with_commit = False
 
     def __init__(self, known: AsyncConnection, *, marks: bool) -> None:
         self._known, self._marks = known, marks
@@ -96,6 +101,8 @@ def over(label: str) -> RuntimeError:
 
 class AsyncOwnedPsycopg:
     """Past the cursors: BEGIN and the claim are one message to the server, and so are the end and COMMIT."""
+
+    ends_with_commit = True
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
@@ -17,12 +18,9 @@ from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
-from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, in_progress, told
 from holdfast.core.outcome import Outcome
-
-log = logger("holdfast.operation")
 
 PASSES = 10
 """How often a transaction is begun again because others got in its way."""
@@ -51,6 +49,7 @@ class AsyncWithin(AsyncAttempt):
                 if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                     await self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
+                    self.late = found.fixed or not self._transaction.ends_with_commit
                     return await ready(self, act, prior, asked_at)
             except BaseException:
                 await self._undo()
@@ -80,29 +79,22 @@ class AsyncWithin(AsyncAttempt):
 
     async def _record(self, op: AsyncRunning, error: Exception) -> None:
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
-        said = told(error, remembered=self.remembers(error))
-        op.began = False
-        op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-        op.released()
-        parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         try:
-            await self.plan.engine.call("operation_write", parameters)
+            await self.plan.engine.call("operation_write", failure(self, op, error))
         except HoldfastError as problem:
-            log.warning(
-                "that operation %r failed could not be recorded: %s",
-                op.key.label,
-                problem,
-                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
-            )
+            self.unrecorded(problem)
 
 
 class AsyncJoined(AsyncAttempt):
-    """In a transaction that is open already, and that the caller commits. What fails leaves nothing in it."""
+    """In a transaction that is open already, and that the caller commits. Of what fails there stays in it that it was
+    tried: whoever goes on after the error commits that, and whoever rolls back takes it back with all the rest."""
 
     def __init__(self, plan: AsyncPlan, known: AsyncConnection) -> None:
         super().__init__(plan)
         self._known = known
         self._began: str | None = None
+        self._unseen = False
+        """What is known of it is what this transaction has written, and nobody else sees it yet."""
         self._block: AbstractAsyncContextManager[Any] | None = None
 
     async def _begin(self) -> AsyncRunning | Outcome:
@@ -112,17 +104,23 @@ class AsyncJoined(AsyncAttempt):
             found = Begun.of(await self._known.write("operation_begin", claim(self.plan)))
             prior = found.prior
             act = self.decide(prior)
+            self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and await self._is_unseen(prior)
             if (outcome := self.settled(act, prior)) is not None:
-                return outcome
+                return replace(outcome, committed=not self._unseen)
             if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
                 await self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
+                self.precede()
                 self._block = self._known.nested()
                 await self._block.__aenter__()
-                return await ready(self, act, prior, asked_at)
+                try:
+                    return await ready(self, act, prior, asked_at)
+                except BaseException as error:
+                    await self._undo(error)
+                    raise
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 await self.escalate(prior)
                 self.locked_out("snapshot")
@@ -137,7 +135,7 @@ class AsyncJoined(AsyncAttempt):
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         row = await self._known.write("operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
-            raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
+            raise self._overtaken()
         block, self._block = self._block, None
         if block is not None:
             try:
@@ -148,20 +146,44 @@ class AsyncJoined(AsyncAttempt):
                 raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
 
+    def _overtaken(self) -> HoldfastError:
+        return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
+
     @property
     def _is_file(self) -> bool:
         return self.plan.engine.database.dialect == "sqlite"
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
-        block, self._block = self._block, None
-        if block is not None:
-            with suppress(Exception):
-                await block.__aexit__(type(error), error, error.__traceback__)
+        undone = await self._undo(error)
+        if undone and isinstance(error, Exception) and not self.transient(error):
+            await self._record(op, error)
         return False
 
+    async def _undo(self, error: BaseException) -> bool:
+        """Back to where it began; False when that cannot be, because the transaction is over or the connection is."""
+        block, self._block = self._block, None
+        if block is None:
+            return False
+        try:
+            await block.__aexit__(type(error), error, error.__traceback__)
+        except Exception:
+            return False
+        return self._known.in_transaction()
+
+    async def _record(self, op: AsyncRunning, error: Exception) -> None:
+        """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""
+        row = await self._known.write("operation_end", failure(self, op, error, began=self._began, late=True))
+        if row["state"] != "done":
+            raise self._overtaken()
+
+    async def _is_unseen(self, prior: Prior) -> bool:
+        [row] = await self.plan.engine.call("operation_get", {"key": self.plan.key.digest})
+        return entries_in(row["pointer"]) < entries_in(prior.pointer)
+
     async def told(self, statement: str, parameters: Row) -> Row:
-        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
-        return await (self._known.write if self._is_file else super().told)(statement, parameters)
+        """A file has one writer at a time, and that is this transaction: there it is a part of it. So it is where
+        nobody else sees yet what it is about."""
+        return await (self._known.write if self._is_file or self._unseen else super().told)(statement, parameters)
 
     async def kin(self) -> Row:
         """What this very transaction has done is seen by nobody else; and what it sees may be old."""
@@ -226,7 +248,20 @@ def claimed(plan: AsyncPlan) -> list[tuple[str, dict[str, Any] | None]]:
 def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | None) -> Row:
     """What is written with the effect. ``began``: the transaction that it has to be in."""
     result = kept(value)
+    op.chain.mark()
     op.note("success", payload_hash=result["result_hash"])
     op.released()
-    known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    keep, late = attempt.plan.terms.keep, attempt.late or None
+    known = attempt.plan.parameters(op, "success", keep=keep, began=began, late=late, **result)
+    return {**known, "told": as_told(known)}
+
+
+def failure(attempt: AsyncAttempt, op: AsyncRunning, error: Exception, **more: Any) -> Row:
+    """What is written of an attempt that nothing came of."""
+    said = told(error, remembered=attempt.remembers(error))
+    op.began = False
+    op.chain.take_back()  # a success that was not committed was none
+    op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+    op.released()
+    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failures + 1, **more)
     return {**known, "told": as_told(known)}

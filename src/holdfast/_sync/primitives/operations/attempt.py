@@ -14,6 +14,7 @@ from holdfast._sync.primitives.operations.governing import Governance, NeedsRevi
 from holdfast._sync.primitives.operations.running import Done, Running
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import jitter, now
+from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled, sleep
 from holdfast.core import operation, replay, results, wal
 from holdfast.core.errors import EngineError, OperationFailed
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from holdfast.core.energy import Meter
     from holdfast.core.policy import Governed
 
+log = logger("holdfast.operation")
+
 PAGE = 1000
 _TOLD = (
     "began", "label", "key", "expected", "pointer", "number", "entries", "status", "attempt", "fence", "fingerprint",
     "result", "result_hash", "error", "keep", "effect_started", "failures", "rollback", "outbox", "pipeline", "task",
-    "dataset", "operation", "checksum", "params_hash",
+    "dataset", "operation", "checksum", "params_hash", "late",
 )  # fmt: skip
 """In the order in which the end of a transaction is told of them."""
 _around: ContextVar[tuple[Attempt, ...]] = ContextVar("holdfast_operations", default=())
@@ -152,6 +155,8 @@ class Attempt(Governance, ABC):
         self.prior: Prior
         self.began = False
         """Whether the function was called: what goes wrong before is not tried again by itself."""
+        self.late = True
+        """What it writes in its transaction gets its place in the log when that is committed, and not before."""
         self._running = False
 
     def begin(self) -> Running | Outcome:
@@ -186,6 +191,11 @@ class Attempt(Governance, ABC):
         if self._running:
             self._running = False  # for a task that was begun in there, and goes on
             _around.set(tuple([each for each in _around.get() if each is not self]))
+
+    def precede(self) -> None:
+        """What it is inside of is written after it, in the same transaction: so it must not have its place before."""
+        for each in _around.get():
+            each.late = True
 
     def in_its_own_way(self, *, same_key: bool = False) -> bool:
         """Whether it is inside an operation that has its lock, and would wait for itself; or inside itself."""
@@ -285,6 +295,16 @@ class Attempt(Governance, ABC):
 
     def remembers(self, error: BaseException) -> bool:
         return isinstance(error, self.plan.terms.remember_errors) and not self.transient(error)
+
+    def unrecorded(self, problem: object) -> None:
+        """That it failed could not be written down. The user's error is what counts, so this is only said."""
+        label = self.plan.key.label
+        log.warning(
+            "that operation %r failed could not be recorded: %s",
+            label,
+            problem,
+            extra={"event": "operation.unrecorded", "operation": label, "error": str(problem)},
+        )
 
     def undo(self, function: Function, prior: Prior, asked_at: float) -> Running:
         """Roll back what a dead attempt may have done; the operation as it was then."""

@@ -90,12 +90,7 @@ class External(Attempt):
         try:
             self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
-            log.warning(
-                "that operation %r failed could not be recorded: %s",
-                op.key.label,
-                problem,
-                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
-            )
+            self.unrecorded(problem)
         return False
 
     def _look(self) -> Prior:

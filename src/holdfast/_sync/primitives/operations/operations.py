@@ -15,6 +15,7 @@ from holdfast._sync.primitives.operations.operation import Operation, Planned
 from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called
+from holdfast.core import pointer
 from holdfast.core.canonical import digest
 from holdfast.core.errors import HoldfastError, PolicyDenied
 from holdfast.core.grant import Unset, check_name
@@ -177,13 +178,30 @@ class Operations(OperationLog):
                 self._tell("operation.rewritten", record, reason="recovered")
         return done
 
+    def find(self, key: OperationKey | str) -> OperationRecord:
+        """By its key, or by a WAL pointer (``number:hash``) that the log has or had for it: then the attempt which that
+        is of must stand, as whoever rolls it back expects. LookupError says why there is none."""
+        if (hashed := pointer.hash_in(key)) is None:
+            record = self.get(key)
+            if record is None:
+                raise LookupError(f"there is no operation {as_key(key).label!r}")
+            return record
+        rows = self._engine.call("wal_find", {"hash": hashed})
+        record = self.get(rows[0]["key"]) if rows else None
+        if record is None:
+            raise pointer.unknown(str(key))
+        pointer.check_standing(record.label, read_entries(self._engine, record.key), str(key))
+        return record
+
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
-        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then."""
+        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then. ``key``
+        may be a WAL pointer, as ``find`` takes it."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
-        record = self._known(key)
+        record = self.find(key)
         self._permit_reset(record, actor, reason)
-        self._mending(record).roll_back(actor, reason)
+        expected = None if pointer.hash_in(key) is None else record.pointer
+        self._mending(record).roll_back(actor, reason, expected)
         self._tell("operation.rewritten", record, reason="rollback")
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -214,12 +232,6 @@ class Operations(OperationLog):
     def _reviewed(self, key: str) -> ReviewRecord | None:
         rows = self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
         return ReviewRecord.of(rows[0]) if rows else None
-
-    def _known(self, key: OperationKey | str) -> OperationRecord:
-        record = self.get(key)
-        if record is None:
-            raise LookupError(f"there is no operation {as_key(key).label!r}")
-        return record
 
     def _mending(self, record: OperationRecord) -> Mending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))

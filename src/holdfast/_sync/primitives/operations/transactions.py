@@ -22,6 +22,9 @@ CHANGED = "40001"
 
 
 class Owned(Protocol):
+    ends_with_commit: bool
+    """Whether the end of the operation and COMMIT are one message."""
+
     def begin(self, statement: str, parameters: Row) -> Row:
         """BEGIN, and a statement that answers with one row. Roll back if it fails."""
 
@@ -44,6 +47,8 @@ class _Undone(Exception):
 class OwnedBlock:
     """Whatever the driver, one statement after the other. ``marks``: with a savepoint, by which the end can tell that
     it is in the same transaction still; elsewhere the database knows when it began."""
+
+    ends_with_commit = False
 
     def __init__(self, known: Connection, *, marks: bool) -> None:
         self._known, self._marks = known, marks
@@ -97,6 +102,8 @@ def over(label: str) -> RuntimeError:
 
 class OwnedPsycopg:
     """Past the cursors: BEGIN and the claim are one message to the server, and so are the end and COMMIT."""
+
+    ends_with_commit = True
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection

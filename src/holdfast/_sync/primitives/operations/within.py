@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
@@ -18,12 +19,9 @@ from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
-from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError
-from holdfast.core.operation import Act, Begun, Prior, collides, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, in_progress, told
 from holdfast.core.outcome import Outcome
-
-log = logger("holdfast.operation")
 
 PASSES = 10
 """How often a transaction is begun again because others got in its way."""
@@ -52,6 +50,7 @@ class Within(Attempt):
                 if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                     self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
+                    self.late = found.fixed or not self._transaction.ends_with_commit
                     return ready(self, act, prior, asked_at)
             except BaseException:
                 self._undo()
@@ -81,29 +80,22 @@ class Within(Attempt):
 
     def _record(self, op: Running, error: Exception) -> None:
         """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
-        said = told(error, remembered=self.remembers(error))
-        op.began = False
-        op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-        op.released()
-        parameters = self.plan.parameters(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         try:
-            self.plan.engine.call("operation_write", parameters)
+            self.plan.engine.call("operation_write", failure(self, op, error))
         except HoldfastError as problem:
-            log.warning(
-                "that operation %r failed could not be recorded: %s",
-                op.key.label,
-                problem,
-                extra={"event": "operation.unrecorded", "operation": op.key.label, "error": str(problem)},
-            )
+            self.unrecorded(problem)
 
 
 class Joined(Attempt):
-    """In a transaction that is open already, and that the caller commits. What fails leaves nothing in it."""
+    """In a transaction that is open already, and that the caller commits. Of what fails there stays in it that it was
+    tried: whoever goes on after the error commits that, and whoever rolls back takes it back with all the rest."""
 
     def __init__(self, plan: Plan, known: Connection) -> None:
         super().__init__(plan)
         self._known = known
         self._began: str | None = None
+        self._unseen = False
+        """What is known of it is what this transaction has written, and nobody else sees it yet."""
         self._block: AbstractContextManager[Any] | None = None
 
     def _begin(self) -> Running | Outcome:
@@ -113,17 +105,23 @@ class Joined(Attempt):
             found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
             prior = found.prior
             act = self.decide(prior)
+            self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and self._is_unseen(prior)
             if (outcome := self.settled(act, prior)) is not None:
-                return outcome
+                return replace(outcome, committed=not self._unseen)
             if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
                     raise in_progress(self.plan.key, why="it is inside of itself")
                 self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
+                self.precede()
                 self._block = self._known.nested()
                 self._block.__enter__()
-                return ready(self, act, prior, asked_at)
+                try:
+                    return ready(self, act, prior, asked_at)
+                except BaseException as error:
+                    self._undo(error)
+                    raise
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 self.escalate(prior)
                 self.locked_out("snapshot")
@@ -138,7 +136,7 @@ class Joined(Attempt):
     def succeed(self, op: Running, value: Any) -> Outcome:
         row = self._known.write("operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
-            raise in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
+            raise self._overtaken()
         block, self._block = self._block, None
         if block is not None:
             try:
@@ -149,20 +147,44 @@ class Joined(Attempt):
                 raise
         return Outcome("success", False, op.attempt, committed=False, value=value)
 
+    def _overtaken(self) -> HoldfastError:
+        return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
+
     @property
     def _is_file(self) -> bool:
         return self.plan.engine.database.dialect == "sqlite"
 
     def fail(self, op: Running, error: BaseException) -> bool:
-        block, self._block = self._block, None
-        if block is not None:
-            with suppress(Exception):
-                block.__exit__(type(error), error, error.__traceback__)
+        undone = self._undo(error)
+        if undone and isinstance(error, Exception) and not self.transient(error):
+            self._record(op, error)
         return False
 
+    def _undo(self, error: BaseException) -> bool:
+        """Back to where it began; False when that cannot be, because the transaction is over or the connection is."""
+        block, self._block = self._block, None
+        if block is None:
+            return False
+        try:
+            block.__exit__(type(error), error, error.__traceback__)
+        except Exception:
+            return False
+        return self._known.in_transaction()
+
+    def _record(self, op: Running, error: Exception) -> None:
+        """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""
+        row = self._known.write("operation_end", failure(self, op, error, began=self._began, late=True))
+        if row["state"] != "done":
+            raise self._overtaken()
+
+    def _is_unseen(self, prior: Prior) -> bool:
+        [row] = self.plan.engine.call("operation_get", {"key": self.plan.key.digest})
+        return entries_in(row["pointer"]) < entries_in(prior.pointer)
+
     def told(self, statement: str, parameters: Row) -> Row:
-        """A file has one writer at a time, and that is this transaction: there it is a part of it."""
-        return (self._known.write if self._is_file else super().told)(statement, parameters)
+        """A file has one writer at a time, and that is this transaction: there it is a part of it. So it is where
+        nobody else sees yet what it is about."""
+        return (self._known.write if self._is_file or self._unseen else super().told)(statement, parameters)
 
     def kin(self) -> Row:
         """What this very transaction has done is seen by nobody else; and what it sees may be old."""
@@ -227,7 +249,20 @@ def claimed(plan: Plan) -> list[tuple[str, dict[str, Any] | None]]:
 def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row:
     """What is written with the effect. ``began``: the transaction that it has to be in."""
     result = kept(value)
+    op.chain.mark()
     op.note("success", payload_hash=result["result_hash"])
     op.released()
-    known = attempt.plan.parameters(op, "success", keep=attempt.plan.terms.keep, began=began, **result)
+    keep, late = attempt.plan.terms.keep, attempt.late or None
+    known = attempt.plan.parameters(op, "success", keep=keep, began=began, late=late, **result)
+    return {**known, "told": as_told(known)}
+
+
+def failure(attempt: Attempt, op: Running, error: Exception, **more: Any) -> Row:
+    """What is written of an attempt that nothing came of."""
+    said = told(error, remembered=attempt.remembers(error))
+    op.began = False
+    op.chain.take_back()  # a success that was not committed was none
+    op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+    op.released()
+    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failures + 1, **more)
     return {**known, "told": as_told(known)}

@@ -151,6 +151,86 @@ begin
     end if;
 end $$;
 
+-- Every write but the most frequent one, which object_put does itself.
+create function holdfast.object_put_slowly(
+    type text, id text, body text, bytes bytea, condition text, expected bigint, rename boolean, inout name text, inout labels text,
+    token uuid, again boolean, late boolean,
+    out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    o holdfast.object;
+    kind text;
+    epoch bigint := holdfast.object_epoch() << 40;
+    number bigint;
+    born timestamptz;
+begin
+    for attempt in 1..100 loop
+        select * into o from holdfast.object x where x.type = object_put_slowly.type and x.id = object_put_slowly.id for no key update;
+        if again then
+            select c.version into version from holdfast.object_change c where c.token = object_put_slowly.token;
+            if found then
+                status := 'done';
+                labels := coalesce(labels, '{}');
+                if o.version = version then  -- else somebody else has written since, and it is told as it was asked for
+                    name := o.name;
+                    labels := o.labels;
+                end if;
+                created_at := date_part('epoch', coalesce(o.created_at, clock_timestamp()));
+                updated_at := date_part('epoch', case when o.version = version then o.updated_at else clock_timestamp() end);
+                return;
+            end if;
+        end if;
+        exit when condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected;
+        number := epoch | nextval('holdfast.object_version');
+        if o.version is not null then
+            begin
+                update holdfast.object x set body = object_put_slowly.body, raw = bytes, labels = coalesce(object_put_slowly.labels::jsonb, x.labels),
+                       name = case when rename then object_put_slowly.name else x.name end, version = number, updated_at = clock_timestamp()
+                 where x.type = object_put_slowly.type and x.id = object_put_slowly.id returning * into o;
+                kind := 'updated';
+            exception when unique_violation then
+                null;
+            end;
+        else
+            born := clock_timestamp();  -- the same in both
+            insert into holdfast.object as x values (object_put_slowly.type, object_put_slowly.id, object_put_slowly.name, object_put_slowly.body, bytes,
+                   coalesce(object_put_slowly.labels::jsonb, '{}'), number, born, born)
+                on conflict do nothing returning * into o;
+            if found then
+                kind := 'created';
+                -- Whoever drew a number since may have made and deleted this very object: ours must be the higher one.
+                if pg_sequence_last_value('holdfast.object_version'::regclass) <> (number & 1099511627775) then
+                    update holdfast.object x set version = epoch | nextval('holdfast.object_version')
+                     where x.type = object_put_slowly.type and x.id = object_put_slowly.id returning * into o;
+                end if;
+            end if;
+        end if;
+        exit when kind is not null;
+        select 'taken', x.id, x.version into status, owner, current from holdfast.object x
+         where x.type = object_put_slowly.type and x.name = object_put_slowly.name and x.id <> object_put_slowly.id;
+        if found then
+            return;
+        end if;
+    end loop;
+    if kind is null then
+        status := case when condition = 'create' then 'exists' else 'conflict' end;
+        current := o.version;
+        return;
+    end if;
+    if late then
+        perform holdfast.object_log_at_commit(o.version, o.type, o.id, kind, token);
+    else
+        perform holdfast.object_log(o.version, o.version, o.type, o.id, kind, token);
+    end if;
+    status := 'done';
+    version := o.version;
+    name := o.name;
+    labels := o.labels;
+    created_at := date_part('epoch', o.created_at);
+    updated_at := date_part('epoch', o.updated_at);
+end $$;
+
 -- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
 -- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
 -- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
@@ -163,13 +243,7 @@ create function holdfast.object_put(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-    o holdfast.object;
-    kind text;
-    bytes bytea := decode(object_put.raw, 'hex');
-    quick boolean := condition = 'match' and not rename and not again;
-    epoch bigint;
-    number bigint;
-    born timestamptz;
+    told text;
     watched boolean;
 begin
     if (object_put.body is null) = (object_put.raw is null) then
@@ -178,94 +252,40 @@ begin
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
     end if;
-    if quick then  -- one statement, because most writes are this; it finds nothing, too, where the epoch has moved
-        update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
+    if condition = 'match' and not rename and not again then  -- one statement, because most writes are this
+        update holdfast.object x set body = object_put.body, raw = decode(object_put.raw, 'hex'), labels = coalesce(object_put.labels::jsonb, x.labels),
                version = (m.epoch_base + m.timeline) << 40 | nextval('holdfast.object_version'), updated_at = clock_timestamp()
           from holdfast.meta m
          where x.type = object_put.type and x.id = object_put.id and x.version = expected and m.home = 'holdfast.meta'::regclass
            and m.timeline = ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
-        returning x.* into o;
+        returning 'done', x.version, x.name, x.labels, date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
+             into status, version, name, told, created_at, updated_at;
         if found then
-            kind := 'updated';
-        else
-            select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
-            quick := o.version is distinct from expected;
-        end if;
-    end if;
-    if not quick then
-        epoch := holdfast.object_epoch() << 40;
-        for attempt in 1..100 loop
-            select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id for no key update;
-            if again then
-                select c.version into version from holdfast.object_change c where c.token = object_put.token;
-                if found then
-                    status := 'done';
-                    labels := coalesce(labels, '{}');
-                    if o.version = version then  -- else somebody else has written since, and it is told as it was asked for
-                        name := o.name;
-                        labels := o.labels;
-                    end if;
-                    created_at := date_part('epoch', coalesce(o.created_at, clock_timestamp()));
-                    updated_at := date_part('epoch', case when o.version = version then o.updated_at else clock_timestamp() end);
-                    return;
-                end if;
-            end if;
-            exit when condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected;
-            number := epoch | nextval('holdfast.object_version');
-            if o.version is not null then
-                begin
-                    update holdfast.object x set body = object_put.body, raw = bytes, labels = coalesce(object_put.labels::jsonb, x.labels),
-                           name = case when rename then object_put.name else x.name end, version = number, updated_at = clock_timestamp()
-                     where x.type = object_put.type and x.id = object_put.id returning * into o;
-                    kind := 'updated';
-                exception when unique_violation then
-                    null;
-                end;
-            else
-                born := clock_timestamp();  -- the same in both
-                insert into holdfast.object as x values (object_put.type, object_put.id, object_put.name, object_put.body, bytes,
-                       coalesce(object_put.labels::jsonb, '{}'), number, born, born)
-                    on conflict do nothing returning * into o;
-                if found then
-                    kind := 'created';
-                    -- Whoever drew a number since may have made and deleted this very object: ours must be the higher one.
-                    if pg_sequence_last_value('holdfast.object_version'::regclass) <> (number & 1099511627775) then
-                        update holdfast.object x set version = epoch | nextval('holdfast.object_version')
-                         where x.type = object_put.type and x.id = object_put.id returning * into o;
-                    end if;
-                end if;
-            end if;
-            exit when kind is not null;
-            select 'taken', x.id, x.version into status, owner, current from holdfast.object x
-             where x.type = object_put.type and x.name = object_put.name and x.id <> object_put.id;
-            if found then
+            labels := told;
+            if late then
+                perform holdfast.object_log_at_commit(version, object_put.type, object_put.id, 'updated', token);
                 return;
+            end if;  -- else as in object_log, without a call
+            insert into holdfast.object_change values (pg_current_xact_id(), version, version, object_put.type, object_put.id, 'updated', object_put.token)
+                returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
+            if version & 1023 = 0 then
+                perform holdfast.object_trim(version);
             end if;
-        end loop;
-    end if;
-    if kind is null then
-        status := case when condition = 'create' then 'exists' else 'conflict' end;
-        current := o.version;
-        return;
-    end if;
-    if late then
-        perform holdfast.object_log_at_commit(o.version, o.type, o.id, kind, token);
-    else  -- as in object_log, without a call
-        insert into holdfast.object_change values (pg_current_xact_id(), o.version, o.version, object_put.type, object_put.id, kind, object_put.token)
-            returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
-        if o.version & 1023 = 0 then
-            perform holdfast.object_trim(o.version);
+            if watched then
+                perform pg_notify('holdfast.free', E'\x01objects');
+            end if;
+            return;
         end if;
-        if watched then
-            perform pg_notify('holdfast.free', E'\x01objects');
-        end if;
+        select x.version into current from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
+        if current is distinct from expected then
+            status := 'conflict';
+            return;
+        end if;  -- else the epoch has moved
     end if;
-    status := 'done';
-    version := o.version;
-    name := o.name;
-    labels := o.labels;
-    created_at := date_part('epoch', o.created_at);
-    updated_at := date_part('epoch', o.updated_at);
+    select p.status, p.version, p.name, p.labels, p.created_at, p.updated_at, p.current, p.owner
+      into status, version, name, labels, created_at, updated_at, current, owner
+      from holdfast.object_put_slowly(object_put.type, object_put.id, object_put.body, decode(object_put.raw, 'hex'), condition, expected, rename,
+           object_put.name, object_put.labels, object_put.token, again, late) p;
 end $$;
 
 -- Several at once, each if it is at the version expected: [{"id", "body", "expected"}, ...] of one type. What somebody else has
@@ -416,6 +436,7 @@ end $$;
 revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint, bigint, text, text, text, uuid), holdfast.object_late(),
     holdfast.object_log_at_commit(bigint, text, text, text, uuid), holdfast.object_epoch(), holdfast.object_fence(text, uuid),
     holdfast.object_put_many(text, json, text, uuid),
+    holdfast.object_put_slowly(text, text, text, bytea, text, bigint, boolean, text, text, uuid, boolean, boolean),
     holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid, boolean),
     holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid, boolean), holdfast.object_get(text, text),
     holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int), holdfast.object_cursor(),

@@ -7,13 +7,15 @@ drop function holdfast.operation_list(text, text, text, int);
 drop function holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid);
 drop function holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint);
 drop function holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
-    bigint, text, text, text, text, text, text, text, text);
+    bigint, text, text, text, text, text, text, text, text, boolean);
 drop function holdfast.operation_end(text);
 drop function holdfast.operation_begin(text, bigint, text);
 drop function holdfast.operation_get(text);
 drop function holdfast.operation_alive(text, bigint);
 drop table holdfast.review;
 drop table holdfast.outbox;
+drop table holdfast.wal_late;
+drop function holdfast.wal_late();
 drop table holdfast.wal;
 drop sequence holdfast.wal_place;
 drop table holdfast.idempotency_log;

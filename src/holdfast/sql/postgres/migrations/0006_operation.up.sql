@@ -39,9 +39,10 @@ create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at)
 create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
 -- What was written together stands in one row: the entries, as JSON, of which number is the first.
--- Rows are read in the order of horizon and place. horizon is above every transaction that had ended when the row was written, and
--- not below its own: so what is written under a lock comes after what was committed under it before, also where the transaction that
--- writes it is the older one. What has the same is told apart by place, which is drawn under that lock.
+-- Rows are read in the order of horizon and place, which is that of the commits: what was committed before another COMMIT was asked for
+-- comes before. horizon is above every transaction that had ended then, and not below the row's own: so nobody reads past a row that is
+-- not there yet. What has the same is told apart by place, which is drawn then, too. A statement that travels with its COMMIT draws them
+-- itself; other rows wait for it in wal_late.
 create sequence holdfast.wal_place;
 create table holdfast.wal (
     idem_key text collate "C" not null,
@@ -53,6 +54,41 @@ create table holdfast.wal (
     primary key (idem_key, number)
 );
 create index wal_order on holdfast.wal (horizon, place);
+
+-- Rows of a transaction that goes on after them, until its COMMIT; those too of one whose snapshot is kept, and says nothing of who has
+-- ended since. The table itself is always empty.
+create unlogged table holdfast.wal_late (
+    idem_key text collate "C" not null,
+    number   int not null,
+    at       timestamptz not null,
+    entries  text not null,
+    asked    timestamptz
+);
+comment on column holdfast.wal_late.asked is 'the command that has asked for it: COMMIT, or SET CONSTRAINTS, after which the transaction goes on';
+
+create function holdfast.wal_late() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    drawn bigint;
+begin
+    if new.asked is distinct from statement_timestamp() then  -- COMMIT goes on until nothing is deferred any more, SET CONSTRAINTS does not
+        set constraints holdfast.wal_late deferred;
+        update holdfast.wal_late l set asked = statement_timestamp() where l.ctid = new.ctid;
+        return null;
+    end if;
+    begin  -- a subtransaction, for its number is drawn when it first writes, whatever the snapshot is
+        delete from holdfast.wal_late l where l.ctid = new.ctid returning l.xmax::text::bigint into drawn;
+    exception when assert_failure then  -- there is none: a block with such a clause is a subtransaction
+        raise;
+    end;
+    insert into holdfast.wal values (new.idem_key, new.number, new.at, new.entries, (own + (drawn - own & 4294967295))::text::xid8);
+    return null;
+end $$;
+
+create constraint trigger wal_late after insert or update on holdfast.wal_late
+    deferrable initially deferred for each row execute function holdfast.wal_late();
+alter table holdfast.wal_late enable always trigger wal_late;  -- else nothing would be logged under session_replication_role = replica
 
 -- What is to be told to others, written with the effect.
 create table holdfast.outbox (
@@ -143,12 +179,12 @@ begin
 end $$;
 
 -- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
--- none) | busy (a transaction has the lock). HF001 when the lease "owner" is not held with that token.
+-- none) | busy (a transaction has the lock). HF001 when the lease "owner" is not held with that token. late: the COMMIT comes later.
 create function holdfast.operation_write(
     key text, expected text, pointer text, number int, entries text, status text, attempt int, fence bigint, fingerprint text,
     result text, result_hash text, error text, keep double precision, effect_started boolean, failures int, rollback text, owner text, token uuid,
     lock bigint, outbox text, label text, pipeline text, task text, dataset text, operation text, checksum text, params_hash text,
-    out state text)
+    late boolean default false, out state text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
@@ -177,7 +213,11 @@ begin
         state := 'changed';
         return;
     end if;
-    insert into holdfast.wal values (key, number, at, entries);
+    if late then
+        insert into holdfast.wal_late values (key, number, at, entries);
+    else
+        insert into holdfast.wal values (key, number, at, entries);
+    end if;
     if outbox is not null then
         insert into holdfast.outbox (idem_key, attempt, topic, payload, created_at)
         select key, attempt, e ->> 0, e ->> 1, at from json_array_elements(outbox::json) e;
@@ -198,7 +238,7 @@ begin
         raise exception 'the transaction in which operation % began is over: nothing that it did may be committed or rolled back in between', quote_literal(f[2])
             using errcode = 'HF003';
     end if;
-    if f[4] is null and f[19] is null then  -- new, and nothing to tell, as nearly all are: then one statement will do
+    if f[4] is null and f[19] is null and f[26] is null then  -- new, and nothing to tell, as nearly all are: then one statement will do
         with known as (
             insert into holdfast.idempotency_log values (f[3], f[20], f[21], f[22], f[23], f[8], f[13], at, at, f[24], f[25], f[5], f[11], decode(f[12], 'hex'),
                    f[9]::int, f[10]::bigint, f[14], at + make_interval(secs => f[15]::double precision), f[2], null, f[18], f[16]::boolean, f[17]::int)
@@ -208,7 +248,7 @@ begin
             return 'done';
         end if;
     elsif holdfast.operation_write(f[3], f[4], f[5], f[6]::int, f[7], f[8], f[9]::int, f[10]::bigint, f[11], f[12], f[13], f[14], f[15]::double precision,
-            f[16]::boolean, f[17]::int, f[18], null, null, null, f[19], f[2], f[20], f[21], f[22], f[23], f[24], f[25]) = 'done' then
+            f[16]::boolean, f[17]::int, f[18], null, null, null, f[19], f[2], f[20], f[21], f[22], f[23], f[24], f[25], f[26] is not null) = 'done' then
         return 'done';
     end if;
     raise exception 'operation % was changed by somebody else since this transaction began', quote_literal(f[2]) using errcode = '40001';
@@ -223,7 +263,8 @@ create function holdfast.operation_claim_many(
     params_hashes text, fence bigint, rollback text, owner text, token uuid, lock bigint)
 returns table (state text, key text, status text, fingerprint text, result text, result_hash text, error text, attempt int, fenced bigint,
                pointer text, handler text, effect_started boolean, failures int, alive boolean, expired boolean)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
@@ -263,7 +304,8 @@ end $$;
 create function holdfast.operation_finish_many(
     keys text, expected text, pointers text, numbers text, entries text, statuses text, results text, result_hashes text, errors text, failures text,
     effects_started text, outboxes text, keep double precision, owner text, token uuid) returns table (key text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
@@ -409,7 +451,7 @@ revoke all on function holdfast.review_open(text, text, text, text, text, text),
 
 revoke all on function holdfast.operation_alive(text, bigint), holdfast.operation_get(text), holdfast.operation_begin(text, bigint, text),
     holdfast.operation_write(text, text, text, int, text, text, int, bigint, text, text, text, text, double precision, boolean, int, text, text, uuid,
-        bigint, text, text, text, text, text, text, text, text), holdfast.operation_end(text),
+        bigint, text, text, text, text, text, text, text, text, boolean), holdfast.operation_end(text), holdfast.wal_late(),
     holdfast.operation_claim_many(text, text, text, text, text, text, text, text, text, text, text, bigint, text, text, uuid, bigint),
     holdfast.operation_finish_many(text, text, text, text, text, text, text, text, text, text, text, text, double precision, text, uuid),
     holdfast.operation_list(text, text, text, int), holdfast.operation_entries(text, int, int)

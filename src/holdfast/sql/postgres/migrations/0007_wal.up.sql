@@ -52,9 +52,18 @@ begin
      order by 1, 2;
 end $$;
 
--- Entries in an order that stays, whoever reads and whenever, and which is that of the locks: what was committed before under
--- the same lock comes before. Only what nothing that is still under way can come before. "after" is where the last page ended;
--- a place from before a failover or a restore says nothing here, and gets back the epoch alone.
+-- Which operation has a row of entries that ends with that hash, or, if that is put away, goes on from it. Reads the whole log: it is
+-- for people, and an index would cost every operation something.
+create function holdfast.wal_find(hash text) returns table (key text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query select w.idem_key from holdfast.wal w
+     where right(w.entries, 67) = '"' || hash || '"]' or left(w.entries, 67) = '["' || hash || '"' limit 1;
+end $$;
+
+-- Entries in the order of the commits, which stays, whoever reads and whenever. Only what nothing that is still under way can come
+-- before. "after" is where the last page ended; a place from before a failover or a restore says nothing here, and gets back the
+-- epoch alone.
 create function holdfast.wal_read(at_epoch bigint, after_horizon xid8, after_place bigint, most int)
 returns table (epoch bigint, horizon xid8, place bigint, key text, entries text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -147,7 +156,7 @@ begin
            'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
 end $$;
 
-revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_read(bigint, xid8, bigint, int),
+revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int),
     holdfast.wal_settle(),
     holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
 

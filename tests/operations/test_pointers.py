@@ -1,0 +1,82 @@
+"""A rollback that is found by a pointer into the log: it undoes what whoever noted the pointer has seen, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing.operation_stage import name
+
+BY_JANE = {"actor": "jane", "reason": "wrong prices"}
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        yield made
+
+
+def test_a_pointer_is_good_for_a_rollback_while_its_attempt_stands(client: holdfast.Client, either: str) -> None:
+    key, undone, seen, archived = name(), list[Any](), list[str](), list[str]()
+    operations = client.operations
+    operations.register("unpublish", rollback=lambda op: undone.append(dict(op.checkpoints)))
+
+    def publish(op: Any) -> str:
+        op.checkpoint("draft", len(seen))
+        seen.append(operations.find(key).pointer)
+        return "published"
+
+    def refused(pointer: str, why: str) -> None:
+        before = len(undone)
+        with pytest.raises(LookupError, match=why):
+            operations.rollback(pointer, **BY_JANE)
+        assert len(undone) == before
+
+    def run() -> str:
+        assert not client.operation(key, rollback="unpublish").run(publish).replayed
+        return operations.find(key).pointer
+
+    first = run()
+    assert operations.find(first) == operations.find(seen[0]) == operations.get(key)
+    with (
+        holdfast.Client(either) as other,
+        pytest.raises(holdfast.OperationFailed, match="'unpublish' is not registered"),
+    ):
+        other.operations.rollback(first, **BY_JANE)
+    operations.rollback(seen[0], **BY_JANE)
+    assert undone == [{"draft": 0}]
+    refused(first, f"pointer {first} is of operation '{key}' in attempt 1, which does not stand any more")
+    refused(operations.find(key).pointer, "lock_released, leaves nothing to undo: it is failure")
+    second = run()
+    refused(first, "since then it is success in attempt 2; say the pointer that it has now, or its key")
+    refused(f"5:{'0' * 64}", "no entry of the log has the pointer 5:0")
+    operations.archive(datetime.now(UTC) + timedelta(hours=1), archived.extend)
+    refused(second, f"of operation '{key}', and that entry was archived: say the key")
+    operations.rollback(operations.find(key).pointer, **BY_JANE)
+    assert undone == [{"draft": 0}, {"draft": 1}], "the entry that stays in an archive's place names it as well"
+    assert operations.verify(key).problems == ()
+
+
+def test_what_is_done_anew_between_the_look_and_the_rollback_is_not_undone(
+    client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, undone = name(), list[int]()
+    client.operations.register("undo", rollback=lambda: undone.append(1))
+    client.operation(key, rollback="undo").run(int)
+    pointer = client.operations.find(key).pointer
+    found = client.operations.find
+
+    def slow(asked: str) -> Any:
+        record = found(asked)
+        client.operations.reset(key, actor="joe", reason="again")
+        client.operation(key, rollback="undo").run(int)
+        return record
+
+    monkeypatch.setattr(client.operations, "find", slow)
+    with pytest.raises(holdfast.OperationInProgress, match="it has gone on meanwhile"):
+        client.operations.rollback(pointer, **BY_JANE)
+    assert undone == []
