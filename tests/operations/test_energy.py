@@ -18,7 +18,7 @@ import holdfast.telemetry
 from holdfast import Energy, Estimate
 from holdfast.integrations.codecarbon import CodeCarbon
 from holdfast.integrations.prov import document
-from tests.operations.test_policy import connected
+from tests.operations.governing import connected
 
 BUSY = 0.02
 METER = Energy(watts=20, grams_per_kwh=500, idle_watts=2)

@@ -1,0 +1,158 @@
+"""What people say of operations in reviews, and who may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Allow, PolicyContext, PolicyDenied, Review
+from holdfast.testing.operation_stage import leave_half_done, name
+from tests.operations.governing import BY_ELDER, answer, fail, governed, key
+
+
+def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_a_reset_never(
+    either: str, attempt: Any
+) -> None:
+    calls: list[int] = []
+
+    def large(context: PolicyContext) -> Allow | Review:
+        return Review("who has seen the plan?") if context.moment in ("claim", "retry") else Allow()
+
+    def broken() -> None:
+        calls.append(1)
+        raise ValueError("broken")
+
+    roads = key(f"roads-{name()}")
+    with governed(either, large) as client:
+        for _ in range(2):
+            with pytest.raises(PolicyDenied, match=r"up for review as number \d+") as told:
+                attempt(client, roads, broken, retries=2)
+        [review] = client.reviews.list(key=roads)
+        assert (review.id, review.reason, review.detail) == (told.value.review, "policy", "who has seen the plan?")
+        answer(either, review.id, "approve")
+        with pytest.raises(PolicyDenied, match="up for review"):
+            attempt(client, roads, broken, retries=2)
+        assert len(calls) == 1, "once: a retry within the run is another try"
+        with pytest.raises(PolicyDenied, match="up for review") as told:
+            attempt(client, roads, broken)
+        assert told.value.review != review.id
+        answer(either, told.value.review, "reject", actor="joe", reason="nobody has")
+        for _ in range(2):
+            with pytest.raises(PolicyDenied, match=r"rejected by joe: nobody has\. It is refused until it is reset"):
+                attempt(client, roads, broken)
+        assert len(calls) == 1
+        client.operations.reset(roads, **BY_ELDER)
+        with pytest.raises(PolicyDenied, match="up for review") as told:
+            attempt(client, roads, broken)
+        answer(either, told.value.review, "approve")
+        assert attempt(client, roads, int).result == 0
+        told_all = [(each.status, each.actor) for each in client.reviews.list(status=None, key=roads)]
+        assert told_all == [("approved", "elder Mary"), ("rejected", "joe"), ("approved", "elder Mary")]
+        assert all(each.spent_at for each in client.reviews.list(status=None, key=roads))
+
+
+def test_two_who_ask_do_not_share_an_approval(either: str) -> None:
+    unique = name()
+
+    def rule(context: PolicyContext) -> Any:
+        return Review("look")
+
+    with governed(either, rule) as client:
+        with pytest.raises(PolicyDenied) as told:
+            client.operation(unique).run(int)
+        answer(either, told.value.review, "approve")
+
+        def meanwhile() -> str:
+            with governed(either, rule) as other, pytest.raises(holdfast.OperationInProgress, match="up for review"):
+                other.operation(unique).run(int)
+            raise ValueError("broken")
+
+        with pytest.raises(ValueError, match="broken"):
+            client.operation(unique).run(meanwhile)
+        with pytest.raises(PolicyDenied, match="up for review"):
+            client.operation(unique).run(int)
+
+
+def test_one_that_has_used_up_its_attempts_or_was_left_half_done_goes_on_when_that_is_approved(
+    either: str, attempt: Any
+) -> None:
+    """With no policy at all."""
+    exhausted, half_done, rejected = name(), name(), name()
+    leave_half_done(either, half_done)
+    with holdfast.Client(either) as client:
+        for unique in (exhausted, rejected):
+            with pytest.raises(ValueError, match="broken"):
+                client.operation(unique, max_attempts=1).run(fail)
+        for unique in (exhausted, half_done, rejected):
+            for _ in range(2):
+                with pytest.raises(holdfast.OperationFailed, match="reset"):
+                    attempt(client, unique, int, max_attempts=1)
+            [review] = client.reviews.list(key=unique)
+            assert review.reason == "attempts"
+            decide = client.reviews.reject if unique == rejected else client.reviews.approve
+            decide(review.id, **BY_ELDER)
+        for unique in (exhausted, half_done):
+            outcome = attempt(client, unique, lambda: "done", max_attempts=1)
+            assert (outcome.result, outcome.attempt) == ("done", 2)
+        for _ in range(2):
+            with pytest.raises(PolicyDenied, match="was rejected by elder Mary"):
+                attempt(client, rejected, int, max_attempts=1)
+        client.operations.reset(rejected, **BY_ELDER)
+        assert attempt(client, rejected, int, max_attempts=1).result == 0
+        assert client.operations.verify().passed
+
+
+def test_whatever_an_error_or_a_rule_says_it_is_up_for_review(either: str) -> None:
+    said = "at \0 and \ud800"
+
+    def odd() -> None:
+        raise ValueError(said)
+
+    failed, asked = name(), name()
+    with holdfast.Client(either) as client, holdfast.Client(either, policy=lambda _: Review(said)) as strict:
+        with pytest.raises(ValueError, match="at"):
+            client.operation(failed, max_attempts=1).run(odd)
+        with pytest.raises(holdfast.OperationFailed):
+            client.operation(failed, max_attempts=1).run(odd)
+        with pytest.raises(PolicyDenied):
+            strict.operation(asked).run(int)
+        assert all("at ? and ?" in each.detail for key in (failed, asked) for each in client.reviews.list(key=key))
+        assert len(client.reviews.list()) == 2
+
+
+def test_who_may_reset_and_answer(either: str) -> None:
+    graves = key(f"graves-{name()}")
+    by_joe: dict[str, Any] = {"actor": "joe", "reason": "why not"}
+    with governed(either) as client, governed(either, lambda _: Review("look")) as strict:
+        client.operations.register("undo", rollback=int)
+        client.operation(graves, rollback="undo").run(int)
+        for act in (client.operations.reset, client.operations.rollback):
+            with pytest.raises(PolicyDenied, match=r"answered for by elder\*, not by 'joe'"):
+                act(graves, **by_joe)
+        assert client.operation(graves).run(fail).replayed
+        client.operations.reset(graves, **BY_ELDER)
+        with pytest.raises(PolicyDenied, match="look"):
+            strict.operation(graves).run(int)
+        [review] = client.reviews.list(key=graves)
+        for decide in (client.reviews.approve, client.reviews.reject):
+            with pytest.raises(PolicyDenied, match=r"not by 'joe'"):
+                decide(review.id, **by_joe)
+        client.reviews.reject(review.id, **BY_ELDER)
+        client.reviews.reject(review.id, **BY_ELDER)  # whose answer was lost, says the same once more
+        with pytest.raises(holdfast.Conflict, match="is not open any more"):
+            client.reviews.approve(review.id, **BY_ELDER)
+        never_begun = key(graves.dataset, "never")
+        with pytest.raises(PolicyDenied):
+            strict.operation(never_begun).run(int)
+        [review] = client.reviews.list(key=never_begun)
+        client.reviews.reject(review.id, **BY_ELDER)
+        with pytest.raises(PolicyDenied, match="not by 'joe'"):
+            client.operations.reset(never_begun, **by_joe)
+        client.operations.reset(never_begun, **BY_ELDER)
+        assert client.operation(never_begun).run(int).result == 0
+        with pytest.raises(LookupError, match="there is no review 999999"):
+            client.reviews.approve(999999, **BY_ELDER)
+        with pytest.raises(LookupError, match="there is no operation"):
+            client.operations.reset("nobody's", **BY_ELDER)

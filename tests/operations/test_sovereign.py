@@ -1,0 +1,157 @@
+"""Sovereign datasets: locked whole, up for review when they are, and undone by those who may alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import Allow, PolicyContext, PolicyDenied
+from holdfast.testing.operation_stage import name, running
+from tests.operations.governing import BY_ELDER, POINT, answer, fail, governed, key
+
+
+@pytest.mark.parametrize("how", ["policy", "argument"])
+def test_a_sovereign_dataset_that_is_locked_is_up_for_review_and_not_tried_again(either: str, how: str) -> None:
+    graves = f"graves-{name()}"
+    more: dict[str, Any] = {"sovereign": True} if how == "argument" else {}
+    make = holdfast.Client if how == "argument" else governed
+    numbers: list[int] = []
+    with make(either) as client:
+
+        def elsewhere() -> None:
+            with make(either) as other:
+                for patient in ("wait", "backoff", "skip", "escalate"):
+                    with pytest.raises(holdfast.HoldfastError, match=r"up for review as number \d+") as told:
+                        other.operation(key(graves, "second"), when_locked=patient, **more).run(int)
+                    expected = PolicyDenied if numbers else holdfast.OperationInProgress
+                    assert type(told.value) is expected, "the first is told, and later ones have to wait for the answer"
+                    numbers.append(next(each.id for each in other.reviews.list(key=key(graves, "second"))))
+
+        def meanwhile() -> str:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(elsewhere).result(60)
+            return "first"
+
+        assert client.operation(key(graves), **more).run(meanwhile).result == "first"
+        assert len(set(numbers)) == 1
+        with pytest.raises(PolicyDenied, match="up for review") as told:
+            client.operation(key(graves, "second"), **more).run(int)
+        assert told.value.review == numbers[0]
+        [review] = client.reviews.list(key=key(graves, "second"))
+        assert (review.reason, review.dataset, review.status) == ("locked", graves, "open")
+        with pytest.raises(ValueError, match="is sovereign and is locked whole"):
+            client.operation(key(graves, shards=2), **more).run(int)
+        answer(either, numbers[0], "approve")
+        assert client.operation(key(graves, "second"), **more).run(lambda: "second").result == "second"
+        kinds = [each.kind for each in client.operations.history(key(graves, "second"))]
+        assert "sovereignty" in kinds
+        [state] = client.operations.replay(key(graves, "second"))
+        assert state.sovereignty
+
+
+def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_policy(either: str) -> None:
+    """A plain key, or another dataset's, would lock nothing of it, and nobody would be asked."""
+    unique = name()
+    seen: list[PolicyContext] = []
+
+    def note(context: PolicyContext) -> Allow:
+        seen.append(context)
+        return Allow()
+
+    with governed(either, note) as client:
+        for subject in (unique, key(f"roads-{unique}"), key(f"sites-{unique}", "load")):
+            for output, why in ((f"graves-{unique}", "sovereign"), (f"burials-{unique}", "sensitive")):
+                more: dict[str, Any] = {"outputs": ["fine", output], "justification": "the council agreed"}
+                with pytest.raises(PolicyDenied, match=f"its outputs name dataset '{output}', which is {why}"):
+                    client.operation(subject, payload=holdfast.mask_h3(POINT, 5), **more).run(fail)
+                with pytest.raises(PolicyDenied, match=why):
+                    client.operations.run_many([subject], fail, **more)
+        with pytest.raises(PolicyDenied, match="which is masked"):
+            client.operation(unique, outputs=[f"sites-{unique}"]).run(fail)
+        with pytest.raises(ValueError, match=r"sovereign=True is of a dataset, .* names none"):
+            client.operation(unique, sovereign=True).run(fail)
+        assert client.operations.list() == []
+        burials = key(f"burials-{unique}", checksum="c")
+        also = [burials.dataset, f"burials-{unique}-index", "roads"]
+        client.operation(burials, inputs=["raw"], outputs=also, justification="the council agreed").run(int)
+        assert (seen[-1].inputs, seen[-1].outputs) == (("raw",), tuple(also)), "rules see what is read and written"
+
+
+def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(either: str) -> None:
+    unique, undone = name(), list[str]()
+    graves, roads = key(f"graves-{unique}"), key(f"roads-{unique}")
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with governed(either) as client:
+        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label))
+        for subject in (graves, roads):
+            with pytest.raises(KeyboardInterrupt):
+                client.operation(subject, rollback="undo").run(die)
+        assert client.operations.recover() == {roads.digest: "rolled back"}
+        assert undone == [roads.label]
+        client.operations.rollback(graves, **BY_ELDER)
+        assert undone == [roads.label, graves.label]
+
+
+def test_whatever_the_transaction_a_lock_failure_is_up_for_review(either: str, attempt: Any) -> None:
+    graves = f"graves-{name()}"
+    second = key(graves, "second")
+    with governed(either) as client:
+        with running(either, key(graves)):
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                attempt(client, second, int)
+            with pytest.raises(PolicyDenied, match="up for review as number"):
+                attempt(client, second, int)
+        [review] = client.reviews.list(key=second)
+        assert (review.reason, "which is sovereign" in review.detail) == ("locked", True)
+        client.reviews.approve(review.id, **BY_ELDER)
+        assert attempt(client, second, int).attempt == 1
+
+
+def test_a_sovereign_dataset_is_locked_whole_whatever_is_done_to_it(either: str, attempt: Any) -> None:
+    """Another operation of it as well; another dataset is another's, and so is one that is not sovereign."""
+    graves, roads = f"graves-{name()}", f"roads-{name()}"
+
+    def other(dataset: str, operation: str = "delete") -> holdfast.OperationKey:
+        return holdfast.OperationKey(pipeline="etl", task="clean", dataset=dataset, operation=operation)
+
+    with governed(either) as client:
+        client.operations.register("undo", rollback=lambda: None)
+        client.operation(other(graves, "index"), rollback="undo").run(int)
+        with running(either, key(graves), sovereign=True), running(either, key(roads)):
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                attempt(client, other(graves), fail)
+            assert attempt(client, other(f"{graves}-elsewhere"), int).result == 0
+            assert attempt(client, other(roads), int).result == 0
+            with pytest.raises(holdfast.OperationInProgress):
+                client.operations.rollback(other(graves, "index"), **BY_ELDER)
+        client.operations.rollback(other(graves, "index"), **BY_ELDER)
+        [review] = client.reviews.list(key=other(graves))
+        client.reviews.approve(review.id, **BY_ELDER)
+        assert attempt(client, other(graves), int).result == 0
+        assert client.leases.list() == []
+
+
+def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_url: str) -> None:
+    graves = f"graves-{name()}"
+    other = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="delete")
+    with (
+        governed(postgres_url) as client,
+        psycopg.connect(postgres_url) as mine,
+        psycopg.connect(postgres_url) as yours,
+    ):
+        with mine.transaction():
+            client.operation(key(graves), tx=mine).run(int)
+            with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
+                client.operation(other).run(fail)
+            with pytest.raises(PolicyDenied, match="up for review as number"):
+                client.operation(other, tx=yours).run(fail)
+            again = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="index")
+            assert client.operation(again, tx=mine).run(int).result == 0, "it is in nobody's way but others'"
+        assert client.leases.list() == []
