@@ -71,6 +71,8 @@ class AsyncClient(AsyncRecipes):
         self._locks: AsyncLockSpace | None = None
         self._objects: AsyncObjects | None = None
         self._operations: AsyncOperations | None = None
+        self._firsts: dict[str, Any] = {}
+        """Of what two threads make at the same moment, the one that is used."""
         self._rules: Rules | None = None
         if policy is not None:
             from holdfast.core.policy import as_rules
@@ -112,7 +114,7 @@ class AsyncClient(AsyncRecipes):
             from holdfast._async.primitives.operations.operations import AsyncOperations
 
             made = AsyncOperations(self._engine, self._rules, self._energy)
-            self._operations = cast("AsyncOperations", self.__dict__.setdefault("_made", made))  # of two threads
+            self._operations = cast("AsyncOperations", self._firsts.setdefault("operations", made))
         return self._operations
 
     @property
@@ -174,7 +176,8 @@ class AsyncClient(AsyncRecipes):
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         space = self._locks or self._open_locks()
-        return space.lock(space, name, timeout, on_lost)
+        make = space.lock
+        return make(space, name, timeout, on_lost)
 
     def operation(
         self,
@@ -243,8 +246,7 @@ class AsyncClient(AsyncRecipes):
         other = copy(self)
         other._engine = open_engine(self._database, looks=True)
         other._objects = other._locks = other._operations = None
-        for made in ("_lock_space", "_made"):
-            other.__dict__.pop(made, None)
+        other._firsts = {}
         return other
 
     async def examine(self, *, timeout: float = 10.0) -> Examination:
@@ -307,7 +309,7 @@ class AsyncClient(AsyncRecipes):
             raise PolicyDenied("a client that only looks takes no lock")
         database, (kept, extra) = self._lock_options
         space = AsyncLockSpace(self._engine, database, kept=kept, extra=extra)
-        self._locks = first = cast("AsyncLockSpace", self.__dict__.setdefault("_lock_space", space))  # of two threads
+        self._locks = first = cast("AsyncLockSpace", self._firsts.setdefault("locks", space))
         return first
 
     async def _end_beats(self) -> None:

@@ -72,6 +72,8 @@ class Client(Recipes):
         self._locks: LockSpace | None = None
         self._objects: Objects | None = None
         self._operations: Operations | None = None
+        self._firsts: dict[str, Any] = {}
+        """Of what two threads make at the same moment, the one that is used."""
         self._rules: Rules | None = None
         if policy is not None:
             from holdfast.core.policy import as_rules
@@ -113,7 +115,7 @@ class Client(Recipes):
             from holdfast._sync.primitives.operations.operations import Operations
 
             made = Operations(self._engine, self._rules, self._energy)
-            self._operations = cast("Operations", self.__dict__.setdefault("_made", made))  # of two threads
+            self._operations = cast("Operations", self._firsts.setdefault("operations", made))
         return self._operations
 
     @property
@@ -175,7 +177,8 @@ class Client(Recipes):
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
         """
         space = self._locks or self._open_locks()
-        return space.lock(space, name, timeout, on_lost)
+        make = space.lock
+        return make(space, name, timeout, on_lost)
 
     def operation(
         self,
@@ -244,8 +247,7 @@ class Client(Recipes):
         other = copy(self)
         other._engine = open_engine(self._database, looks=True)
         other._objects = other._locks = other._operations = None
-        for made in ("_lock_space", "_made"):
-            other.__dict__.pop(made, None)
+        other._firsts = {}
         return other
 
     def examine(self, *, timeout: float = 10.0) -> Examination:
@@ -308,7 +310,7 @@ class Client(Recipes):
             raise PolicyDenied("a client that only looks takes no lock")
         database, (kept, extra) = self._lock_options
         space = LockSpace(self._engine, database, kept=kept, extra=extra)
-        self._locks = first = cast("LockSpace", self.__dict__.setdefault("_lock_space", space))  # of two threads
+        self._locks = first = cast("LockSpace", self._firsts.setdefault("locks", space))
         return first
 
     def _end_beats(self) -> None:

@@ -24,7 +24,8 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, key: Key, name: str, owner: object, waits: bool) -> None:
-        self.key, self.name, self.owner, self.waits = key, name, owner, waits
+        self.key, self.name = key, name
+        self.owner, self.waits = owner, waits
         self.state: State = "new"
         self.session: Session | None = None
         self.claim: Claim | None = None

@@ -73,10 +73,11 @@ class PostgresLockWire:
 
         Nothing is flushed: all that was said before has been answered, so there is room for a few bytes; and if they
         ever stayed behind, that would be no answer in time."""
-        pgconn, result = self._pgconn, None
+        pgconn, put, wait = self._pgconn, self._put, self._wait  # called as attributes they take longer
+        result = None
         try:
-            self._put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
-            while self._wait(patience):
+            put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
+            while wait(patience):
                 pgconn.consume_input()
                 if pgconn.is_busy():  # as in _is_whole
                     continue
@@ -93,8 +94,9 @@ class PostgresLockWire:
 
     def begin(self, verb: str, key: Key) -> None:
         """One thing, for ``answer`` to tell."""
+        put = self._put
         try:
-            self._put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
+            put((_TRY if verb == "try" else _UNLOCK)[len(key)], key)
         except OperationalError as error:
             raise self._gone(error) from error
 
