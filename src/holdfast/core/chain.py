@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 class Chain:
-    __slots__ = ("_given", "_hash", "_mark", "_named", "_number", "_pointer", "_waiting")
+    __slots__ = ("_given", "_hash", "_linked", "_mark", "_named", "_number", "_pointer", "_waiting")
 
     def __init__(self, operation: str, pointer: str | None) -> None:
         number, _, self._hash = (pointer or "0:").partition(":")
@@ -57,15 +57,14 @@ class Chain:
 
     def waiting(self) -> Written:
         """All that was added since the last time it was written. It is hashed here, and not before."""
-        number = self._number + len(self._waiting)
-        found, entries = link(self._named, self._hash, self._waiting)
-        self._given = number, found, f"{number}:{found}"
-        return Written(self._pointer, self._given[2], self._number + 1, entries)
+        self._given = self._number + len(self._waiting)
+        self._linked, entries = link(self._named, self._hash, self._waiting)
+        return Written(self._pointer, f"{self._given}:{self._linked}", self._number + 1, entries)
 
     def written(self) -> None:
         """What ``waiting`` gave the last time; what was added since goes on waiting."""
-        del self._waiting[: self._given[0] - self._number]
-        self._number, self._hash, self._pointer = self._given
+        del self._waiting[: self._given - self._number]
+        self._number, self._hash, self._pointer = self._given, self._linked, f"{self._given}:{self._linked}"
 
 
 def named(operation: str) -> str:

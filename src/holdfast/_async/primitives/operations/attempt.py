@@ -94,7 +94,7 @@ def lease_of(lock: int) -> str:
 
 async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
     """With ``op`` if it takes one."""
-    place = _place(function)
+    place = place_of(function)
     if place is None:
         return await settled(function(*args, **kwargs))
     if 0 <= place <= len(args):
@@ -109,7 +109,7 @@ async def costing(meter: Meter, function: Function, op: AsyncRunning, *args: Any
     return await spending(op, meter, call, function, op, *args, **kwargs)
 
 
-def _place(function: Function) -> int | None:
+def place_of(function: Function) -> int | None:
     """Where among its arguments it takes ``op``; -1: by its name alone; None: it does not."""
     code = getattr(function, "__code__", None)
     if code is None or hasattr(function, "__wrapped__"):

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from holdfast._async.primitives.operations.attempt import AsyncPlan, call, costing, kept
+from holdfast._async.primitives.operations.attempt import AsyncPlan, call, costing, kept, place_of
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import measure
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import claimed
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers, telemetry
+from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.chain import Chain, Phrase, link, named, phrase
@@ -49,10 +50,12 @@ class AsyncChunk:
 
     def __init__(self, attempt: AsyncExternal, plans: Sequence[AsyncPlan], items: Sequence[Any]) -> None:
         self._all, self._grant = attempt, attempt.held
-        self._plans = {plan.key.digest: (plan, item) for plan, item in zip(plans, items, strict=True)}
+        self._plans = {plan.key.digest: plan for plan in plans}
+        self._items = dict(zip(self._plans, items, strict=True))
         self._ours: dict[str, str] = {}
         """The end of the chain of each that was claimed."""
-        self._ends: dict[str, tuple[Chain, Told]] = {}
+        self._chains: dict[str, Chain] = {}
+        self._ends: dict[str, Told] = {}
         self._runs: dict[str, Measured] = {}
         self._outcomes: dict[str, Outcome] = {}
 
@@ -70,7 +73,7 @@ class AsyncChunk:
             return [phrase(at, kind, 1, fence, self._prior.now, detail) for at, (kind, detail) in enumerate(notes, 1)]
 
         claims = []
-        for digest, (plan, _) in self._plans.items():
+        for digest, plan in self._plans.items():
             key = plan.key
             began = opening(plan.fingerprint)
             found, entries = link(named(digest), "", began)
@@ -90,10 +93,11 @@ class AsyncChunk:
 
     async def run(self, function: Function) -> dict[str, Outcome]:
         """Call it for those that are ours. What ended has ended, and what was not called may be tried again."""
+        alone = place_of(function) is None and self._all.plan.energy is None
         try:
             self._all.enter()
             for digest in self._ours:
-                self._outcomes[digest] = await self._execute(digest, function)
+                self._outcomes[digest] = await self._execute(digest, function, alone)
                 if digest in self._runs:
                     self._runs[digest].left()
         except BaseException as error:
@@ -113,13 +117,16 @@ class AsyncChunk:
             each.over(self._outcomes[digest])
         return self._outcomes
 
-    async def _execute(self, digest: str, function: Function) -> Outcome:
-        op, item, plan = self._op(digest), self._plans[digest][1], self._all.plan
+    async def _execute(self, digest: str, function: Function, alone: bool) -> Outcome:
+        """``alone``: it does not look at ``op``, and nobody looks at what it costs."""
+        op, item, plan = self._op(digest), self._items[digest], self._all.plan
         if telemetry.listeners:
-            self._runs[digest] = measure(self._plans[digest][0])
+            self._runs[digest] = measure(self._plans[digest])
             self._runs[digest].begun(op, NOTHING, plan.terms.on_partial)
         try:
-            if plan.energy is None:
+            if alone:
+                value = await settled(function(item))
+            elif plan.energy is None:
                 value = await call(function, op, item)
             else:
                 value = await costing(plan.energy, function, op, item)
@@ -128,22 +135,22 @@ class AsyncChunk:
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", {"error": f"{said['type']}: {said['message']}"})
-            self._ends[digest] = op.chain, ("failure", None, None, json.dumps(said), "1", "1", None)
+            self._ends[digest] = ("failure", None, None, json.dumps(said), "1", "1", None)
             return Outcome("failed", False, 1, error=error)
         try:
             result = kept(value)
         except ValueError as error:  # the effect is there: it must not be had again because of that
             said = {**told(error), "where": "result"}
-            self._ends[digest] = op.chain, ("partial", None, None, json.dumps(said), "0", "1", None)
+            self._ends[digest] = ("partial", None, None, json.dumps(said), "0", "1", None)
             return Outcome("failed", False, 1, error=error)
         op.note("success", payload_hash=result["result_hash"])
-        self._ends[digest] = op.chain, ("success", *result.values(), None, "0", "1", op.told())
+        self._ends[digest] = ("success", *result.values(), None, "0", "1", op.told())
         return Outcome("success", False, 1, value=value)
 
     def _op(self, digest: str) -> AsyncRunning:
-        chain = Chain(digest, self._ours[digest])
+        chain = self._chains[digest] = Chain(digest, self._ours[digest])
         op = AsyncRunning(
-            self._plans[digest][0].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
+            self._plans[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
             save=self._save,
         )  # fmt: skip
         op.began = True
@@ -154,7 +161,7 @@ class AsyncChunk:
         for digest in list(self._ours)[len(self._ends) + 1 :]:  # the one in between is what was interrupted
             op = self._op(digest)
             op.note("rollback", {"attempt": op.attempt, "why": "it was never called"})
-            self._ends[digest] = op.chain, ("failure", None, None, said, "0", "0", None)
+            self._ends[digest] = ("failure", None, None, said, "0", "0", None)
         try:
             await self._finish()
         except HoldfastError as problem:
@@ -174,7 +181,8 @@ class AsyncChunk:
             return phrase(number, "lock_released", 1, self._grant.fence, self._prior.now + held, detail)
 
         ends = []
-        for digest, (chain, end) in self._ends.items():
+        for digest, end in self._ends.items():
+            chain = self._chains[digest]
             chain.put(released(chain.next))
             expected, pointer, number, entries = chain.waiting()
             ends.append((digest, expected, pointer, str(number), entries, *end))
@@ -183,7 +191,7 @@ class AsyncChunk:
 
     async def _save(self, op: AsyncRunning) -> None:
         """What one of them notes while it runs is written at once."""
-        await AsyncExternal.part(self._plans[op.key.digest][0], self._grant).save(op)
+        await AsyncExternal.part(self._plans[op.key.digest], self._grant).save(op)
 
     async def _call(self, statement: str, asked: Row, names: Sequence[str], rows: list[Any]) -> list[Row]:
         """``rows`` in the order of their keys, or two batches would wait for each other. SQLite takes JSON apart,

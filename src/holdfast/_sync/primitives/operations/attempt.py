@@ -95,7 +95,7 @@ def lease_of(lock: int) -> str:
 
 def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
     """With ``op`` if it takes one."""
-    place = _place(function)
+    place = place_of(function)
     if place is None:
         return settled(function(*args, **kwargs))
     if 0 <= place <= len(args):
@@ -110,7 +110,7 @@ def costing(meter: Meter, function: Function, op: Running, *args: Any, **kwargs:
     return spending(op, meter, call, function, op, *args, **kwargs)
 
 
-def _place(function: Function) -> int | None:
+def place_of(function: Function) -> int | None:
     """Where among its arguments it takes ``op``; -1: by its name alone; None: it does not."""
     code = getattr(function, "__code__", None)
     if code is None or hasattr(function, "__wrapped__"):
