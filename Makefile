@@ -33,7 +33,7 @@ demo: $(STAMP) ## Watch leases, sandboxes, a retried operation and a killed lead
 
 .PHONY: test
 test: $(STAMP) ## Run the tests (ARGS="-k name" for some of them)
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest --durations 20 --durations-min 5 $(ARGS)
 
 .PHONY: check
 check: $(STAMP) ## Run the static checks: format, lint, types, import contracts, generated code

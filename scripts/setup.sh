@@ -64,7 +64,9 @@ install_with_uv() {
 
 install_with_pip() {
     say "installing $count locked packages with pip (the first time takes about a minute)"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.lock
+    # Most modules are never imported: what is, is compiled then.
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes \
+        --requirement requirements-dev.lock
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 }
 

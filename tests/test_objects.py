@@ -141,8 +141,8 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(either:
         made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcd"}
         made["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(made["b"].version))
         stale = replace(made["b"], version=made["a"].version)
-        wanted = [replace(each, payload={"new": each.id}) for each in (made["d"], stale, made["a"])]
-        wanted.append(replace(made["a"], id="nobody"))
+        wanted = [replace(each, payload={"new": each.id}) for each in (stale, made["d"], made["a"])]
+        wanted.insert(2, replace(made["a"], id="nobody"))
         if either.startswith("postgres"):  # on a file there is one writer, and nothing else is ever locked
             mine = stack.enter_context(psycopg.connect(either))
             mine.execute("select from holdfast.object where id = 'c' for update")
@@ -150,6 +150,8 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(either:
         cursor = objects.cursor()
         written = objects.put_many("box", wanted, grant)
         assert written.keys() == {"a", "d"}
+        if either.startswith("sqlite"):  # a gap would be taken for changes that were trimmed
+            assert [written[id] >> 20 for id in "da"] == [int(cursor) + 1, int(cursor) + 2]
         for id in "ad":
             found = objects.get("box", id)
             assert found is not None

@@ -60,6 +60,13 @@ def test_all_that_a_shape_touches_is_covered() -> None:
         assert line.intersection(near)
 
 
+def test_a_line_across_the_date_line_goes_the_short_way() -> None:
+    for line in ([[179, 0], [-179, 0]], [[-179, 0], [179, 0]]):
+        found = cells(holdfast.mask_h3({"type": "LineString", "coordinates": line}, 3))
+        assert h3.latlng_to_cell(0, 180, 3) in found
+        assert not found & {h3.latlng_to_cell(0, degrees, 3) for degrees in range(-170, 171)}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -38,7 +38,7 @@ with holdfast.Client(sys.argv[1]) as client:
 
 
 class Receiver:
-    """A real HTTP server that fails, stalls, hangs up and lies; and is not there at all now and then."""
+    """A real HTTP server that fails, stalls, hangs up, lies and sends to another page; now and then there is none."""
 
     def __init__(self, seed: int) -> None:
         self.lines: list[str] = []
@@ -63,6 +63,12 @@ class Receiver:
                 with suppress(ConnectionError):
                     receiver.answer(self, text)
 
+            def do_GET(self) -> None:
+                """The other page, which is there."""
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
             def log_message(self, *_: Any) -> None: ...
 
         class Server(ThreadingHTTPServer):
@@ -86,7 +92,8 @@ class Receiver:
             self._grown.wait_for(lambda: sum(self.moods.values()) >= wanted, max(0.0, until - time.monotonic()))
 
     def answer(self, handler: BaseHTTPRequestHandler, text: str) -> None:
-        moods, weights = ("well", "fails", "lies", "stalls", "hangs up", "refuses"), (85, 4, 4, 2, 3, 2)
+        moods = ("well", "fails", "lies", "stalls", "hangs up", "refuses", "sends away")
+        weights = (82, 4, 4, 2, 3, 2, 3)
         with self._lock:
             mood = "well" if self.well else self._random.choices(moods, weights)[0]
             self.moods[mood] += 1
@@ -102,7 +109,8 @@ class Receiver:
         elif mood == "hangs up":
             handler.connection.shutdown(socket.SHUT_RDWR)
         else:
-            handler.send_response({"well": 201, "refuses": 422}.get(mood, 503))
+            handler.send_response({"well": 201, "refuses": 422, "sends away": 302}.get(mood, 503))
+            handler.send_header("Location", "/login")
             handler.send_header("Content-Length", "0")
             handler.end_headers()
 

@@ -167,6 +167,19 @@ def test_an_acquire_that_is_overtaken_by_close_opens_nothing(either: str, flavou
     refused(pump.mux)
 
 
+async def test_whoever_is_let_in_while_the_client_is_closed_is_told_of_the_close(either: str) -> None:
+    """And not that somebody else has it: it had it, and lost it before it could look."""
+    client = holdfast.AsyncClient(either)
+    held = await client.lock("a").acquire()
+    heir = asyncio.create_task(client.lock("a").acquire())
+    await asyncio.sleep(0)
+    assert client._locks.sessions._pump.waiting, "it stands in line"  # type: ignore[union-attr]
+    await held.release()
+    await client.close()
+    with pytest.raises(holdfast.EngineError, match="closed"):
+        await heir
+
+
 @pytest.mark.parametrize("how", ["failed", "timed out"])
 def test_a_call_that_is_over_is_no_call_that_a_signal_interrupted(postgres_url: str, how: str) -> None:
     """Whoever comes next in the same thread, before the pump has mended it, is let through."""

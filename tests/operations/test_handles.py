@@ -202,6 +202,30 @@ def test_what_is_emitted_is_kept_with_the_effect(postgres_url: str) -> None:
     assert len({each[0] for each in told}) == 2
 
 
+async def test_tasks_and_threads_of_one_operation_may_note_at_the_same_time(either: str) -> None:
+    def threads(op: Any) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(op.checkpoint, "abcd"))
+
+    async def tasks(op: Any) -> None:
+        await asyncio.gather(*map(op.checkpoint, "abcd"))
+
+    async def progress(*counted: int) -> None:
+        told.append(counted)
+
+    key, told = name(), list[Any]()
+    async with holdfast.AsyncClient(either) as client:
+        await client.operation(key).run(tasks)
+        await client.operations.run_many([f"{key}-many"], lambda _, op: tasks(op), progress=progress)
+        with holdfast.Client(either) as other:
+            other.operation(f"{key}-threads").run(threads)
+        for each in (key, f"{key}-many", f"{key}-threads"):
+            [state] = await client.operations.replay(each)
+            assert (state.status, sorted(state.checkpoints)) == ("success", ["a", "b", "c", "d"])
+            assert (await client.operations.verify(each)).problems == ()
+    assert told == [(1, 1)], "progress may be awaited, too"
+
+
 @pytest.fixture
 def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
     """A client of a file that must not even be made."""
@@ -255,6 +279,9 @@ def test_wrong_keys_and_functions_are_refused_at_once(untouched: Any) -> None:
         untouched.operations.list(status="done")
     with pytest.raises(ValueError, match="nothing to register"):
         untouched.operations.register("x")
+    for option, given in (("batch", 0), ("batch", 1.5), ("batch", True), ("progress", 7), ("key", 7), ("payload", 7)):
+        with pytest.raises((ValueError, TypeError), match=f"^{option} must be"):
+            untouched.operations.run_many(["a"], len, **{option: given})
 
 
 def test_a_function_that_only_begins_when_it_is_called_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,18 @@ def test_a_transaction_that_commits_late_is_not_overtaken(postgres_url: str) -> 
         assert client.operations.verify().passed
 
 
+def test_what_is_committed_can_be_read_at_once_also_where_nothing_else_happens(postgres_url: str) -> None:
+    """A transaction may have its number long before it writes, and nobody may come after it."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+
+        def work() -> None:
+            mine.execute("select pg_current_xact_id()")
+            query(postgres_url, "create table younger ()")
+
+        client.operation("a", tx=mine).run(work)
+        assert [number for _, number in everything(client)[0]] == [1, 2, 3, 4]
+
+
 def test_a_rollback_finds_what_was_noted_whatever_else_is_under_way(postgres_url: str) -> None:
     """The order that stays leaves out what an old transaction might come before; a rollback must not."""
 

@@ -638,6 +638,19 @@ def test_an_error_budget_that_is_used_up_stops_retries_and_nothing_else(either: 
         assert attempt(client, key(flaky, "a"), int).result == 0
 
 
+def test_an_error_budget_is_used_up_by_one_that_is_tried_again_and_again(either: str, attempt: Any) -> None:
+    flaky, calls = f"flaky-{name()}", list[int]()
+
+    def broken() -> None:
+        calls.append(1)
+        raise ValueError("broken")
+
+    spent = "used up its error budget: 2 failed in the last hour, and 2 may"
+    with governed(either) as client, pytest.raises(PolicyDenied, match=spent):
+        attempt(client, key(flaky), broken, retries=9, max_attempts=9)
+    assert len(calls) == 2
+
+
 def test_a_batch_obeys(either: str) -> None:
     burials = f"burials-{name()}"
     seen: list[Any] = []

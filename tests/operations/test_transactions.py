@@ -181,6 +181,9 @@ def test_in_a_joined_transaction_it_is_tried_again_and_remembered_at_every_isola
         def collide() -> None:
             mine.execute("update work set what = 9 where what = 0")
 
+        def end() -> None:
+            mine.execute("select pg_terminate_backend(pg_backend_pid())")
+
         if level != "READ_COMMITTED":
             mine.execute("select * from work")
             ask(postgres_url, "update work set what = what")
@@ -188,6 +191,9 @@ def test_in_a_joined_transaction_it_is_tried_again_and_remembered_at_every_isola
                 client.operation("c", tx=mine, remember_errors=[Exception]).run(collide)
             mine.execute("insert into work values (4)")
             mine.commit()
+        mine.execute("insert into work values (5)")
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            client.operation("c", tx=mine, remember_errors=[Exception]).run(end)
         events = [(each.label, each.type) for each in client.relays.events()]
         assert events == [
             *[("a", type) for type in ("START", "FAIL", "START", "FAIL", "START", "COMPLETE")],

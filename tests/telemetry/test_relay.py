@@ -90,6 +90,29 @@ def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to
         assert "relay_lag_seconds" not in telemetry.readings()
 
 
+def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
+    sqlite_url: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it looks there is something new, so it never finds nothing."""
+    sink, lags, clock = Kept(), list[float](), [1000.0]
+    monkeypatch.setattr("holdfast._sync.recipes.relay.now", lambda: clock[0])
+    with holdfast.Client(sqlite_url) as client:
+        relay = client.relay("r", sink)
+
+        def meanwhile(events: Any) -> None:
+            lags.append(telemetry.readings()["relay_lag_seconds"])
+            clock[0] += 10
+            client.operation(f"{len(lags)}").run(int)
+            if len(lags) == 5:
+                relay.stop()
+
+        sink.after = meanwhile
+        client.operation("0").run(int)
+        relay.run()
+    assert lags[0] < 10, "what was left to it, a moment ago"
+    assert lags[1:] == [10.0] * 4, "since it last asked, and no longer"
+
+
 def test_a_reconciler_tells_what_it_counts_and_when_it_swept(sqlite_url: str, tmp_path: Path, told: Told) -> None:
     yard, records = Yard(tmp_path), Records(sqlite_url)
     records.make("b-1")

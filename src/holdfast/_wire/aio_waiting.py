@@ -15,6 +15,7 @@ from holdfast.core.errors import HoldfastError
 T = TypeVar("T")
 
 sleep = asyncio.sleep
+AsyncMutex = asyncio.Lock
 BLOCKS = False
 """Whether whoever waits here may keep its thread."""
 

@@ -288,14 +288,12 @@ class SqliteSession:
             self._turnstile.leave()
 
     def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
-        rows: list[Row] = []
-        for step in statement.steps:
-            rows = self._execute(step.sql, parameters)
-            if rows and step.stop:
-                return rows
-            if rows:
+        for step in statement.steps[:-1]:
+            if rows := self._execute(step.sql, parameters):
+                if step.stop:
+                    return rows
                 parameters.update(rows[0])
-        return rows
+        return self._execute(statement.steps[-1].sql, parameters)
 
     def _execute(self, sql: str, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
         with self.inside:

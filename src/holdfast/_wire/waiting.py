@@ -18,6 +18,7 @@ log = logger("holdfast.lease")
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # as in inspect, which is slow to import
 sleep = time.sleep
+Mutex = threading.Lock
 BLOCKS = True
 """Whether whoever waits here may keep its thread."""
 here = threading.get_ident

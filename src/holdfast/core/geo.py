@@ -165,8 +165,9 @@ def _line(h3: Any, positions: Sequence[tuple[float, float]], resolution: int, wh
     for (lng, lat), (lng2, lat2) in pairwise(positions):
         count = math.ceil(h3.great_circle_distance((lat, lng), (lat2, lng2), unit="km") / step)
         _check_size(count, resolution, where)
+        east = (lng2 - lng + 180) % 360 - 180  # the shorter way, be it across the date line
         parts = [number / count for number in range(1, count)]
-        found |= _touched(h3, ((lng + (lng2 - lng) * part, lat + (lat2 - lat) * part) for part in parts), resolution)
+        found |= _touched(h3, ((lng + east * part, lat + (lat2 - lat) * part) for part in parts), resolution)
     return found
 
 

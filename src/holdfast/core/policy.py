@@ -80,7 +80,8 @@ class PolicyContext:
     outputs: tuple[str, ...] = ()
     """What the operation says that it reads and writes, beside the dataset of its key."""
     failed_lately: int | None = None
-    """Operations of this dataset that failed in the last hour, if it has an error budget."""
+    """If the dataset has an error budget: failed attempts at operations of it that did so in the last hour, and stand
+    as failed."""
 
 
 Rule = Callable[[PolicyContext], Decision]
@@ -102,7 +103,7 @@ class Dataset:
     when_locked: Literal["escalate", "fail"] | None = None
     """What it means when somebody else has the lock; None: what the operation says."""
     error_budget: int | None = None
-    """Operations that may fail within an hour; once so many have, nothing is tried again."""
+    """Attempts that may fail within an hour; once so many have, nothing is tried again."""
 
     def __post_init__(self) -> None:
         said = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -129,7 +129,7 @@ class LockRecord:
     mode: str
     granted: bool
     duration: float | None = field(compare=False)
-    """Seconds: of a session that waits, for how long; of one that holds, for how long at least."""
+    """Seconds: of a session that waits, since it stood in line, anew every ten minutes; of one that holds, at least."""
     blocked_by: tuple[int, ...]
     """The pids that a session waits for, be they ahead of it in the queue."""
 

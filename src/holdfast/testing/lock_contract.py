@@ -193,6 +193,11 @@ class LockContract:
         for attempt in (lock.acquire, lock.try_acquire, client.lock(("agent", 7)).acquire):
             with pytest.raises(holdfast.EngineError, match="closed"):
                 attempt()
+        unused = connect(url)
+        unused.close()
+        for name in ("import", ("agent", 7)):
+            with pytest.raises(holdfast.EngineError, match="closed"):
+                unused.lock(name).acquire()
 
     @pytest.mark.parametrize(
         ("name", "error", "told"),

@@ -199,6 +199,11 @@ class Engine(ABC):
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
+    def check_open(self) -> None:
+        """For whatever would outlive the close that is under way."""
+        if self.closing:
+            raise EngineError(f"the client of {self.database} is closed")
+
     def check_usable(self) -> None:
         if self.closed:
             raise EngineError(f"the client of {self.database} is closed")

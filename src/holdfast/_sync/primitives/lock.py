@@ -175,6 +175,8 @@ class Lock:
                 if self._on_lost != "flag":
                     grant.listen()
                 state = ticket.state
+            if state == "released":  # before we could look: its client is being closed
+                self._space.engine.check_open()
             if state not in ("failed", "lost"):
                 return state
             problem, deadline = ticket.problem, ticket.deadline or until
@@ -208,7 +210,7 @@ class LockSpace:
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
         self.engine, self.texts = engine, texts(database.schema)
-        self.sessions = Locks(database, engine.owner, kept=kept, extra=extra)
+        self.sessions = Locks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
 

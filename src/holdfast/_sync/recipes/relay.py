@@ -177,15 +177,15 @@ class _Pass:
             self._tries = json.loads(self._place["tries"])
             self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
-        asked_at = now()
-        rows = self._engine.call("relay_read", {**after, "most": self._owner._batch})
+        asked_at, most = now(), self._owner._batch
+        rows = self._engine.call("relay_read", {**after, "most": most})
         if rows:
             batch = [(row, self._events(row)) for row in rows]
             self._owner._waiting = sum(len(events) for _, events in batch)
             with self._noted():
                 self._tell_all(batch)
             self._owner._sure = True
-        elif self._owner._behind is not None:
+        if len(rows) < most and self._owner._behind is not None:  # that was all there was, be there more by now
             self._owner._behind, self._owner._waiting = asked_at, 0
         return bool(rows)
 

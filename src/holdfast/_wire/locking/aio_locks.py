@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from asyncio import Future, current_task, get_running_loop
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from weakref import ReferenceType, ref
 
@@ -39,12 +39,15 @@ NOTHING = _Nothing()
 
 
 class AsyncLocks:
-    def __init__(self, database: Database, client: AsyncOwner, *, kept: int, extra: int) -> None:
+    def __init__(
+        self, database: Database, client: AsyncOwner, usable: Callable[[], None], *, kept: int, extra: int
+    ) -> None:
+        """``usable`` raises once the client is closed."""
         self.database, self._client = database, client
         self.namespaces: dict[str, bytes] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
-        self._closed: EngineError | None = None
+        self._usable = usable
         self._pump: AsyncPump | None = None
 
     def acquire(self, ticket: Ticket, timeout: float) -> Awaitable[State | None]:
@@ -135,7 +138,6 @@ class AsyncLocks:
             pump.give_up(ticket)
 
     async def close(self, error: EngineError) -> None:
-        self._closed = error
         pump, self._pump = self._pump, None
         if pump is not None and self._pid == os.getpid():
             pump.ended = True
@@ -151,8 +153,7 @@ class AsyncLocks:
             self._pid, self._pump = os.getpid(), None
 
     def _start(self) -> AsyncPump:
-        if self._closed is not None:
-            raise EngineError(*self._closed.args)
+        self._usable()
         kept, extra = self._limits
         mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True)
         self._pump = pump = AsyncPump(self.database, mux, get_running_loop())

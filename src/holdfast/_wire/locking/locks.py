@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
@@ -40,12 +41,13 @@ def owner() -> object:
 
 
 class Locks:
-    def __init__(self, database: Database, _: Owner, *, kept: int, extra: int) -> None:
+    def __init__(self, database: Database, _: Owner, usable: Callable[[], None], *, kept: int, extra: int) -> None:
+        """``usable`` raises once the client is closed."""
         self.database = database
         self.namespaces: dict[str, bytes] = {}
         self._limits = (kept, extra)
         self._pid = os.getpid()
-        self._closed: EngineError | None = None
+        self._usable = usable
         self._pump: SharedPump | None = None
         self._starting = threading.RLock()
         """A signal's handler may come in between, in the same thread."""
@@ -135,7 +137,6 @@ class Locks:
             self._pump.post(self._pump.recover, ticket)
 
     def close(self, error: EngineError) -> None:
-        self._closed = error
         pump, self._pump = self._pump, None
         if pump is None or self._pid != os.getpid():
             return
@@ -159,8 +160,7 @@ class Locks:
 
     def _start(self) -> SharedPump:
         with self._starting:
-            if self._closed is not None:
-                raise EngineError(*self._closed.args)
+            self._usable()
             return self._pump or self._keep(self._make())
 
     def _make(self) -> SharedPump:

@@ -296,8 +296,9 @@ select 'taken' as status, version as current, id as owner from holdfast_object w
 
 -- name: object_put_many
 -- Each is looked for by its key. Nothing is ever inserted: what is there already is updated, and what is not is not selected.
+-- Places are drawn without a gap: whoever watches from before one would be told that something is missing.
 insert into holdfast_object (type, id, body, version, created_at, updated_at)
-select o.type, o.id, r.value ->> '$.body', (p.last + 1 + r.key) << 20 | (random() & 1048575), o.created_at, {now}
+select o.type, o.id, r.value ->> '$.body', (p.last + row_number() over (order by r.key)) << 20 | (random() & 1048575), o.created_at, {now}
   from json_each(:records) r cross join holdfast_object o cross join holdfast_object_place p
  where o.type = :type and o.id = r.value ->> '$.id' and o.version = r.value ->> '$.expected'
    and exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token)
@@ -447,7 +448,7 @@ update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor
 select changes() as decided;
 
 -- name: operation_failed
-select count(*) as failed from holdfast_idempotency_log
+select coalesce(sum(failures), 0) as failed from holdfast_idempotency_log
  where status <> 'success' and updated_at > {now} - :seconds and status = 'failure' and failures > 0 and dataset_id is :dataset;
 
 -- name: examine_journal

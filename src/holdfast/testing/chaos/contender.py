@@ -26,7 +26,7 @@ SESSION, FORCED = "session-", "forced-"
 """Prefixes of names: those fail over with the session, and these are taken away by force. In both cases a holder learns
 of it after the fact, so no belief is told of them."""
 _NOT_GRANTED = frozenset({"Unreachable", "Busy", "Refused", "SchemaMismatch", "SessionUnsafe"})
-"""After one question, these say that it was not granted; after several, an earlier one may have been."""
+"""These say that it was not granted, unless the acquire had asked before and was not answered."""
 
 
 class Errand(NamedTuple):
@@ -76,7 +76,7 @@ class Contender:
             except holdfast.NotAcquired as refusal:
                 call.fail(holder=refusal.holder, abandoned=len(times))
             except (holdfast.EngineError, holdfast.SchemaMismatch, holdfast.SessionUnsafe) as error:
-                certain = limit == 0 and type(error).__name__ in _NOT_GRANTED
+                certain = not times and type(error).__name__ in _NOT_GRANTED
                 _tell(call, error, certain=certain, abandoned=len(times))
             else:
                 call.ok(grant.fence, abandoned=len(times))

@@ -10,6 +10,7 @@ from holdfast._async.primitives.operations.chunk import AsyncChunk, Busy
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import measure, run
 from holdfast._wire import telemetry
+from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
 from holdfast._wire.identity import new_token
 from holdfast.core.errors import HoldfastError, OperationFailed
@@ -70,7 +71,7 @@ class AsyncBatch:
                     others.append(len(found))
                 found.append(outcome or Outcome("skipped", False, 0))
             if progress is not None:
-                progress(len(found), len(self._plans))
+                await settled(progress(len(found), len(self._plans)))
         await self._all.let_go()
         for place in others:
             found[place] = await self._alone(place, function)
@@ -82,7 +83,7 @@ class AsyncBatch:
         for place in range(len(self._plans)):
             found.append(await self._alone(place, function))
             if progress is not None:
-                progress(len(found), len(self._plans))
+                await settled(progress(len(found), len(self._plans)))
         return found
 
     async def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:

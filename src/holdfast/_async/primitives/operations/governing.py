@@ -171,7 +171,7 @@ class AsyncGovernance:
         if retry and governed.demands.budget:
             asked = {"dataset": self.plan.key.dataset, "seconds": LATELY}
             [row] = await self.plan.engine.call("operation_failed", asked)
-            failed = row["failed"]
+            failed = row["failed"] + max(0, self.tried - prior.failures)  # those that no log knows of yet
         self._heed(self._context("retry" if retry else "claim", prior, failed_lately=failed))
 
     def _heed(self, context: PolicyContext) -> None:

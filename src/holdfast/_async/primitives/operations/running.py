@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast._wire.aio_waiting import AsyncMutex
 from holdfast._wire.clock import now
 from holdfast.core import results
 from holdfast.core.chain import Chain
@@ -56,9 +57,7 @@ class AsyncRunning:
         """
         if not self.began:
             self.began = True
-            self.note("effect_started")
-            if self._save is not None:
-                await self._save(self)
+            await self._noted("effect_started")
 
     async def checkpoint(self, name: str, value: Any = None) -> None:
         """Note how far it has come: whoever rolls it back, or asks whether it is done, finds it in ``checkpoints``."""
@@ -68,9 +67,7 @@ class AsyncRunning:
         results.encode(value, "the value")
         self.checkpoints[name] = value
         self.began = True  # there would be nothing to note otherwise
-        self.note("checkpoint", {"name": name, "value": value})
-        if self._save is not None:
-            await self._save(self)
+        await self._noted("checkpoint", {"name": name, "value": value})
 
     def emit(self, topic: str, payload: Any) -> None:
         """To be told to others: kept in the outbox together with the effect, if there is one."""
@@ -86,6 +83,13 @@ class AsyncRunning:
         """For a probe, when the effect is there: ``return op.done(result)``."""
         results.encode(result)
         return Done(result)
+
+    async def _noted(self, kind: str, detail: Mapping[str, Any] | None = None) -> None:
+        """At once, and one after the other: a function may do several things at a time."""
+        async with self.__dict__.setdefault("_turn", AsyncMutex()):
+            self.note(kind, detail)
+            if self._save is not None:
+                await self._save(self)
 
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         if self.spent is not None and kind in ("success", "failure"):

@@ -13,6 +13,7 @@ from holdfast._sync.primitives.operations.operation import measure, run
 from holdfast._wire import telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.identity import new_token
+from holdfast._wire.waiting import settled
 from holdfast.core.errors import HoldfastError, OperationFailed
 from holdfast.core.operation import LEASE, NOTHING, Act, Prior
 from holdfast.core.operation_terms import Function
@@ -71,7 +72,7 @@ class Batch:
                     others.append(len(found))
                 found.append(outcome or Outcome("skipped", False, 0))
             if progress is not None:
-                progress(len(found), len(self._plans))
+                settled(progress(len(found), len(self._plans)))
         self._all.let_go()
         for place in others:
             found[place] = self._alone(place, function)
@@ -83,7 +84,7 @@ class Batch:
         for place in range(len(self._plans)):
             found.append(self._alone(place, function))
             if progress is not None:
-                progress(len(found), len(self._plans))
+                settled(progress(len(found), len(self._plans)))
         return found
 
     def _settled(self, plan: Plan, prior: Prior) -> Outcome | None:

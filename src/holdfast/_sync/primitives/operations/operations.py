@@ -126,8 +126,11 @@ class Operations(OperationLog):
         """
         found = list(items)
         check_called(function, "function")
-        if not 1 <= batch <= MOST:
-            raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r}")
+        for each, what in ((key, "key"), (payload, "payload"), (progress, "progress")):
+            if each is not None:
+                check_called(each, what)
+        if type(batch) is not int or not 1 <= batch <= MOST:
+            raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r:.80}")
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._wire.clock import now
+from holdfast._wire.waiting import Mutex
 from holdfast.core import results
 from holdfast.core.chain import Chain
 from holdfast.core.grant import check_name
@@ -57,9 +58,7 @@ class Running:
         """
         if not self.began:
             self.began = True
-            self.note("effect_started")
-            if self._save is not None:
-                self._save(self)
+            self._noted("effect_started")
 
     def checkpoint(self, name: str, value: Any = None) -> None:
         """Note how far it has come: whoever rolls it back, or asks whether it is done, finds it in ``checkpoints``."""
@@ -69,9 +68,7 @@ class Running:
         results.encode(value, "the value")
         self.checkpoints[name] = value
         self.began = True  # there would be nothing to note otherwise
-        self.note("checkpoint", {"name": name, "value": value})
-        if self._save is not None:
-            self._save(self)
+        self._noted("checkpoint", {"name": name, "value": value})
 
     def emit(self, topic: str, payload: Any) -> None:
         """To be told to others: kept in the outbox together with the effect, if there is one."""
@@ -87,6 +84,13 @@ class Running:
         """For a probe, when the effect is there: ``return op.done(result)``."""
         results.encode(result)
         return Done(result)
+
+    def _noted(self, kind: str, detail: Mapping[str, Any] | None = None) -> None:
+        """At once, and one after the other: a function may do several things at a time."""
+        with self.__dict__.setdefault("_turn", Mutex()):
+            self.note(kind, detail)
+            if self._save is not None:
+                self._save(self)
 
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         if self.spent is not None and kind in ("success", "failure"):

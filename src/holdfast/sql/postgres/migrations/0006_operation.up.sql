@@ -40,16 +40,16 @@ create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operat
 
 -- What was written together stands in one row: the entries, as JSON, of which number is the first.
 -- Rows are read in the order of horizon and place, which is that of the commits: what was committed before another COMMIT was asked for
--- comes before. horizon is above every transaction that had ended then, and not below the row's own: so nobody reads past a row that is
--- not there yet. What has the same is told apart by place, which is drawn then, too. A statement that travels with its COMMIT draws them
--- itself; other rows wait for it in wal_late.
+-- comes before. horizon is not below any transaction that had ended then, nor below the row's own: so nobody reads past a row that is
+-- not there yet, and it can be read as soon as it is. What has the same is told apart by place, which is drawn then, too. A statement
+-- that travels with its COMMIT draws them itself; other rows wait for it in wal_late.
 create sequence holdfast.wal_place;
 create table holdfast.wal (
     idem_key text collate "C" not null,
     number   int not null,
     at       timestamptz not null,
     entries  text not null,
-    horizon  xid8 not null default greatest(pg_current_xact_id(), pg_snapshot_xmax(pg_current_snapshot())),
+    horizon  xid8 not null default greatest(pg_current_xact_id(), (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1)::text::xid8),
     place    bigint not null default nextval('holdfast.wal_place'),
     primary key (idem_key, number)
 );
@@ -436,11 +436,11 @@ begin
        and g.raw_checksum is distinct from checksum and (g.status = 'partial' or g.status = 'failure' and g.failures > 0) limit 1;
 end $$;
 
--- How many operations of a dataset failed in the last so many seconds, and stand as failed.
+-- How many attempts have failed at operations of a dataset that did so in the last so many seconds, and stand as failed.
 create function holdfast.operation_failed(dataset text, seconds double precision) returns bigint
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    return (select count(*) from holdfast.idempotency_log g
+    return (select coalesce(sum(g.failures), 0) from holdfast.idempotency_log g
              where g.status <> 'success' and g.updated_at > clock_timestamp() - make_interval(secs => seconds)
                and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
