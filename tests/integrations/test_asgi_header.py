@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.integrations.asgi.header import LONGEST, parse
@@ -82,10 +82,11 @@ def test_every_bare_key_is_what_it_is_in_quotes(key: str) -> None:
 
 
 @settings(max_examples=400)
+@example('1"\t ')
 @given(st.text('"\\;=a b?1*-,é\t', max_size=12))
 def test_what_begins_with_a_quote_is_a_key_if_the_rfc_says_so(text: str) -> None:
-    value = '"' + text.strip("\t")
-    expected = by_the_rfc(value.strip("\t"))
+    value = '"' + text
+    expected = by_the_rfc(value.strip(" \t"))  # HTTP takes white space around a value away
     try:
         found = parse(value.encode("latin-1"))
     except ValueError:

@@ -58,6 +58,8 @@ async def edit(file: Path, patch: dict[str, Any]) -> dict[str, Any]:
                 raise Problem(413, f"settings {file.stem!r} would have {len(text)} bytes; at most {MOST} are kept")
             grant.write_text(f"{text}\n")
             return after
+    except IsADirectoryError:
+        raise _broken(file) from None
     except holdfast.AcquireTimeout as error:
         raise Problem(503, f"settings {file.stem!r} are busy; ask again", headers={"Retry-After": "1"}) from error
 
