@@ -133,10 +133,10 @@ Key = OperationKey | PlainKey
 
 def as_key(value: object) -> Key:
     """The key that a caller gave, a text or an OperationKey."""
-    if isinstance(value, OperationKey | PlainKey):
-        return value
     if isinstance(value, str):
         return PlainKey(value)
+    if isinstance(value, OperationKey | PlainKey):
+        return value
     raise TypeError(f"key must be a str or an OperationKey, not {type(value).__name__}")
 
 
