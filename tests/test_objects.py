@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -140,13 +139,13 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(either:
         objects, grant = client.objects, client.lease("work", ttl=600).acquire()
         made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcd"}
         made["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(made["b"].version))
-        stale = replace(made["b"], version=made["a"].version)
-        wanted = [replace(each, payload={"new": each.id}) for each in (stale, made["d"], made["a"])]
-        wanted.insert(2, replace(made["a"], id="nobody"))
+        stale = made["b"]._replace(version=made["a"].version)
+        wanted = [each._replace(payload={"new": each.id}) for each in (stale, made["d"], made["a"])]
+        wanted.insert(2, made["a"]._replace(id="nobody"))
         if either.startswith("postgres"):  # on a file there is one writer, and nothing else is ever locked
             mine = stack.enter_context(psycopg.connect(either))
             mine.execute("select from holdfast.object where id = 'c' for update")
-            wanted.append(replace(made["c"], payload={"new": "c"}))
+            wanted.append(made["c"]._replace(payload={"new": "c"}))
         cursor = objects.cursor()
         written = objects.put_many("box", wanted, grant)
         assert written.keys() == {"a", "d"}
@@ -165,7 +164,7 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(either:
         stack.close()
         client.leases.force_release("work", actor="operator", reason="test")
         with suppress(holdfast.EngineError, holdfast.LeaseLost):
-            assert objects.put_many("box", [replace(made["c"], payload=2)], grant) == {}
+            assert objects.put_many("box", [made["c"]._replace(payload=2)], grant) == {}
         assert objects.get("box", "c") == made["c"]
 
 

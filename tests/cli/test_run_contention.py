@@ -25,7 +25,7 @@ def running(processes: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[b
 
 
 @pytest.mark.timeout(2 * LONG)
-@pytest.mark.parametrize(("engine", "runs"), [("sqlite", 200), ("postgres", 30)])
+@pytest.mark.parametrize(("engine", "runs"), [("sqlite", 200), ("postgres", 60)])
 def test_of_many_concurrent_runs_exactly_one_starts_its_command(
     request: pytest.FixtureRequest, tmp_path: Path, engine: str, runs: int
 ) -> None:

@@ -29,7 +29,7 @@ def busy(url: str, *, mark: str = "") -> Iterator[holdfast.Client]:
         for name in ("nightly-import", "invoices", "search-index"):
             stack.enter_context(client.lease(f"{name}{mark}", holder=f"worker-{len(name)}{mark}"))
         _leader(client, stack, mark)
-        _locks(client, other, stack, mark)
+        _locks(client, other, url, stack, mark)
         pool = client.slots("default", 8)
         for number in (1, 2, 3):
             stack.callback(pool.claim(owner=f"session-{number}{mark}").release)
@@ -54,14 +54,15 @@ def _leader(client: holdfast.Client, stack: ExitStack, mark: str) -> None:
     assert leading.wait(10)
 
 
-def _locks(client: holdfast.Client, other: holdfast.Client, stack: ExitStack, mark: str) -> None:
+def _locks(client: holdfast.Client, other: holdfast.Client, url: str, stack: ExitStack, mark: str) -> None:
     stack.enter_context(client.lock(("agent", 9)))
     grant = client.lock(f"report{mark}").acquire()
     waiter = threading.Thread(target=lambda: other.lock(f"report{mark}", timeout=60).acquire().release())
     waiter.start()
     stack.callback(waiter.join)
     stack.callback(grant.release)
-    eventually(lambda: _seen(client, f"report{mark}") == [False, True], "one holds it and one waits, by its name")
+    with holdfast.Client(url) as onlooker:  # who has it knows its name at once
+        eventually(lambda: _seen(onlooker, f"report{mark}") == [False, True], "one holds it and one waits, by its name")
 
 
 def _seen(client: holdfast.Client, name: str) -> list[bool]:

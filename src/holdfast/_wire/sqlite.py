@@ -136,9 +136,12 @@ class SqliteSession:
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
-        statement, given = self._statements[name], _bound(parameters)
+        statement = self._statements[name]
         try:
             self._enter(deadline)
+            if len(parameters) == statement.binds:
+                return self._execute(statement.steps[0].sql, parameters)
+            given = _bound(parameters)
             return self._steps(statement, given) if statement.reads_only else self._run(statement, given, deadline)
         except sqlite3.Error as error:
             self._raise(error)

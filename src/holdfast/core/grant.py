@@ -40,6 +40,8 @@ def check_free_name(value: object, what: str = "name", most: int = 200) -> str:
 
 def check_name(value: object, what: str = "name", most: int = 200) -> str:
     """The text itself: a member of ``class Kind(str, Enum)`` is equal to it, and ``str()`` would write another."""
+    if type(value) is str and 0 < len(value) <= most and value.isprintable():  # as nearly all are
+        return value
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
     if not 1 <= len(value) <= most:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -42,8 +41,7 @@ class Unconditional(NamedTuple):
 Condition = MustCreate | MatchVersion | Unconditional
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRecord:
+class ObjectRecord(NamedTuple):
     """An object as it was at ``version``."""
 
     type: str
@@ -56,22 +54,18 @@ class ObjectRecord:
     updated_at: datetime
 
     @classmethod
-    def of(cls, type: str, row: Row, *, id: str | None = None, name: str | None = None) -> ObjectRecord:
-        """From a row, which does not repeat what it was asked for."""
-        return cls(type, id or row["id"], name or row["name"], _payload(row), *_rest(row))
-
-    @classmethod
-    def written(cls, type: str, id: str, payload: Payload, row: Row) -> ObjectRecord:
-        return cls(type, id, row["name"], payload, *_rest(row))
-
-
-def _rest(row: Row) -> tuple[dict[str, str], int, datetime, datetime]:
-    labels, when = row["labels"], datetime.fromtimestamp
-    known = {} if labels == "{}" else json.loads(labels)
-    return known, row["version"], when(row["created_at"], UTC), when(row["updated_at"], UTC)
+    def of(
+        cls, type: str, row: Row, payload: Payload, *, id: str | None = None, name: str | None = None
+    ) -> ObjectRecord:
+        """From a row, which does not repeat what it was asked for, or told."""
+        labels, when = row["labels"], datetime.fromtimestamp
+        return cls(
+            type, id or row["id"], name or row["name"], payload, {} if labels == "{}" else json.loads(labels),
+            row["version"], when(row["created_at"], UTC), when(row["updated_at"], UTC),
+        )  # fmt: skip
 
 
-def _payload(row: Row) -> Any:
+def payload_of(row: Row) -> Any:
     if (body := row["body"]) is None:
         raw = row["raw"]
         return raw if isinstance(raw, bytes) else bytes.fromhex(raw[2:])  # PostgreSQL says \x…

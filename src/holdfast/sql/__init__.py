@@ -60,6 +60,8 @@ class Statement(NamedTuple):
     """Whether the first step writes, and may be all there is to do: it needs no transaction around it then."""
     volatile: bool = False
     """Whether what it writes may be lost when the machine crashes, because it means nothing after that."""
+    binds: int = -1
+    """How many parameters it has, each once, if it is a single step that reads."""
 
 
 class Migration(NamedTuple):
@@ -140,7 +142,8 @@ def _statement(dialect: Dialect, name: str, body: str) -> Statement:
         steps = tuple(Step(sql, stop) for sql, stop in split(body))
         looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
         reads_only, volatile = all(step.reads for step in steps), body.startswith("-- volatile")
-        return Statement(name, (), steps, reads_only, looks, steps[0].stop and not looks, volatile)
+        binds = steps[0].sql.count(":") if reads_only and len(steps) == 1 else -1
+        return Statement(name, (), steps, reads_only, looks, steps[0].stop and not looks, volatile, binds)
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}

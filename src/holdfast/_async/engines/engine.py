@@ -82,8 +82,7 @@ class AsyncEngine(ABC):
         self._identity = this_process()
         self._session: AsyncSession | None = None
         self._turn, self._gate = AsyncTurn(), AsyncGate()
-        self._used_at = 0.0
-        self._reaping = False
+        self._used = self._reaping = False
         telemetry.register(self)
 
     def gauges(self) -> Iterator[tuple[str, float]]:
@@ -207,7 +206,8 @@ class AsyncEngine(ABC):
         if self.closed:
             raise EngineError(f"the client of {self.database} is closed")
         self.owner.check()
-        self._notice_fork()
+        if self.era != forks.era:
+            self._notice_fork()
 
     async def _use(self, session: AsyncSession, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
         try:
@@ -215,8 +215,9 @@ class AsyncEngine(ABC):
         except Unanswered:
             self._discard(session)
             raise
-        self._used_at = now()
-        if not self._reaping:
+        if self._reaping:
+            self._used = True
+        else:
             self._reap_later()
         return rows
 
@@ -261,7 +262,8 @@ class AsyncEngine(ABC):
             session = self._session
             if session is None or self.closed:
                 return
-            if now() - self._used_at < IDLE:
+            if self._used:
+                self._used = False
                 self._reap_later()
                 return
             self._session = None

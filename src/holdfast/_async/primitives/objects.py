@@ -31,6 +31,7 @@ from holdfast.core.objects import (
     check_most,
     check_version,
     encode,
+    payload_of,
     refusal,
     to_json,
 )
@@ -83,7 +84,7 @@ class AsyncObjects:
         row = await self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
-        return ObjectRecord.written(type, id, payload, row)
+        return ObjectRecord.of(type, row, payload, id=id)
 
     async def put_many(self, type: str, records: Records, under: AsyncLeaseGrant) -> dict[str, int]:
         """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
@@ -108,13 +109,13 @@ class AsyncObjects:
         """The object, or None."""
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id")}
         rows = await self._engine.call("object_get", parameters)
-        return ObjectRecord.of(type, rows[0], id=id) if rows else None
+        return ObjectRecord.of(type, rows[0], payload_of(rows[0]), id=id) if rows else None
 
     async def get_by_name(self, type: str, name: str) -> ObjectRecord | None:
         """The object of that name, or None."""
         parameters = {"type": check_name(type, "type"), "name": check_name(name)}
         rows = await self._engine.call("object_get_by_name", parameters)
-        return ObjectRecord.of(type, rows[0], name=name) if rows else None
+        return ObjectRecord.of(type, rows[0], payload_of(rows[0]), name=name) if rows else None
 
     async def list(
         self, type: str, *, labels: Labels | None = None, after: str | None = None, most: int = 100
@@ -130,7 +131,8 @@ class AsyncObjects:
             "after": None if after is None else check_name(after, "after"),
             "most": check_most(most),
         }
-        return [ObjectRecord.of(type, row) for row in await self._engine.call("object_list", parameters)]
+        rows = await self._engine.call("object_list", parameters)
+        return [ObjectRecord.of(type, row, payload_of(row)) for row in rows]
 
     async def update(
         self, type: str, id: str, change: Callable[[ObjectRecord], Payload | Awaitable[Payload]]

@@ -6,7 +6,7 @@ Only a short cut. What it leaves out, for whatever reason, is written one by one
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
@@ -36,7 +36,7 @@ class AsyncWriter:
 
     async def put(self, record: ObjectRecord, payload: dict[str, Any], grant: AsyncLeaseGrant) -> None:
         """As ``put_if`` at the version of the record: Conflict, FencedOut."""
-        mine = _Waiting(replace(record, payload=payload), grant)
+        mine = _Waiting(record._replace(payload=payload), grant)
         self._waiting.append(mine)
         try:
             async with self._turn.hold(""):

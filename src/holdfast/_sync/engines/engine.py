@@ -83,8 +83,7 @@ class Engine(ABC):
         self._identity = this_process()
         self._session: Session | None = None
         self._turn, self._gate = Turn(), Gate()
-        self._used_at = 0.0
-        self._reaping = False
+        self._used = self._reaping = False
         telemetry.register(self)
 
     def gauges(self) -> Iterator[tuple[str, float]]:
@@ -208,7 +207,8 @@ class Engine(ABC):
         if self.closed:
             raise EngineError(f"the client of {self.database} is closed")
         self.owner.check()
-        self._notice_fork()
+        if self.era != forks.era:
+            self._notice_fork()
 
     def _use(self, session: Session, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
         try:
@@ -216,8 +216,9 @@ class Engine(ABC):
         except Unanswered:
             self._discard(session)
             raise
-        self._used_at = now()
-        if not self._reaping:
+        if self._reaping:
+            self._used = True
+        else:
             self._reap_later()
         return rows
 
@@ -262,7 +263,8 @@ class Engine(ABC):
             session = self._session
             if session is None or self.closed:
                 return
-            if now() - self._used_at < IDLE:
+            if self._used:
+                self._used = False
                 self._reap_later()
                 return
             self._session = None

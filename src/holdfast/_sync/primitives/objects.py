@@ -32,6 +32,7 @@ from holdfast.core.objects import (
     check_most,
     check_version,
     encode,
+    payload_of,
     refusal,
     to_json,
 )
@@ -84,7 +85,7 @@ class Objects:
         row = self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
-        return ObjectRecord.written(type, id, payload, row)
+        return ObjectRecord.of(type, row, payload, id=id)
 
     def put_many(self, type: str, records: Records, under: LeaseGrant) -> dict[str, int]:
         """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
@@ -107,13 +108,13 @@ class Objects:
         """The object, or None."""
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id")}
         rows = self._engine.call("object_get", parameters)
-        return ObjectRecord.of(type, rows[0], id=id) if rows else None
+        return ObjectRecord.of(type, rows[0], payload_of(rows[0]), id=id) if rows else None
 
     def get_by_name(self, type: str, name: str) -> ObjectRecord | None:
         """The object of that name, or None."""
         parameters = {"type": check_name(type, "type"), "name": check_name(name)}
         rows = self._engine.call("object_get_by_name", parameters)
-        return ObjectRecord.of(type, rows[0], name=name) if rows else None
+        return ObjectRecord.of(type, rows[0], payload_of(rows[0]), name=name) if rows else None
 
     def list(self, type: str, *, labels: Labels | None = None, after: str | None = None, most: int = 100) -> Records:
         """Objects of a type that have all these labels, in the order of their ids, ``most`` at a time.
@@ -127,7 +128,8 @@ class Objects:
             "after": None if after is None else check_name(after, "after"),
             "most": check_most(most),
         }
-        return [ObjectRecord.of(type, row) for row in self._engine.call("object_list", parameters)]
+        rows = self._engine.call("object_list", parameters)
+        return [ObjectRecord.of(type, row, payload_of(row)) for row in rows]
 
     def update(self, type: str, id: str, change: Callable[[ObjectRecord], Payload]) -> ObjectRecord:
         """Read, let ``change(record)`` say what the payload is to be, write; once more if somebody else was faster.

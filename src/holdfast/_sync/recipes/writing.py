@@ -7,7 +7,7 @@ Only a short cut. What it leaves out, for whatever reason, is written one by one
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast._sync.primitives.grant import LeaseGrant
@@ -37,7 +37,7 @@ class Writer:
 
     def put(self, record: ObjectRecord, payload: dict[str, Any], grant: LeaseGrant) -> None:
         """As ``put_if`` at the version of the record: Conflict, FencedOut."""
-        mine = _Waiting(replace(record, payload=payload), grant)
+        mine = _Waiting(record._replace(payload=payload), grant)
         self._waiting.append(mine)
         try:
             with self._turn.hold(""):
