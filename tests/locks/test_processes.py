@@ -274,7 +274,7 @@ def stand_behind():
     print("waiting")
 def waiters():
     claims = client._locks.sessions._pump.mux.claims
-    return sum(len(getattr(claim, "queue", ())) for claim in list(claims.values()))  # of what is only held, there is none
+    return sum(len(getattr(claim, "queue", ())) for claim in list(claims.values()))  # what is only held has none
 def until(condition):
     while not condition():
         time.sleep(0.005)
