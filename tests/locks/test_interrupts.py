@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast._wire.locking.aio_mending import MendingPump
 from holdfast.core.tickets import Claim
 from tests.children import eventually
 from tests.locks.looks import advisory
@@ -327,6 +328,30 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
     loop.close()
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
+
+
+def test_an_interrupt_before_a_session_arrives_forgets_nobody(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it came with the very first instruction, where nothing can be caught yet."""
+    loop, client, arrive = asyncio.new_event_loop(), holdfast.AsyncClient(either), MendingPump._arrive
+    interrupted: list[object] = []
+
+    def arrives(pump: MendingPump, *brought: Any) -> None:
+        if not interrupted:
+            interrupted.append(brought)
+            raise KeyboardInterrupt
+        arrive(pump, *brought)
+
+    async def attempt() -> None:
+        async with client.lock("a", timeout=20) as grant:
+            grant.check()
+        await client.close()
+
+    monkeypatch.setattr(MendingPump, "_arrive", arrives)
+    task = loop.create_task(attempt())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    loop.run_until_complete(task)
+    loop.close()
 
 
 @pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])

@@ -108,14 +108,15 @@ def test_a_killed_waiter_does_not_stand_in_the_way(postgres_url: str) -> None:
     print("waiting")
     client.lock("a").acquire(timeout=60)
     """
-    with holdfast.Client(postgres_url) as holder, Child(program, postgres_url) as child:
+    with holdfast.Client(postgres_url) as holder:
         held = holder.lock("a").acquire()
-        child.expect("waiting")
-        eventually(lambda: len(advisory(postgres_url)) == 2, "it stands in line")
-        child.kill()
-        held.release()
-        holder.lock("a").acquire(timeout=10).release()
-        eventually(lambda: advisory(postgres_url) == [], "nothing is left of it")
+        with Child(program, postgres_url) as child:
+            child.expect("waiting")
+            eventually(lambda: len(advisory(postgres_url)) == 2, "it stands in line")
+            child.kill()
+            held.release()
+            holder.lock("a").acquire(timeout=10).release()
+            eventually(lambda: advisory(postgres_url) == [], "nothing is left of it")
 
 
 _FORK = """

@@ -44,6 +44,8 @@ class MendingPump(LockPump):
         self._sessions: dict[Session, None] = {}
         """All that are being opened, or open."""
         self._opening: set[Session] = set()
+        self._brought: dict[Session, tuple[LockWire | None, Exception | None]] = {}
+        """What has not arrived yet: an interrupt may come before that is begun."""
 
     @abstractmethod
     def give_up(self, ticket: Ticket) -> None:
@@ -131,17 +133,22 @@ class MendingPump(LockPump):
             super()._open(session)
             self._opening.add(session)
 
+    def _bring(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
+        self._brought[session] = (wire, error)
+        super()._bring(session, wire, error)
+
     def _arrive(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
         with self.whole():
             self._opening.discard(session)
             if wire is not None and session.wire not in (None, wire):  # a second one
                 wire.close()
-                return
-            session.wire = wire
-            if not session.opened:
-                super()._arrive(session, wire, error)
-            if error is not None or session.over:
-                self._sessions.pop(session, None)
+            else:
+                session.wire = wire
+                if not session.opened:
+                    super()._arrive(session, wire, error)
+                if error is not None or session.over:
+                    self._sessions.pop(session, None)
+            self._brought.pop(session, None)
 
     def _close(self, session: Session) -> None:
         super()._close(session)
@@ -150,6 +157,8 @@ class MendingPump(LockPump):
     def _sweep(self) -> None:
         with self.whole():
             super()._sweep()
+            for session, brought in list(self._brought.items()):
+                self._arrive(session, *brought)
             if self.waiting:
                 self._sweep_later()
             self.set_alarm(min(self.waiting.values(), default=math.inf))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -60,13 +59,9 @@ def _open_wire(database: Database, timeout: float) -> LockWire:
     return PostgresLockWire.open(database, timeout)
 
 
-def in_a_thread(
-    database: Database,
-    timeout: float,
-    loop: asyncio.AbstractEventLoop,
-    arrive: Callable[[LockWire | None, Exception | None], None],
-) -> None:
-    """Connecting waits for the network and the resolver; opening a file does not."""
+def in_a_thread(database: Database, timeout: float, bring: Callable[[LockWire | None, Exception | None], None]) -> None:
+    """Connecting waits for the network and the resolver; opening a file does not. ``bring`` is called in the thread,
+    and raises RuntimeError when nobody is there any more."""
 
     def connect() -> None:
         wire: LockWire | None = None
@@ -76,18 +71,18 @@ def in_a_thread(
         except Exception as error:
             failed = error
         try:
-            loop.call_soon_threadsafe(arrive, wire, failed)
-        except RuntimeError:  # the loop was closed meanwhile
+            bring(wire, failed)
+        except RuntimeError:
             if wire is not None:
                 wire.close()
 
     if database.dialect == "sqlite":
         try:
-            loop.call_soon(arrive, _open_wire(database, timeout), None)
+            bring(_open_wire(database, timeout), None)
         except Refused as error:
-            loop.call_soon(arrive, None, error)
+            bring(None, error)
         return
     try:
         threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
     except RuntimeError as error:  # no thread to be had now
-        loop.call_soon(arrive, None, Unreachable(f"{database}: {error}"))
+        bring(None, Unreachable(f"{database}: {error}"))

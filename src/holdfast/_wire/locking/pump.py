@@ -164,8 +164,11 @@ class LockPump(ABC):
 
     def _open(self, session: Session) -> None:
         self._sweep_later()
-        arrive = partial(self._arrive, session)
-        opening.in_a_thread(self.database, CALL_TIMEOUT, self.loop, arrive)
+        opening.in_a_thread(self.database, CALL_TIMEOUT, partial(self._bring, session))
+
+    def _bring(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
+        """From the thread that has connected."""
+        self.loop.call_soon_threadsafe(self._arrive, session, wire, error)
 
     def _arrive(self, session: Session, wire: LockWire | None, error: Exception | None) -> None:
         if wire is None:
