@@ -143,6 +143,8 @@ async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: s
                 await running
                 assert shards.held == held
                 assert {shards.shard_of(id) for id in asked[index]} <= held
+                async with asyncio.timeout(30):
+                    await ready.wait()  # whoever leaves first gives its shards to the other
 
         both = asyncio.Barrier(2)
         await asyncio.gather(replica(0, both), replica(1, both))
