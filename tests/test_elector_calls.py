@@ -173,6 +173,39 @@ async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_th
         assert await client.leases.list() == []
 
 
+SEVERAL = """
+import asyncio, os, signal, sys, holdfast
+async def main():
+    told, leads = [], []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.append, "mine")
+    async def work(term):
+        leads.append(term.name)
+        await asyncio.Event().wait()
+    async with holdfast.AsyncClient(sys.argv[1]) as client:
+        runs = [asyncio.create_task(client.elector(name).run(work, signals=True)) for name in "ab"]
+        await client.elector("c").run(nothing, signals=True)  # begins last, and ends first
+        while len(leads) < 2:
+            await asyncio.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.gather(*runs)
+        print("both stopped", flush=True)
+        told.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not told:
+            await asyncio.sleep(0.005)
+        print(*told, flush=True)
+async def nothing(term):
+    pass
+asyncio.run(main())
+"""
+
+
+def test_a_signal_stops_all_that_run_on_a_loop_and_is_then_what_it_was(sqlite_url: str) -> None:
+    """Several of them are usual, a reconciler and a relay. Where only one was told, nothing else would end the rest."""
+    with Child(SEVERAL, sqlite_url) as child:
+        child.expect("both stopped", "mine")
+
+
 IN_THE_BACKGROUND = """
 import sys, threading, time, holdfast
 def work(term):
