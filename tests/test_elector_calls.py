@@ -112,6 +112,17 @@ def test_of_two_runs_at_once_the_second_is_refused(sqlite_url: str) -> None:
         one.elector.run(one.work)
 
 
+def test_work_that_would_have_to_be_awaited_is_refused_where_nobody_awaits(sqlite_url: str) -> None:
+    """It would be a coroutine that nobody runs, and look like work that is done."""
+
+    async def work(term: Any) -> None: ...
+
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(TypeError, match="use AsyncClient"):
+            client.elector("work").run(work)
+        assert client.leases.list() == []
+
+
 def test_resigning_twice_is_resigning_once(either: str) -> None:
     """The second time comes while the work stops. Had it undone the first, we would not let the other one go first."""
     with replicas(either, 2, **SLOW) as (one, other):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 from holdfast._wire.clock import now
+from holdfast._wire.waiting import settled
 
 Flag = threading.Event
 _LAST_GRACE = 2.0
@@ -55,7 +56,7 @@ class Job:
 
         def run() -> None:
             try:
-                work(term)
+                settled(work(term))
             except BaseException as error:
                 self.error = error
             finally:
@@ -126,7 +127,7 @@ class Teller:
                     return
                 what = self._untold.popleft()
             try:
-                self._function(what)
+                settled(self._function(what))
             except Exception as error:
                 self._failed(error)
 
