@@ -7,8 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+import holdfast
 from holdfast import MustCreate
 from holdfast.testing.yard import Yard
 from tests.children import eventually, query
@@ -68,6 +72,30 @@ def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(place: Place
         assert "the driver is away" in replica.counts.last_error
         yard.before_list = yard.before_watch = nothing
         records.becomes("b-1", "Ready")
+
+
+def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_longer(
+    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it begins all is swept: this must not be once a second for as long as the driver is so."""
+    pauses: list[float] = []
+    stopping = threading.Event()
+
+    def pause(flag: threading.Event, seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            flag.set()
+
+    monkeypatch.setattr("holdfast._sync.recipes.reconciler.pause", pause)
+    monkeypatch.setattr(yard, "watch", lambda: iter([None]))
+    crew: Any = SimpleNamespace(spawn=lambda *_: True)
+    with holdfast.Client(sqlite_url) as client:
+        reconciler = client.reconciler("box", yard)
+        reconciler._follow(SimpleNamespace(stopping=stopping), crew)  # type: ignore[arg-type]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] >= 6
+        assert reconciler.status().driver_failures == 4
+        assert "no more to tell" in str(reconciler.status().last_error)
 
 
 def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(

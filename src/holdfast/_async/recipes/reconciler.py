@@ -19,7 +19,7 @@ from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
-from holdfast.core.reconciling import Counts, ReconcilerTerms, pause_after
+from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
 
 log = logger("holdfast.reconciler")
 
@@ -134,23 +134,24 @@ class AsyncReconciler:
         self._mender.queued.clear()
         while not mandate.stopping.is_set():
             events: Any = None
-            heard = False
+            heard, began = False, now()
             try:
                 events = self._driver.watch()
                 async for event in events:
                     if not heard:
-                        heard, failures = True, 0
+                        heard = True
                         self._tally.set(watching=True)
                         await crew.spawn(self._swept, mandate)
                     if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
                         return
+                raise ConnectionError("the driver has no more to tell")
             except Exception as error:
                 self._tally.add(driver_failures=1)
                 self._mender.complain("the watch on the driver ended", error)
             finally:
                 self._tally.set(watching=False)
                 await _close(events)
-            failures += 1
+            failures = failures_with(failures, now() - began, self._terms.sweep_every)
             await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
     async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncCrew) -> bool:
