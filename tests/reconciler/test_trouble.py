@@ -91,7 +91,7 @@ def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_l
     crew: Any = SimpleNamespace(spawn=lambda *_: True)
     with holdfast.Client(sqlite_url) as client:
         reconciler = client.reconciler("box", yard)
-        reconciler._follow(SimpleNamespace(stopping=stopping), crew)  # type: ignore[arg-type]
+        reconciler._follow(SimpleNamespace(stopping=stopping), crew)
         assert pauses == sorted(pauses)
         assert pauses[-1] >= 6
         assert reconciler.status().driver_failures == 4
@@ -168,6 +168,28 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
         for id in ids:
             records.becomes(id, "Ready")
     assert sessions.most_inside == 4
+
+
+def test_a_hook_for_events_that_hangs_holds_up_no_record(place: Place, yard: Yard, records: Records) -> None:
+    make(records, yard, "b-1")
+    told, over = [], threading.Event()
+
+    def blocking(event: Any) -> None:
+        told.append(event)
+        over.wait(60)
+
+    async def on_a_loop(event: Any) -> None:
+        told.append(event)
+        await asyncio.Event().wait()
+
+    hook: Callable[[Any], Any] = on_a_loop if place[1] == "async" else blocking
+    with running(place, yard, on_event=hook) as replica:
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        yard.tell("platform", "b-1")
+        eventually(lambda: told, "it is told")
+        yard.put("b-1", False, terminal=True)
+        records.becomes("b-1", "Error")
+    over.set()
 
 
 def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(

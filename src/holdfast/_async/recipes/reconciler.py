@@ -15,7 +15,7 @@ from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
 from holdfast._async.recipes.mend import AsyncMender, SessionPresent
 from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
-from holdfast._wire.aio_waiting import settled
+from holdfast._wire.aio_running import AsyncTeller
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
@@ -40,8 +40,9 @@ class AsyncReconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
-        self._terms, self._driver, self._on_event = terms, driver, on_event
+        self._terms, self._driver = terms, driver
         self._mender = AsyncMender(engine, terms, driver, session_present)
+        self._teller = None if on_event is None else AsyncTeller(on_event, self._not_told)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
         self._begun_at: float | None = None
@@ -58,6 +59,8 @@ class AsyncReconciler:
             await self._run(mandate)
         finally:
             self._begun_at = None
+            if self._teller is not None:
+                await self._teller.finish(0.0)
 
     async def _run(self, mandate: AsyncMandate) -> None:
         async with AsyncCrew(self._terms.concurrency) as crew, AsyncAside(self._follow, mandate, crew):
@@ -164,12 +167,12 @@ class AsyncReconciler:
                 return True
             self._mender.queued.add(event.id)
             return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._on_event is not None:
-            try:
-                await settled(self._on_event(event))
-            except Exception as error:
-                self._mender.complain("on_event failed", error)
+        if self._teller is not None:
+            self._teller.tell(event)
         return True
+
+    def _not_told(self, error: Exception) -> None:
+        self._mender.complain("on_event failed", error)
 
 
 async def _close(events: Any) -> None:

@@ -18,7 +18,7 @@ from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import Aside, Crew, pause
 from holdfast._wire.log import logger
-from holdfast._wire.waiting import settled
+from holdfast._wire.running import Teller
 from holdfast.core.conditions import Backend, DriverEvent
 from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
 
@@ -41,8 +41,9 @@ class Reconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
-        self._terms, self._driver, self._on_event = terms, driver, on_event
+        self._terms, self._driver = terms, driver
         self._mender = Mender(engine, terms, driver, session_present)
+        self._teller = None if on_event is None else Teller(on_event, self._not_told)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
         self._begun_at: float | None = None
@@ -59,6 +60,8 @@ class Reconciler:
             self._run(mandate)
         finally:
             self._begun_at = None
+            if self._teller is not None:
+                self._teller.finish(0.0)
 
     def _run(self, mandate: Mandate) -> None:
         with Crew(self._terms.concurrency) as crew, Aside(self._follow, mandate, crew):
@@ -165,12 +168,12 @@ class Reconciler:
                 return True
             self._mender.queued.add(event.id)
             return crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._on_event is not None:
-            try:
-                settled(self._on_event(event))
-            except Exception as error:
-                self._mender.complain("on_event failed", error)
+        if self._teller is not None:
+            self._teller.tell(event)
         return True
+
+    def _not_told(self, error: Exception) -> None:
+        self._mender.complain("on_event failed", error)
 
 
 def _close(events: Any) -> None:
