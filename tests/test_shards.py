@@ -63,6 +63,17 @@ def test_sets_whose_names_begin_alike_are_two(connect: Connect, either: str) -> 
         assert other.members == {other.holder}
 
 
+def test_they_are_entered_once(connect: Connect, sqlite_url: str) -> None:
+    """Inside its own block the end of the inner one would be that of both; after it, there would be no shard at all."""
+    with member(connect, sqlite_url) as shards:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"make another one with client\.shards"), shards:
+                pass
+        assert len(shards.held) == COUNT
+    with pytest.raises(RuntimeError, match="was entered before"), shards:
+        pass
+
+
 def test_entering_that_is_interrupted_keeps_nothing(either: str) -> None:
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client:
