@@ -131,6 +131,19 @@ def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, re
     assert yard.most_inside == 3
 
 
+def test_of_many_events_no_more_are_worked_on_than_allowed(place: Place, yard: Yard, records: Records) -> None:
+    ids = numbered("b", 30)
+    make(records, yard, *ids)
+    with running(place, yard, concurrency=3) as replica:
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        yard.most_inside, yard.took = 0, 0.02
+        for id in ids:
+            yard.put(id, False, terminal=True)
+        for id in ids:
+            records.becomes(id, "Error")
+    assert yard.most_inside == 3
+
+
 class Sessions:
     """A hook that takes its time, in either flavour, and counts who is in it."""
 
