@@ -251,3 +251,14 @@ def test_a_process_that_ends_leaves_the_lease_of_work_that_does_not_stop_to_expi
 def test_the_timings_are_thirty_ten_and_five_unless_told_otherwise(sqlite_url: str) -> None:
     terms = holdfast.Client(sqlite_url).elector("work")._terms
     assert (terms.ttl, terms.renew_every, terms.retry_every) == (30.0, 10.0, 5.0)
+
+
+def test_a_replica_is_who_its_environment_says(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, named = holdfast.Client(sqlite_url), ("HOSTNAME", "HOLDFAST_REPLICA_ID")
+    for name in named:
+        monkeypatch.delenv(name, raising=False)
+    assert client.elector("work").holder != client.elector("work").holder
+    for name in named:
+        monkeypatch.setenv(name, f"the {name}")
+        for each in (client.elector("work"), client.shards("work", 4)):
+            assert each.holder.rpartition("/")[0] == f"the {name}"
