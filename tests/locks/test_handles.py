@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import threading
 from collections.abc import Callable
@@ -274,26 +273,6 @@ def test_what_is_over_or_listened_to_is_dropped_without_a_word(either: str, recw
     assert [str(each.message) for each in recwarn if each.category is ResourceWarning] == []
 
 
-async def test_tasks_that_share_a_context_are_not_one(either: str) -> None:
-    """Neither is another's re-entry theirs, nor is their own lost when the other locks something else meanwhile."""
-    context = contextvars.copy_context()
-    async with holdfast.AsyncClient(either) as client:
-
-        async def first() -> None:
-            async with client.lock("a"):
-                await asyncio.create_task(second(), context=context)
-                with pytest.raises(holdfast.LockReentered):
-                    await client.lock("a").acquire(timeout=PATIENCE)
-                assert await client.lock("a").try_acquire() is None
-
-        async def second() -> None:
-            async with client.lock("b"):
-                with pytest.raises(holdfast.AcquireTimeout):
-                    await client.lock("a").acquire(timeout=0.01)
-
-        await asyncio.create_task(first(), context=context)
-
-
 def test_a_grant_of_one_event_loop_is_released_from_another(either: str) -> None:
     """By whoever has it, in whatever thread: the sessions belong to the loop that has opened them."""
     portal = Portal()
@@ -321,18 +300,3 @@ def test_a_grant_of_an_event_loop_that_does_not_run_is_released_when_it_does(pos
         loop.close()
         assert asyncio.run(grant.release()) is False
         other.lock("b").acquire(timeout=PATIENCE)
-
-
-def test_threads_that_share_a_context_are_not_one(either: str) -> None:
-    context = contextvars.copy_context()
-    with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:
-
-        def elsewhere() -> None:
-            with client.lock("b"), pytest.raises(holdfast.AcquireTimeout):
-                client.lock("a").acquire(timeout=0.01)
-
-        grant = context.run(client.lock("a").acquire)
-        pool.submit(context.run, elsewhere).result(PATIENCE)
-        with pytest.raises(holdfast.LockReentered):
-            context.run(client.lock("a").acquire, timeout=PATIENCE)
-        assert grant.release() is True
