@@ -124,7 +124,8 @@ class SchemaMismatch(HoldfastError):
 
 
 class SessionUnsafe(HoldfastError):
-    """A connection pooler sits between us and the server, so nothing may live in a session."""
+    """A connection pooler sits between us and the server, so nothing may live in a session; or the direct way beside it
+    leads elsewhere."""
 
 
 class DriverError(HoldfastError):
