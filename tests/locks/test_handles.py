@@ -233,6 +233,29 @@ def test_a_grant_that_is_lost_before_it_was_handed_out_is_asked_for_again(postgr
     assert told == []
 
 
+def test_a_session_that_is_given_up_under_a_thread_grants_nothing(either: str) -> None:
+    """The answer comes when the session has just been given up: nobody had it then, and nobody could be told."""
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        client.lock("warm").acquire().release()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: pump.fast and not pump.drivers, "there is a session to go to straight")
+        session = pump.fast
+        run = session.wire.run
+
+        def overtaken(*args: Any) -> Any:
+            answer, given_up = run(*args), threading.Event()
+            pump.post(pump.lost, session, holdfast.EngineError("it seemed stuck"))
+            pump.post(given_up.set)
+            assert given_up.wait(PATIENCE)
+            return answer
+
+        session.wire.run = overtaken
+        with client.lock("a") as grant:
+            assert grant.ticket.session is not session
+            assert other.lock("a").try_acquire() is None
+        assert other.lock("a").try_acquire() is not None
+
+
 def test_a_grant_that_is_dropped_is_told_of_and_its_lock_stays(either: str) -> None:
     """The work may still go on: the garbage collector lets nobody else in. The client's end does."""
     with holdfast.Client(either) as other:
