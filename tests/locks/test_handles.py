@@ -7,11 +7,13 @@ import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast.core.tickets import Ticket
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.portal import Blocking, Portal
 from tests.children import eventually, query
@@ -148,8 +150,6 @@ def test_an_acquire_that_is_overtaken_by_close_opens_nothing(either: str, flavou
         refused(pump.mux)
 
     def refused(mux: Any) -> None:
-        from holdfast.core.tickets import Ticket
-
         ticket = Ticket((b"1",), "a", object(), waits=True)
         mux.ask(ticket)
         assert (ticket.state, mux.holds) == ("failed", [])
@@ -231,6 +231,40 @@ def test_a_grant_that_is_lost_before_it_was_handed_out_is_asked_for_again(postgr
             grant.check()
             assert grant.release() is True
     assert told == []
+
+
+def test_of_two_threads_that_release_at_once_one_does(either: str) -> None:
+    """A second unlock would free what the next holder has by then."""
+    both, slot = threading.Barrier(2), Ticket.__dict__["state"]
+
+    class Seen(Ticket):
+        """Both look at it before either goes on."""
+
+        __slots__ = ()
+
+        @property
+        def state(self) -> Any:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return slot.__get__(self)
+
+        @state.setter
+        def state(self, value: Any) -> None:
+            slot.__set__(self, value)
+
+    with holdfast.Client(either) as client, ThreadPoolExecutor(2) as pool:
+        grant = client.lock("a").acquire()
+        sessions: Any = client._locks.sessions  # type: ignore[union-attr]
+        release, released = sessions.release, []
+
+        def counted(ticket: Ticket) -> Any:
+            released.append(ticket)
+            return release(ticket)
+
+        sessions.release = counted
+        grant.ticket.__class__ = Seen
+        assert sorted(each.result(PATIENCE) for each in [pool.submit(grant.release) for _ in "12"]) == [False, True]
+        assert len(released) == 1
 
 
 def test_a_session_that_is_given_up_under_a_thread_grants_nothing(either: str) -> None:
