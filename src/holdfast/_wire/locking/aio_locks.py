@@ -13,6 +13,7 @@ from holdfast._wire.aio_waiting import AsyncOwner
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking import background
+from holdfast._wire.locking.aio_mending import in_use
 from holdfast._wire.locking.aio_pump import AsyncPump
 from holdfast._wire.locking.awaiting import is_one
 from holdfast._wire.locking.bell import Bell
@@ -187,6 +188,7 @@ def _look_after(known: ReferenceType[AsyncPump]) -> None:
                 pump._tell(action.ticket, error)
         if session.wire is not None:
             session.wire.hang_up()
+    in_use.discard(pump)
 
 
 __all__ = ["CALL_TIMEOUT", "NOTHING", "AsyncLocks", "owner"]
