@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -197,7 +198,24 @@ def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> Non
     before = client.operations.verify().entries
     with pytest.raises(OSError, match="no space left"):
         client.operations.archive(datetime.now(UTC) + LATER, write)
+    with pytest.raises(TypeError, match="write must be a function"):
+        client.operations.archive(datetime.now(UTC) + LATER, "old.jsonl")
     assert client.operations.verify().entries == before
+
+
+def test_nothing_is_taken_out_before_it_is_written_by_a_function_that_is_awaited(client: Any) -> None:
+    before, lines = client.operations.verify().entries, list[str]()
+
+    async def write(page: Any) -> None:
+        await asyncio.sleep(0)
+        lines.extend(page)
+
+    if isinstance(client, holdfast.Client):
+        with pytest.raises(TypeError, match="nobody awaits it here"):
+            client.operations.archive(datetime.now(UTC) + LATER, lambda page: write(page))
+        assert client.operations.verify().entries == before
+    else:
+        assert client.operations.archive(datetime.now(UTC) + LATER, write).operations == len(lines) == 3
 
 
 def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(client: Any) -> None:

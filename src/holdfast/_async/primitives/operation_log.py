@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast._async.engines.engine import AsyncEngine
+from holdfast._wire.aio_waiting import check_called, settled
 from holdfast.core import archive, wal
 from holdfast.core.grant import check_seconds
 from holdfast.core.health import Examination, operations
@@ -86,6 +87,7 @@ class AsyncOperationLog:
 
         What is not finished stays, and so does what has lineage that is not published yet or a chain that is broken.
         """
+        check_called(write, "write")
         limit, done = int((_moment(before, "before") or 0.0) * 1_000_000), 0
         left: dict[str, str] = {}
         async for page in self._pages(None, None):
@@ -97,7 +99,7 @@ class AsyncOperationLog:
                 elif why:
                     left[chain.operation] = why
             if ready:
-                write([archive.line(chain.label, chain.entries) for chain in ready])
+                await settled(write([archive.line(chain.label, chain.entries) for chain in ready]))
             for chain in ready:
                 state = await self._put_away(chain)
                 if state == "archived":

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast._sync.engines.engine import Engine
+from holdfast._wire.waiting import check_called, settled
 from holdfast.core import archive, wal
 from holdfast.core.grant import check_seconds
 from holdfast.core.health import Examination, operations
@@ -87,6 +88,7 @@ class OperationLog:
 
         What is not finished stays, and so does what has lineage that is not published yet or a chain that is broken.
         """
+        check_called(write, "write")
         limit, done = int((_moment(before, "before") or 0.0) * 1_000_000), 0
         left: dict[str, str] = {}
         for page in self._pages(None, None):
@@ -98,7 +100,7 @@ class OperationLog:
                 elif why:
                     left[chain.operation] = why
             if ready:
-                write([archive.line(chain.label, chain.entries) for chain in ready])
+                settled(write([archive.line(chain.label, chain.entries) for chain in ready]))
             for chain in ready:
                 state = self._put_away(chain)
                 if state == "archived":
