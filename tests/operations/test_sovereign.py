@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -10,7 +12,8 @@ import pytest
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
-from holdfast.testing.operation_stage import name, running
+from holdfast.testing.operation_stage import interrupted, name, running
+from tests.children import eventually
 from tests.operations.governing import BY_ELDER, POINT, answer, fail, governed, key
 
 
@@ -155,3 +158,41 @@ def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_u
             again = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="index")
             assert client.operation(again, tx=mine).run(int).result == 0, "it is in nobody's way but others'"
         assert client.leases.list() == []
+
+
+def test_wherever_it_is_interrupted_no_lease_stays(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are two of them, and one that stays is renewed for as long as the process lives."""
+
+    class Interruption(BaseException):
+        pass
+
+    def all_of_it(client: holdfast.Client, subject: holdfast.OperationKey) -> None:
+        with suppress(KeyboardInterrupt):
+            client.operation(subject, rollback="undo").run(interrupted)
+        client.operations.recover()
+        client.operation(subject, rollback="undo").run(int)
+        client.operations.rollback(subject, **BY_ELDER)
+        client.operations.reset(subject, **BY_ELDER)
+
+    with holdfast.Client(either, policy=holdfast.Policy({"graves*": {"sovereign": True}})) as client:
+        client.operations.register("undo", rollback=int)
+        call, calls, last = client._engine.call, 0, 0
+
+        def counted(*given: Any, **more: Any) -> Any:
+            nonlocal calls
+            answer, calls = call(*given, **more), calls + 1
+            if calls == last:
+                raise Interruption
+            return answer
+
+        monkeypatch.setattr(client._engine, "call", counted)
+        for last in count(1):  # noqa: B007
+            calls = 0
+            try:
+                all_of_it(client, key(f"graves-{name()}"))
+            except Interruption:
+                continue
+            break
+        assert last > 20, "it has been interrupted everywhere"
+        monkeypatch.undo()
+        eventually(lambda: not client.leases.list(), "no lease is held")

@@ -254,10 +254,13 @@ class AsyncExternal(AsyncAttempt):
         return self._grant
 
     async def let_go(self) -> None:
-        grants, self._grant, self._whole = (self._grant, self._whole), None, None
-        for grant in grants:
+        grant, whole, self._grant, self._whole = self._grant, self._whole, None, None
+        try:
             if grant is not None:
                 await self._release(grant)
+        finally:  # whoever is interrupted here would keep the other one for as long as the process lives
+            if whole is not None:
+                await self._release(whole)
 
     async def _release(self, grant: AsyncLeaseGrant) -> None:
         try:

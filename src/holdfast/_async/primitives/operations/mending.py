@@ -17,11 +17,9 @@ class AsyncMending(AsyncExternal):
 
     async def recover(self) -> str | None:
         """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more."""
-        prior = await self._take_over()
-        if prior is None:
-            return None
         try:
-            if prior.status != "partial":
+            prior = await self._take_over()
+            if prior is None or prior.status != "partial":
                 return None
             op = await self._outside(prior)
             if self.plan.verify is not None and prior.effect_started:
@@ -39,8 +37,8 @@ class AsyncMending(AsyncExternal):
 
     async def roll_back(self, actor: str, reason: str, expected: str | None) -> None:
         """Undo it, whatever became of it; or what is there to ``expected``, the end of its chain."""
-        prior = await self._taken_over()
         try:
+            prior = await self._taken_over()
             if expected is not None and prior.pointer != expected:
                 raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
             if self.plan.rollback is None:
@@ -54,8 +52,8 @@ class AsyncMending(AsyncExternal):
 
     async def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
-        prior = await self._taken_over()
         try:
+            prior = await self._taken_over()
             op = await self._outside(prior)
             op.note("reset", {"actor": actor, "reason": reason})
             self.prior = prior._replace(failures=-1)
@@ -70,13 +68,12 @@ class AsyncMending(AsyncExternal):
         return prior
 
     async def _take_over(self) -> Prior | None:
-        """Under its lease, as it is now; None when somebody is at it."""
+        """Under its lease, which whoever asks lets go of, as it is now; None when somebody is at it."""
         self._grant = await self._lease.try_acquire()
         if self._grant is None or not await self._undivided():
             return None
         prior = await self._look()
         if prior.status is None or prior.alive:
-            await self.let_go()
             return None
         self.prior = prior
         self.plan = self.plan._replace(fingerprint=prior.fingerprint)

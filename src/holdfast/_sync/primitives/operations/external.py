@@ -255,10 +255,13 @@ class External(Attempt):
         return self._grant
 
     def let_go(self) -> None:
-        grants, self._grant, self._whole = (self._grant, self._whole), None, None
-        for grant in grants:
+        grant, whole, self._grant, self._whole = self._grant, self._whole, None, None
+        try:
             if grant is not None:
                 self._release(grant)
+        finally:  # whoever is interrupted here would keep the other one for as long as the process lives
+            if whole is not None:
+                self._release(whole)
 
     def _release(self, grant: LeaseGrant) -> None:
         try:

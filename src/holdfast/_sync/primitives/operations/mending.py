@@ -18,11 +18,9 @@ class Mending(External):
 
     def recover(self) -> str | None:
         """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more."""
-        prior = self._take_over()
-        if prior is None:
-            return None
         try:
-            if prior.status != "partial":
+            prior = self._take_over()
+            if prior is None or prior.status != "partial":
                 return None
             op = self._outside(prior)
             if self.plan.verify is not None and prior.effect_started:
@@ -40,8 +38,8 @@ class Mending(External):
 
     def roll_back(self, actor: str, reason: str, expected: str | None) -> None:
         """Undo it, whatever became of it; or what is there to ``expected``, the end of its chain."""
-        prior = self._taken_over()
         try:
+            prior = self._taken_over()
             if expected is not None and prior.pointer != expected:
                 raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
             if self.plan.rollback is None:
@@ -55,8 +53,8 @@ class Mending(External):
 
     def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
-        prior = self._taken_over()
         try:
+            prior = self._taken_over()
             op = self._outside(prior)
             op.note("reset", {"actor": actor, "reason": reason})
             self.prior = prior._replace(failures=-1)
@@ -71,13 +69,12 @@ class Mending(External):
         return prior
 
     def _take_over(self) -> Prior | None:
-        """Under its lease, as it is now; None when somebody is at it."""
+        """Under its lease, which whoever asks lets go of, as it is now; None when somebody is at it."""
         self._grant = self._lease.try_acquire()
         if self._grant is None or not self._undivided():
             return None
         prior = self._look()
         if prior.status is None or prior.alive:
-            self.let_go()
             return None
         self.prior = prior
         self.plan = self.plan._replace(fingerprint=prior.fingerprint)
