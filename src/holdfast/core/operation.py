@@ -88,6 +88,11 @@ class Prior(NamedTuple):
         return self.status is None or (self.expired and self.status != "partial") or bool(self.told.get("reset"))
 
     @property
+    def failed(self) -> int:
+        """Attempts that came to nothing, with one that was left half done; none where it is run as if nobody had."""
+        return 0 if self.fresh else self.failures + (self.status == "partial")
+
+    @property
     def told(self) -> dict[str, Any]:
         """The error as it was recorded."""
         return json.loads(self.error) if self.error else {}
@@ -133,7 +138,7 @@ def decide(
         return Act.RUNNING
     if prior.told.get("remembered"):
         return Act.REFUSE_FAILED
-    if not approved and prior.failures + (prior.status == "partial") >= max_attempts:
+    if not approved and prior.failed >= max_attempts:
         return Act.EXHAUSTED
     if not prior.effect_started:
         return Act.EXECUTE

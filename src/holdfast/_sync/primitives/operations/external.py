@@ -155,8 +155,7 @@ class External(Attempt):
         plan, self.prior = self.plan, prior
         self.permit_locked(prior)
         op = Running(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
-        crashed = prior.failures + (prior.status == "partial")
-        self.prior = prior._replace(failures=crashed)
+        self.prior = prior._replace(failures=prior.failed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
             op.attempt, op.began = prior.attempt, True
             op.note("lock_acquired")
