@@ -8,15 +8,18 @@ import functools
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy
+from psycopg.pq import TransactionStatus
 
 import holdfast
 from holdfast.testing.operation_stage import LONG, name, running
-from tests.children import query
+from tests.children import pass_time, query
+from tests.conftest import server
 from tests.subjects import ask
 
 
@@ -234,3 +237,25 @@ def test_op_is_given_wherever_it_is_asked_for(sqlite_url: str) -> None:
 
 def _broken() -> None:
     raise ValueError("broken")
+
+
+def test_a_key_that_is_used_anew_has_all_its_attempts(attempt: Any, either: str) -> None:
+    key = name()
+    with holdfast.Client(either) as client:
+        for rounds in range(2):
+            with pytest.raises(ZeroDivisionError):
+                attempt(client, key, lambda: 1 // 0, max_attempts=2)
+            assert attempt(client, key, lambda rounds=rounds: rounds, max_attempts=2, keep=0.001).result == rounds
+            pass_time(0.01)
+
+
+def test_the_first_thing_that_a_client_does_may_be_a_transaction(tmp_path: Path, sqlite_url: str) -> None:
+    """The tables are made where that is ours to do, and else it is said how to: whatever connection it is on."""
+    with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(tmp_path / "app.db")) as mine:
+        assert client.operation("k", tx=mine).run(lambda: 7).result == 7
+    with holdfast.Client(empty := server().database()) as client, psycopg.connect(empty) as mine:
+        for begun in (False, True):
+            with pytest.raises(holdfast.SchemaMismatch, match="holdfast migrate"):
+                client.operation("k", tx=mine).run(int)
+            assert mine.info.transaction_status == (TransactionStatus.INTRANS if begun else TransactionStatus.IDLE)
+            mine.execute("select 1")

@@ -61,7 +61,7 @@ class AsyncOperation:
         """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
         body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
         plan = self._plan()
-        attempt = attempt_of(plan, self._tx)
+        attempt = await attempt_of(plan, self._tx)
         attempt.measured = measure(plan) if telemetry.listeners else None
         try:
             op = await attempt.begin()
@@ -130,9 +130,14 @@ class AsyncOperation:
         return self._plan_of(self._key, self._fingerprint, self._payload)
 
 
-def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
+async def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
     plan.engine.check_usable()
-    return AsyncExternal(plan) if tx is None else within(plan, tx)
+    if tx is None:
+        return AsyncExternal(plan)
+    attempt = within(plan, tx)
+    if not plan.engine.met:  # a session of our own makes the tables, or says how to: the user's would just fail
+        await plan.engine.call("operation_get", {"key": plan.key.digest})
+    return attempt
 
 
 def measure(plan: AsyncPlan) -> Measured:
@@ -159,7 +164,7 @@ async def _run(
 ) -> Outcome:
     tried, failed = 0, None
     while True:
-        attempt = attempt_of(plan, tx)
+        attempt = await attempt_of(plan, tx)
         attempt.tried, attempt.measured = tried, measured
         try:
             return await _once(attempt, function, args, kwargs)

@@ -133,7 +133,12 @@ class Operation:
 
 def attempt_of(plan: Plan, tx: Any) -> Attempt:
     plan.engine.check_usable()
-    return External(plan) if tx is None else within(plan, tx)
+    if tx is None:
+        return External(plan)
+    attempt = within(plan, tx)
+    if not plan.engine.met:  # a session of our own makes the tables, or says how to: the user's would just fail
+        plan.engine.call("operation_get", {"key": plan.key.digest})
+    return attempt
 
 
 def measure(plan: Plan) -> Measured:
