@@ -84,7 +84,8 @@ def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_p
         assert (seen[-1].inputs, seen[-1].outputs) == (("raw",), tuple(also)), "rules see what is read and written"
 
 
-def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(either: str) -> None:
+@pytest.mark.parametrize("probe", [None, lambda: False], ids=["", "a probe says that it is not done"])
+def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(either: str, probe: Any) -> None:
     unique, undone = name(), list[str]()
     graves, roads = key(f"graves-{unique}"), key(f"roads-{unique}")
 
@@ -92,7 +93,7 @@ def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(eithe
         raise KeyboardInterrupt
 
     with governed(either) as client:
-        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label))
+        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label), verify=probe)
         for subject in (graves, roads):
             with pytest.raises(KeyboardInterrupt):
                 client.operation(subject, rollback="undo").run(die)

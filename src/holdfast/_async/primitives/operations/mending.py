@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from holdfast._async.primitives.operations.attempt import call
@@ -10,13 +11,15 @@ from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast.core.errors import OperationFailed
 from holdfast.core.operation import Prior, in_progress
+from holdfast.core.pointer import effective
 
 
 class AsyncMending(AsyncExternal):
     """Under the lease of the operation, as whoever runs it. Somebody else who has that is not disturbed."""
 
-    async def recover(self) -> str | None:
-        """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more."""
+    async def recover(self, permit: Callable[[], None]) -> str | None:
+        """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more.
+        ``permit`` raises where it may not be rolled back."""
         try:
             prior = await self._take_over()
             if prior is None or prior.status != "partial":
@@ -27,26 +30,29 @@ class AsyncMending(AsyncExternal):
                 if done is not None:
                     await self.succeed(op, done.result)
                     return "finished"
-            elif self.plan.rollback is not None and prior.effect_started:
+            if self.plan.rollback is not None and prior.effect_started:  # what is not done may be so in part
+                permit()
                 await call(self.plan.rollback, await self.dead(prior, self._asked_at))
             op.note("rollback", {"attempt": prior.attempt, "name": self.plan.handler})
-            await self._end(op, prior, {"type": "Recovered", "message": "its owner died"})
+            await self._end(op, prior.failed, {"type": "Recovered", "message": "its owner died"})
             return "rolled back"
         finally:
             await self.let_go()
 
     async def roll_back(self, actor: str, reason: str, expected: str | None) -> None:
-        """Undo it, whatever became of it; or what is there to ``expected``, the end of its chain."""
+        """Undo it, once, whatever became of it; or what is there to ``expected``, the end of its chain."""
         try:
             prior = await self._taken_over()
             if expected is not None and prior.pointer != expected:
                 raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
+            if not effective(prior):
+                raise LookupError(f"operation {self.plan.key.label!r} leaves nothing to undo: it is {prior.status}")
             if self.plan.rollback is None:
                 raise self._refusal(prior)
             op = await self._outside(prior)
             await call(self.plan.rollback, await self.dead(prior, self._asked_at))
             op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
-            await self._end(op, prior, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
+            await self._end(op, prior.failed, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
         finally:
             await self.let_go()
 
@@ -56,8 +62,7 @@ class AsyncMending(AsyncExternal):
             prior = await self._taken_over()
             op = await self._outside(prior)
             op.note("reset", {"actor": actor, "reason": reason})
-            self.prior = prior._replace(failures=-1)
-            await self._end(op, self.prior, {"reset": True, "actor": actor, "reason": reason})
+            await self._end(op, 0, {"reset": True, "actor": actor, "reason": reason})
         finally:
             await self.let_go()
 
@@ -85,9 +90,9 @@ class AsyncMending(AsyncExternal):
         op.note("lock_acquired")
         return op
 
-    async def _end(self, op: AsyncRunning, prior: Prior, said: dict[str, Any]) -> None:
+    async def _end(self, op: AsyncRunning, failures: int, said: dict[str, Any]) -> None:
         op.began = False
-        await self._close(op, "failure", error=json.dumps(said), failures=prior.failures + 1)
+        await self._close(op, "failure", error=json.dumps(said), failures=failures)
 
     def _refusal(self, prior: Prior) -> OperationFailed:
         key, handler = self.plan.key, self.plan.handler
