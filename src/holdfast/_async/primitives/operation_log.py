@@ -65,9 +65,9 @@ class AsyncOperationLog:
         """Prove the chain of an operation, or of all that were touched ``since``: whatever was changed, taken out, put
         in or moved is found, and locks that were never released are told. ``archives``: the lines that ``archive``
         wrote, to prove what was put away together with what is still there."""
-        away, tally = archive.read(archives), Tally()
-        lost = {each: entries[-1].number for each, entries in away.items() if key is None and since is None}
-        async for chain in self._chains(_digest(key), _moment(since, "since"), away):
+        away, tally, only = archive.read(archives), Tally(), _digest(key)
+        lost = {each: entries[-1].number for each, entries in away.items() if since is None and only in (None, each)}
+        async for chain in self._chains(only, _moment(since, "since"), away):
             tally.add(chain)
             lost.pop(chain.operation, None)
         told = "it is in the archive, and the log does not know it"
