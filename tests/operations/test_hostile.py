@@ -20,6 +20,7 @@ import holdfast
 from holdfast.testing.operation_stage import LONG, name, running
 from tests.children import pass_time, query
 from tests.conftest import server
+from tests.operations.governing import connected
 from tests.subjects import ask
 
 
@@ -259,3 +260,24 @@ def test_the_first_thing_that_a_client_does_may_be_a_transaction(tmp_path: Path,
                 client.operation("k", tx=mine).run(int)
             assert mine.info.transaction_status == (TransactionStatus.INTRANS if begun else TransactionStatus.IDLE)
             mine.execute("select 1")
+
+
+def test_a_reset_that_a_transaction_has_overtaken_says_so(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lease, which those who have the lock do not ask for."""
+    key = name()
+    with holdfast.Client(either) as client, connected(either) as mine:
+        with pytest.raises(ZeroDivisionError):
+            client.operation(key, tx=mine).run(lambda: 1 // 0)
+        call = client._engine.call
+
+        def overtaken(statement: str, *given: Any, **more: Any) -> Any:
+            if statement == "operation_write":
+                monkeypatch.undo()
+                assert client.operation(key, tx=mine).run(lambda: 7).attempt == 2
+            return call(statement, *given, **more)
+
+        monkeypatch.setattr(client._engine, "call", overtaken)
+        with pytest.raises(holdfast.OperationInProgress, match="it has gone on meanwhile: look again"):
+            client.operations.reset(key, actor="jane", reason="impatient")
+        assert client.operation(key).run(int).result == 7
+        assert client.operations.verify(key).problems == ()

@@ -219,9 +219,12 @@ class AsyncExternal(AsyncAttempt):
         try:
             state = await self._write(op, status, **more)
             if state != "done":
-                raise fenced_out(self.held.name)
+                raise self._overtaken()
         finally:
             await self.let_go()
+
+    def _overtaken(self) -> HoldfastError:
+        return fenced_out(self.held.name)
 
     async def _write(self, op: AsyncRunning, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""

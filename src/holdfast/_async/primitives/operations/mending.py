@@ -9,7 +9,7 @@ from typing import Any
 from holdfast._async.primitives.operations.attempt import call
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast.core.errors import OperationFailed
+from holdfast.core.errors import HoldfastError, OperationFailed
 from holdfast.core.operation import Prior, in_progress
 from holdfast.core.pointer import effective
 
@@ -44,7 +44,7 @@ class AsyncMending(AsyncExternal):
         try:
             prior = await self._taken_over()
             if expected is not None and prior.pointer != expected:
-                raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
+                raise self._overtaken()
             if not effective(prior):
                 raise LookupError(f"operation {self.plan.key.label!r} leaves nothing to undo: it is {prior.status}")
             if self.plan.rollback is None:
@@ -93,6 +93,10 @@ class AsyncMending(AsyncExternal):
     async def _end(self, op: AsyncRunning, failures: int, said: dict[str, Any]) -> None:
         op.began = False
         await self._close(op, "failure", error=json.dumps(said), failures=failures)
+
+    def _overtaken(self) -> HoldfastError:
+        """A transaction does not ask for the lease, and may have committed since it was looked at."""
+        return in_progress(self.plan.key, why="it has gone on meanwhile: look again")
 
     def _refusal(self, prior: Prior) -> OperationFailed:
         key, handler = self.plan.key, self.plan.handler

@@ -220,9 +220,12 @@ class External(Attempt):
         try:
             state = self._write(op, status, **more)
             if state != "done":
-                raise fenced_out(self.held.name)
+                raise self._overtaken()
         finally:
             self.let_go()
+
+    def _overtaken(self) -> HoldfastError:
+        return fenced_out(self.held.name)
 
     def _write(self, op: Running, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""

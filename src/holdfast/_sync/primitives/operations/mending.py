@@ -10,7 +10,7 @@ from typing import Any
 from holdfast._sync.primitives.operations.attempt import call
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
-from holdfast.core.errors import OperationFailed
+from holdfast.core.errors import HoldfastError, OperationFailed
 from holdfast.core.operation import Prior, in_progress
 from holdfast.core.pointer import effective
 
@@ -45,7 +45,7 @@ class Mending(External):
         try:
             prior = self._taken_over()
             if expected is not None and prior.pointer != expected:
-                raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
+                raise self._overtaken()
             if not effective(prior):
                 raise LookupError(f"operation {self.plan.key.label!r} leaves nothing to undo: it is {prior.status}")
             if self.plan.rollback is None:
@@ -94,6 +94,10 @@ class Mending(External):
     def _end(self, op: Running, failures: int, said: dict[str, Any]) -> None:
         op.began = False
         self._close(op, "failure", error=json.dumps(said), failures=failures)
+
+    def _overtaken(self) -> HoldfastError:
+        """A transaction does not ask for the lease, and may have committed since it was looked at."""
+        return in_progress(self.plan.key, why="it has gone on meanwhile: look again")
 
     def _refusal(self, prior: Prior) -> OperationFailed:
         key, handler = self.plan.key, self.plan.handler
