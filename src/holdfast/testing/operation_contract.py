@@ -265,6 +265,10 @@ class OperationContract(MendingContract):
 
         for path in ("a", "b", "a"):
             assert load(path).result == path.upper()
+        assert load(path="b").replayed, "however they are passed"
         assert effects == ["a", "b"]
         with pytest.raises(holdfast.KeyReused):
             load("a", rows=2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
+            load("c", row=2)
+        assert client.operations.get(f"{prefix}-c") is None, "nothing was begun"
