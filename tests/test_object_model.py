@@ -208,6 +208,8 @@ def swap(client: holdfast.Client, record: Recorder, known: tuple[str, int], valu
         return value, version
 
 
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
 BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     ("payload over the limit", lambda o: o.put_if("t", "i", "x" * (1 << 20), MustCreate()), "at most 1048576 bytes"),
     ("bytes over the limit", lambda o: o.put_if("t", "i", bytes((1 << 20) + 1), MustCreate()), "not 1048577"),
@@ -215,6 +217,7 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a tuple", lambda o: o.put_if("t", "i", {"a": (1,)}, MustCreate()), "payload would not come back"),
     ("a key that is no str", lambda o: o.put_if("t", "i", {1: 1}, MustCreate()), "payload would not come back"),
     ("what JSON has not", lambda o: o.put_if("t", "i", {1, 2}, MustCreate()), "payload must be"),
+    ("what contains itself", lambda o: o.put_if("t", "i", ITSELF, MustCreate()), "contains itself"),
     ("version 0", lambda o: o.put_if("t", "i", 1, MatchVersion(0)), "version must be one that a record has.*not 0"),
     ("a negative version", lambda o: o.put_if("t", "i", 1, MatchVersion(-5)), "version must be.*not -5"),
     ("deleting version 0", lambda o: o.delete_if("t", "i", 0), "version must be"),

@@ -96,7 +96,11 @@ def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: s
         objects, cursor = client.objects, client.objects.cursor()
 
         def broken(write: Callable[[], Any]) -> Any:
-            for warm in (lambda: objects.put_if("x", "x", 1, MatchVersion(1)), lambda: objects.delete_if("x", "x", 1)):
+            for warm in (
+                lambda: objects.put_if("x", "x", 1, MatchVersion(1)),
+                lambda: objects.put_if("x", "x", 1, MatchVersion(1), labels={}),
+                lambda: objects.delete_if("x", "x", 1),
+            ):
                 with pytest.raises(holdfast.Conflict):
                     warm()  # prepared by now: the next message is the statement itself
             if moment == "before":
@@ -118,8 +122,15 @@ def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: s
         assert record == objects.get("box", "b-1")
         second = broken(lambda: objects.put_if("box", "b-1", 2, MatchVersion(record.version)))
         assert second == objects.get("box", "b-1")
-        broken(lambda: objects.delete_if("box", "b-1", second.version))
-        assert [each.kind for each in drain(objects.watch(since=cursor))] == ["created", "updated", "deleted"]
+        third = broken(lambda: objects.put_if("box", "b-1", 3, MatchVersion(second.version), labels={"a": "b"}))
+        assert third == objects.get("box", "b-1")
+        broken(lambda: objects.delete_if("box", "b-1", third.version))
+        assert [each.kind for each in drain(objects.watch(since=cursor))] == [
+            "created",
+            "updated",
+            "updated",
+            "deleted",
+        ]
 
 
 def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgres_url: str) -> None:
@@ -293,18 +304,21 @@ def test_a_write_that_was_interrupted_anywhere_leaves_the_client_usable_and_noth
     kept: list[KeyboardInterrupt] = []
     with holdfast.Client(either) as client, holdfast.Client(either) as other:
         record = client.objects.put_if("box", "b-1", 0, MustCreate())
-        for at in range(10_000):
-            interrupt = Interrupt(at)
-            try:
-                with interrupt:
-                    client.objects.put_if("box", "b-1", at, MatchVersion(record.version))
-            except KeyboardInterrupt as error:
-                kept.append(error)
-            if not interrupt.raised:
-                break
-            assert client.objects.get("box", "b-1") is not None
+        written: list[dict[str, Any]] = [{}, {"labels": {"a": "b"}}]
+        for more in written:  # which are written in two ways
+            for at in range(10_000):
+                interrupt = Interrupt(at)
+                try:
+                    with interrupt:
+                        client.objects.put_if("box", "b-1", at, MatchVersion(record.version), **more)
+                except KeyboardInterrupt as error:
+                    kept.append(error)
+                if not interrupt.raised:
+                    break
+                assert client.objects.get("box", "b-1") is not None
+                record = other.objects.put_if("box", "b-1", "from here", Unconditional())
             record = other.objects.put_if("box", "b-1", "from here", Unconditional())
-        assert len(kept) > 30
+        assert len(kept) > 50
 
 
 def test_a_version_that_was_rolled_back_is_nobody_elses(either: str) -> None:

@@ -26,7 +26,7 @@ PUBLIC = {
     "hello", "purge", "lease_acquire", "lease_renew", "lease_status", "lease_release", "lease_abandon", "lease_list",
     "lease_history", "lease_force_release", "beat_renew", "beat_leases", "beat_end", "lease_protect",
     "lease_protect_at_commit", "lock_namespace", "lock_remember", "lock_label", "audit_begin", "audit_end",
-    "object_put", "object_put_many", "object_delete", "object_get", "object_get_by_name", "object_list",
+    "object_put", "object_swap", "object_put_many", "object_delete", "object_get", "object_get_by_name", "object_list",
     "object_cursor", "object_changes",
     "operation_get", "operation_begin", "operation_write", "operation_end", "operation_list", "operation_entries",
     "operation_claim_many", "operation_expire", "operation_finish_many", "operation_health", "operation_indexes",
@@ -48,7 +48,6 @@ INSIDE = {
     "object_fence": "'x', gen_random_uuid()",
     "object_log": "1, 1, 'box', 'b-1', 'created', null",
     "object_log_at_commit": "1, 'box', 'b-1', 'created', null",
-    "object_put_slowly": "'box', 'b-1', '1', null, 'any', null, false, null, null, null, false, false",
     "object_trim": "1000000",
 }
 HARMLESS = {

@@ -1,32 +1,50 @@
-"""A refused acquire is a read: it writes no WAL, waits for no disk and for nobody who writes."""
+"""What is refused is a read: it writes no WAL, waits for no disk, and an acquire waits for nobody who writes."""
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
+import holdfast
+from holdfast import MatchVersion, MustCreate
 from holdfast.testing import Postgres
 from tests.conftest import migrated
 from tests.raw import Raw, acquisition
 
 
-def test_a_refused_acquire_writes_no_wal() -> None:
+def test_what_is_refused_writes_no_wal() -> None:
     """The server's own housekeeping may write a record meanwhile, but not in every round, as an acquire would."""
     with Postgres.create(settings={"autovacuum": "off"}) as postgres:
         url = migrated(postgres.database())
         holder, loser = Raw(url), Raw(url)
         holder.acquire("x", "holder")
-        written = []
-        for _ in range(8):
-            [(before,)] = postgres.execute("select pg_current_wal_insert_lsn()")
-            for _ in range(50):
-                assert loser.acquire("x", "loser")["status"] == "held"
-            [(difference,)] = postgres.execute("select pg_current_wal_insert_lsn() - %s::pg_lsn", before)
-            written.append(difference)
-        assert 0 in written, f"bytes of WAL by 50 refused acquires each: {written}"
+        with holdfast.Client(url) as client:
+            client.objects.put_if("box", "b-1", 1, MustCreate())
+            old = MatchVersion(1)
+            refused: dict[str, Callable[[], object]] = {
+                "an acquire": lambda: loser.acquire("x", "loser"),
+                "a creation": lambda: client.objects.put_if("box", "b-1", 2, MustCreate()),
+                "a write": lambda: client.objects.put_if("box", "b-1", 2, old),
+                "one of labels": lambda: client.objects.put_if("box", "b-1", 2, old, labels={}),
+                "a deletion": lambda: client.objects.delete_if("box", "b-1", 1),
+            }
+            for what, ask in refused.items():
+                assert 0 in (written := [_written(postgres, ask) for _ in range(8)]), (
+                    f"bytes of WAL by {what}: {written}"
+                )
         holder.close()
         loser.close()
+
+
+def _written(postgres: Postgres, ask: Callable[[], object]) -> int:
+    [(before,)] = postgres.execute("select pg_current_wal_insert_lsn()")
+    for _ in range(50):
+        with suppress(holdfast.Conflict, holdfast.AlreadyExists):
+            ask()  # what is not refused writes
+    [(difference,)] = postgres.execute("select pg_current_wal_insert_lsn() - %s::pg_lsn", before)
+    return int(difference)
 
 
 def test_a_refused_acquire_leaves_the_file_and_its_log_as_they_are(sqlite_url: str) -> None:

@@ -139,10 +139,11 @@ class SqliteSession:
         statement = self._statements[name]
         try:
             self._enter(deadline)
+            if not statement.reads_only:
+                return self._run(statement, parameters, deadline)
             if len(parameters) == statement.binds:
                 return self._execute(statement.steps[0].sql, parameters)
-            given = _bound(parameters)
-            return self._steps(statement, given) if statement.reads_only else self._run(statement, given, deadline)
+            return self._steps(statement, parameters)
         except sqlite3.Error as error:
             self._raise(error)
         finally:
@@ -168,7 +169,7 @@ class SqliteSession:
 
         def run() -> NoReturn:
             for name, parameters in calls:
-                answers.append(self._steps(self._statements[name], _bound(parameters)))
+                answers.append(self._steps(self._statements[name], parameters))
             raise _Undo
 
         try:
@@ -242,14 +243,16 @@ class SqliteSession:
             self._raised = error
             raise
 
-    def _run(self, statement: Statement, parameters: _Parameters, deadline: float) -> list[Row]:
-        for step in statement.looks:
-            if rows := self._execute(step.sql, parameters):
-                return rows
+    def _run(self, statement: Statement, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
+        given = parameters if len(parameters) == statement.binds else _bound(parameters)
         if statement.alone:
             first = statement.steps[0].sql
-            if rows := self._in_turn(deadline, statement.volatile, self._patiently, first, deadline, parameters):
+            if rows := self._in_turn(deadline, statement.volatile, self._patiently, first, deadline, given):
                 return rows
+        else:
+            for step in statement.looks:
+                if rows := self._execute(step.sql, given):
+                    return rows
         return self._write(lambda: self._steps(statement, parameters), deadline, statement.volatile)
 
     def _write(self, action: Callable[[], T], deadline: float, volatile: bool = False) -> T:
@@ -266,7 +269,9 @@ class SqliteSession:
         try:
             try:
                 self._turnstile.enter(deadline)
-                self._tune("normal" if volatile and self.boot else "full", deadline)
+                synchronous = "normal" if volatile and self.boot else "full"
+                if self._synchronous != synchronous:
+                    self._tune(synchronous, deadline)
                 return action(*arguments)
             finally:
                 self._leave()
@@ -276,10 +281,9 @@ class SqliteSession:
 
     def _tune(self, synchronous: str, deadline: float) -> None:
         """full: a commit waits for the disk."""
-        if self._synchronous != synchronous:
-            self._synchronous = ""  # until we know: Ctrl-C may come in between
-            self._patiently(f"pragma synchronous = {synchronous}", deadline)
-            self._synchronous = synchronous
+        self._synchronous = ""  # until we know: Ctrl-C may come in between
+        self._patiently(f"pragma synchronous = {synchronous}", deadline)
+        self._synchronous = synchronous
 
     def _leave(self) -> None:
         """Whatever was begun is rolled back, so nothing half done stays."""
@@ -290,7 +294,8 @@ class SqliteSession:
         finally:
             self._turnstile.leave()
 
-    def _steps(self, statement: Statement, parameters: _Parameters) -> list[Row]:
+    def _steps(self, statement: Statement, given: Mapping[str, Any]) -> list[Row]:
+        parameters = _bound(given)
         for step in statement.steps[:-1]:
             if rows := self._execute(step.sql, parameters):
                 if step.stop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -19,7 +19,14 @@ Json = str | int | float | bool | dict[str, Any] | list[Any] | None
 Payload = bytes | Json
 Row = Mapping[str, Any]
 
-to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: dumps() would, every time
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # made once: dumps() would, every time
+to_json = _JSON.encode
+_make = getattr(json.encoder, "c_make_encoder", None)  # what encode() makes, every time
+_chunks: Callable[[object, Any], Iterable[str]] = (
+    _make(None, _JSON.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+    if _make
+    else _JSON.iterencode
+)
 _from_json = json.JSONDecoder().raw_decode  # without looks for white space, of which we write none
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?"
 
@@ -59,10 +66,10 @@ class ObjectRecord(NamedTuple):
     ) -> ObjectRecord:
         """From a row, which does not repeat what it was asked for, or told."""
         labels, when = row["labels"], datetime.fromtimestamp
-        return cls(
+        return tuple.__new__(cls, (  # as cls(...), which is a function in between
             type, id or row["id"], name or row["name"], payload, {} if labels == "{}" else json.loads(labels),
             row["version"], when(row["created_at"], UTC), when(row["updated_at"], UTC),
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def payload_of(row: Row) -> Any:
@@ -85,9 +92,13 @@ def encode(payload: object) -> tuple[str | None, bytes | None]:
         _check_size(len(raw))
         return None, raw
     try:
-        text = to_json(payload)
+        text = "".join(_chunks(payload, 0))
         same = _from_json(text)[0] == payload
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(
+            "payload must be bytes, or a value that JSON has: it contains itself, or is too deep"
+        ) from error
+    except (TypeError, ValueError) as error:
         raise ValueError(f"payload must be bytes, or a value that JSON has: {error}") from error
     if not same:
         raise ValueError(
@@ -130,13 +141,12 @@ def check_version(version: object, what: str = "version") -> int:
 
 def check_condition(condition: object) -> tuple[str, int | None]:
     """As the statements call it, and the version expected."""
-    match condition:
-        case MustCreate():
-            return "create", None
-        case MatchVersion(version):
-            return "match", check_version(version)
-        case Unconditional():
-            return "any", None
+    if isinstance(condition, MatchVersion):
+        return "match", check_version(condition.version)
+    if isinstance(condition, MustCreate):
+        return "create", None
+    if isinstance(condition, Unconditional):
+        return "any", None
     raise TypeError(f"condition must be MustCreate(), MatchVersion(version) or Unconditional(), not {condition!r}")
 
 

@@ -61,7 +61,7 @@ class Statement(NamedTuple):
     volatile: bool = False
     """Whether what it writes may be lost when the machine crashes, because it means nothing after that."""
     binds: int = -1
-    """How many parameters it has, each once, if it is a single step that reads."""
+    """How many parameters its first step has, each once, if that may be all there is to do."""
 
 
 class Migration(NamedTuple):
@@ -142,8 +142,9 @@ def _statement(dialect: Dialect, name: str, body: str) -> Statement:
         steps = tuple(Step(sql, stop) for sql, stop in split(body))
         looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
         reads_only, volatile = all(step.reads for step in steps), body.startswith("-- volatile")
-        binds = steps[0].sql.count(":") if reads_only and len(steps) == 1 else -1
-        return Statement(name, (), steps, reads_only, looks, steps[0].stop and not looks, volatile, binds)
+        alone = steps[0].stop and not looks
+        binds = steps[0].sql.count(":") if alone or (reads_only and len(steps) == 1) else -1
+        return Statement(name, (), steps, reads_only, looks, alone, volatile, binds)
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}

@@ -120,7 +120,15 @@ class AsyncEngine(ABC):
                 try:
                     await self._turn.enter(deadline)
                     session = self._session or await self._open(deadline)
-                    rows = await self._use(session, name, parameters, deadline)
+                    try:
+                        rows = await session.call(name, parameters, max(0.01, deadline - now()))
+                    except Unanswered:
+                        self._discard(session)
+                        raise
+                    if self._reaping:
+                        self._used = True
+                    else:
+                        self._reap_later()
                     return rows if unanswered is None else Repeated(rows)
                 finally:
                     try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
@@ -209,18 +217,6 @@ class AsyncEngine(ABC):
         self.owner.check()
         if self.era != forks.era:
             self._notice_fork()
-
-    async def _use(self, session: AsyncSession, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
-        try:
-            rows = await session.call(name, parameters, max(0.01, deadline - now()))
-        except Unanswered:
-            self._discard(session)
-            raise
-        if self._reaping:
-            self._used = True
-        else:
-            self._reap_later()
-        return rows
 
     async def _open(self, deadline: float) -> AsyncSession:
         async with self._gate:

@@ -69,19 +69,24 @@ class AsyncObjects:
         """
         wanted, expected = check_condition(condition)
         body, raw = encode(payload)
-        parameters = {
+        parameters: Row = {
             "type": check_name(type, "type"),
             "id": check_name(id, "id"),
             "body": body,
-            "raw": raw.hex() if self._hex and raw is not None else raw,
-            "condition": wanted,
             "expected": expected,
-            "rename": not isinstance(name, Unset),
-            "name": None if name is None or isinstance(name, Unset) else check_name(name),
-            "labels": None if isinstance(labels, Unset) else check_labels(labels),
         }
-        # Once more could come after somebody else's write: only what compares can be asked for again.
-        row = await self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
+        if expected is not None and raw is None and tx is under is None and name is labels is Unset.UNSET:
+            [row] = await self._engine.call("object_swap", self._asked(parameters), again=_AGAIN)
+        else:
+            parameters |= {
+                "raw": raw.hex() if self._hex and raw is not None else raw,
+                "condition": wanted,
+                "rename": not isinstance(name, Unset),
+                "name": None if name is None or isinstance(name, Unset) else check_name(name),
+                "labels": None if isinstance(labels, Unset) else check_labels(labels),
+            }
+            # Once more could come after somebody else's write: only what compares can be asked for again.
+            row = await self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord.of(type, row, payload, id=id)
@@ -170,6 +175,10 @@ class AsyncObjects:
         cursor: str = row["cursor"]
         return cursor
 
+    def _asked(self, parameters: Row) -> Row:
+        """With what an answer that was lost is asked after by; on SQLite none ever is."""
+        return parameters | {"token": os.urandom(16).hex(), "again": False} if self._hex else parameters
+
     async def _write(
         self, statement: str, parameters: Row, tx: Any, under: AsyncLeaseGrant | None, again: Row | None
     ) -> Row:
@@ -177,8 +186,7 @@ class AsyncObjects:
             under.check()
         name, secret = (None, None) if under is None else (under.name, under.token)
         late = tx is not None  # its place among the changes is where that commits
-        token = os.urandom(16).hex() if self._hex else None  # on SQLite no answer is ever lost
-        parameters |= {"token": token, "again": False, "lease": name, "lease_token": secret, "late": late}
+        parameters = self._asked(parameters) | {"lease": name, "lease_token": secret, "late": late}
         if tx is None:
             return await self._write_alone(statement, parameters, under, again)
         if under is not None:

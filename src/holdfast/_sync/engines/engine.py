@@ -121,7 +121,15 @@ class Engine(ABC):
                 try:
                     self._turn.enter(deadline)
                     session = self._session or self._open(deadline)
-                    rows = self._use(session, name, parameters, deadline)
+                    try:
+                        rows = session.call(name, parameters, max(0.01, deadline - now()))
+                    except Unanswered:
+                        self._discard(session)
+                        raise
+                    if self._reaping:
+                        self._used = True
+                    else:
+                        self._reap_later()
                     return rows if unanswered is None else Repeated(rows)
                 finally:
                     try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
@@ -210,18 +218,6 @@ class Engine(ABC):
         self.owner.check()
         if self.era != forks.era:
             self._notice_fork()
-
-    def _use(self, session: Session, name: str, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
-        try:
-            rows = session.call(name, parameters, max(0.01, deadline - now()))
-        except Unanswered:
-            self._discard(session)
-            raise
-        if self._reaping:
-            self._used = True
-        else:
-            self._reap_later()
-        return rows
 
     def _open(self, deadline: float) -> Session:
         with self._gate:

@@ -205,6 +205,10 @@ select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).la
     cast(:rename as boolean), cast(:name as text), cast(:labels as text), cast(cast(:token as text) as uuid), cast(:again as boolean),
     cast(:lease as text), cast(cast(:lease_token as text) as uuid), cast(:late as boolean)) as r) as put
 
+-- name: object_swap
+select (r).status, (r).version, (r).created_at, (r).updated_at, (r).name, (r).labels, (r).current from (select holdfast.object_swap(
+    :type, :id, :body, :expected::bigint, :token::uuid, :again::boolean) as r) as swap
+
 -- name: object_put_many
 select id, version from holdfast.object_put_many(:type, :records::json, :lease, :lease_token::uuid)
 

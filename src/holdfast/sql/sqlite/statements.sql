@@ -268,18 +268,20 @@ select 1 as done;
 update holdfast_lease set fence = fence where name = :name and token = :token
    and exists (select 1 from holdfast_live v where v.name = :name and v.token = :token) returning fence;
 
--- name: object_put
--- Most writes are the first one. What is not asked for costs next to nothing: its condition is false before a row is read.
+-- name: object_swap
+-- What most writes are: a text at the version expected. It needs no transaction around it.
 -- stop
-update holdfast_object set body = :body, raw = :raw, labels = coalesce(:labels, labels), updated_at = {now},
+update holdfast_object set body = :body, raw = null, updated_at = {now},
        version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
- where :condition = 'match' and not :rename and type = :type and id = :id and version = :expected
-   and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
-returning 'done' as status, version, created_at, updated_at, name, labels, null as current, null as owner;
+ where type = :type and id = :id and version = :expected
+returning 'done' as status, version, created_at, updated_at, name, labels;
+select 'conflict' as status, version as current from (select 1) left join holdfast_object on type = :type and id = :id;
+
+-- name: object_put
 -- stop
 insert into holdfast_object (type, id, name, body, raw, labels, version, created_at, updated_at)
 select :type, :id, :name, :body, :raw, coalesce(:labels, '{}'), (last + 1) << 20 | (random() & 1048575), {now}, {now} from holdfast_object_place
- where (:condition <> 'match' or :rename and exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
+ where (:condition <> 'match' or exists (select 1 from holdfast_object where type = :type and id = :id and version = :expected))
    and not exists (select 1 from holdfast_object where type = :type and name = :name and id <> :id)
    and (:lease is null or exists (select 1 from holdfast_live v where v.name = :lease and v.token = :lease_token))
     on conflict (type, id) do update set body = excluded.body, raw = excluded.raw, version = excluded.version, updated_at = excluded.updated_at,

@@ -5,7 +5,7 @@ drop function holdfast.object_get_by_name(text, text);
 drop function holdfast.object_get(text, text);
 drop function holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid, boolean);
 drop function holdfast.object_put_many(text, json, text, uuid);
-drop function holdfast.object_put_slowly(text, text, text, bytea, text, bigint, boolean, text, text, uuid, boolean, boolean);
+drop function holdfast.object_swap(text, text, text, bigint, uuid, boolean);
 drop function holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid, boolean);
 drop function holdfast.object_fence(text, uuid);
 drop function holdfast.object_epoch();

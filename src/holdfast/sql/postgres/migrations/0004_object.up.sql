@@ -151,12 +151,16 @@ begin
     end if;
 end $$;
 
--- Every write but the most frequent one, which object_put does itself.
-create function holdfast.object_put_slowly(
-    type text, id text, body text, bytes bytea, condition text, expected bigint, rename boolean, inout name text, inout labels text,
-    token uuid, again boolean, late boolean,
+-- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
+-- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
+-- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
+-- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not. "late": it is part of
+-- a transaction that commits later, and its place among the changes is where that does.
+create function holdfast.object_put(
+    type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
+    token uuid, again boolean, lease text, lease_token uuid, late boolean,
     out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     o holdfast.object;
@@ -165,10 +169,18 @@ declare
     number bigint;
     born timestamptz;
 begin
+    if (object_put.body is null) = (object_put.raw is null) then
+        raise exception 'the payload of an object is either text or bytes' using errcode = 'invalid_parameter_value';
+    end if;
+    if lease is not null then
+        perform holdfast.object_fence(lease, lease_token);
+    end if;
+    select x.version into o.version from holdfast.object x where x.type = object_put.type and x.id = object_put.id;  -- to refuse writes nothing
     for attempt in 1..100 loop
-        select * into o from holdfast.object x where x.type = object_put_slowly.type and x.id = object_put_slowly.id for no key update;
+        exit when not again and (condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected);
+        select * into o from holdfast.object x where x.type = object_put.type and x.id = object_put.id for no key update;
         if again then
-            select c.version into version from holdfast.object_change c where c.token = object_put_slowly.token;
+            select c.version into version from holdfast.object_change c where c.token = object_put.token;
             if found then
                 status := 'done';
                 labels := coalesce(labels, '{}');
@@ -184,31 +196,36 @@ begin
         exit when condition = 'create' and o.version is not null or condition = 'match' and o.version is distinct from expected;
         number := epoch | nextval('holdfast.object_version');
         if o.version is not null then
-            begin
-                update holdfast.object x set body = object_put_slowly.body, raw = bytes, labels = coalesce(object_put_slowly.labels::jsonb, x.labels),
-                       name = case when rename then object_put_slowly.name else x.name end, version = number, updated_at = clock_timestamp()
-                 where x.type = object_put_slowly.type and x.id = object_put_slowly.id returning * into o;
-                kind := 'updated';
-            exception when unique_violation then
-                null;
-            end;
+            kind := 'updated';
+            if rename then  -- apart: where an error is caught there is a subtransaction
+                begin
+                    update holdfast.object x set name = object_put.name where x.type = object_put.type and x.id = object_put.id;
+                exception when unique_violation then
+                    kind := null;
+                end;
+            end if;
+            if kind is not null then
+                update holdfast.object x set body = object_put.body, raw = decode(object_put.raw, 'hex'), version = number,
+                       labels = coalesce(object_put.labels::jsonb, x.labels), updated_at = clock_timestamp()
+                 where x.type = object_put.type and x.id = object_put.id returning * into o;
+            end if;
         else
             born := clock_timestamp();  -- the same in both
-            insert into holdfast.object as x values (object_put_slowly.type, object_put_slowly.id, object_put_slowly.name, object_put_slowly.body, bytes,
-                   coalesce(object_put_slowly.labels::jsonb, '{}'), number, born, born)
+            insert into holdfast.object as x values (object_put.type, object_put.id, object_put.name, object_put.body, decode(object_put.raw, 'hex'),
+                   coalesce(object_put.labels::jsonb, '{}'), number, born, born)
                 on conflict do nothing returning * into o;
             if found then
                 kind := 'created';
                 -- Whoever drew a number since may have made and deleted this very object: ours must be the higher one.
                 if pg_sequence_last_value('holdfast.object_version'::regclass) <> (number & 1099511627775) then
                     update holdfast.object x set version = epoch | nextval('holdfast.object_version')
-                     where x.type = object_put_slowly.type and x.id = object_put_slowly.id returning * into o;
+                     where x.type = object_put.type and x.id = object_put.id returning * into o;
                 end if;
             end if;
         end if;
         exit when kind is not null;
         select 'taken', x.id, x.version into status, owner, current from holdfast.object x
-         where x.type = object_put_slowly.type and x.name = object_put_slowly.name and x.id <> object_put_slowly.id;
+         where x.type = object_put.type and x.name = object_put.name and x.id <> object_put.id;
         if found then
             return;
         end if;
@@ -231,42 +248,26 @@ begin
     updated_at := date_part('epoch', o.updated_at);
 end $$;
 
--- condition: create | match (the version is "expected") | any. status: done | exists | conflict | taken (the name is that
--- of the object "owner"); current: the version that stands in the way. Somebody who was faster is no error, so that the
--- caller's own transaction stays usable. With "again" it is the same request once more: what was done is not done twice.
--- With "lease" it is written only while that lease is held with "lease_token": HF001 when it is not. "late": it is part of
--- a transaction that commits later, and its place among the changes is where that does.
-create function holdfast.object_put(
-    type text, id text, body text, raw text, condition text, expected bigint, rename boolean, inout name text, inout labels text,
-    token uuid, again boolean, lease text, lease_token uuid, late boolean,
-    out status text, out version bigint, out created_at double precision, out updated_at double precision, out current bigint, out owner text)
+-- What most writes are: a text at the version expected, by itself. As object_put, in one statement and without a call; what it
+-- cannot say at once, object_put says.
+create function holdfast.object_swap(
+    type text, id text, body text, expected bigint, token uuid, again boolean,
+    out status text, out version bigint, out created_at double precision, out updated_at double precision, out name text, out labels jsonb, out current bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-    told text;
     watched boolean;
 begin
-    if (object_put.body is null) = (object_put.raw is null) then
-        raise exception 'the payload of an object is either text or bytes' using errcode = 'invalid_parameter_value';
-    end if;
-    if lease is not null then
-        perform holdfast.object_fence(lease, lease_token);
-    end if;
-    if condition = 'match' and not rename and not again then  -- one statement, because most writes are this
-        update holdfast.object x set body = object_put.body, raw = decode(object_put.raw, 'hex'), labels = coalesce(object_put.labels::jsonb, x.labels),
-               version = (m.epoch_base + m.timeline) << 40 | nextval('holdfast.object_version'), updated_at = clock_timestamp()
+    if not again then
+        update holdfast.object x set body = object_swap.body, raw = null, updated_at = clock_timestamp(),
+               version = (m.epoch_base + m.timeline) << 40 | nextval('holdfast.object_version')
           from holdfast.meta m
-         where x.type = object_put.type and x.id = object_put.id and x.version = expected and m.home = 'holdfast.meta'::regclass
+         where x.type = object_swap.type and x.id = object_swap.id and x.version = expected and m.home = 'holdfast.meta'::regclass
            and m.timeline = ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
-        returning 'done', x.version, x.name, x.labels, date_part('epoch', x.created_at), date_part('epoch', x.updated_at)
-             into status, version, name, told, created_at, updated_at;
+        returning 'done', x.version, date_part('epoch', x.created_at), date_part('epoch', x.updated_at), x.name, x.labels
+             into status, version, created_at, updated_at, name, labels;
         if found then
-            labels := told;
-            if late then
-                perform holdfast.object_log_at_commit(version, object_put.type, object_put.id, 'updated', token);
-                return;
-            end if;  -- else as in object_log, without a call
-            insert into holdfast.object_change values (pg_current_xact_id(), version, version, object_put.type, object_put.id, 'updated', object_put.token)
+            insert into holdfast.object_change values (pg_current_xact_id(), version, version, object_swap.type, object_swap.id, 'updated', object_swap.token)
                 returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
             if version & 1023 = 0 then
                 perform holdfast.object_trim(version);
@@ -276,16 +277,11 @@ begin
             end if;
             return;
         end if;
-        select x.version into current from holdfast.object x where x.type = object_put.type and x.id = object_put.id;
-        if current is distinct from expected then
-            status := 'conflict';
-            return;
-        end if;  -- else the epoch has moved
     end if;
-    select p.status, p.version, p.name, p.labels, p.created_at, p.updated_at, p.current, p.owner
-      into status, version, name, labels, created_at, updated_at, current, owner
-      from holdfast.object_put_slowly(object_put.type, object_put.id, object_put.body, decode(object_put.raw, 'hex'), condition, expected, rename,
-           object_put.name, object_put.labels, object_put.token, again, late) p;
+    select p.status, p.version, p.created_at, p.updated_at, p.name, p.labels, p.current
+      into status, version, created_at, updated_at, name, labels, current
+      from holdfast.object_put(object_swap.type, object_swap.id, object_swap.body, null, 'match', expected, false, null, null,
+           object_swap.token, again, null, null, false) p;
 end $$;
 
 -- Several at once, each if it is at the version expected: [{"id", "body", "expected"}, ...] of one type. What somebody else has
@@ -335,6 +331,11 @@ declare
 begin
     if lease is not null then
         perform holdfast.object_fence(lease, lease_token);
+    end if;
+    select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id;
+    if current is distinct from expected and not again then  -- to refuse writes nothing
+        status := 'conflict';
+        return;
     end if;
     select x.version into current from holdfast.object x where x.type = object_delete.type and x.id = object_delete.id for update;
     if again then
@@ -436,7 +437,7 @@ end $$;
 revoke all on function holdfast.object_trim(bigint), holdfast.object_log(bigint, bigint, text, text, text, uuid), holdfast.object_late(),
     holdfast.object_log_at_commit(bigint, text, text, text, uuid), holdfast.object_epoch(), holdfast.object_fence(text, uuid),
     holdfast.object_put_many(text, json, text, uuid),
-    holdfast.object_put_slowly(text, text, text, bytea, text, bigint, boolean, text, text, uuid, boolean, boolean),
+    holdfast.object_swap(text, text, text, bigint, uuid, boolean),
     holdfast.object_put(text, text, text, text, text, bigint, boolean, text, text, uuid, boolean, text, uuid, boolean),
     holdfast.object_delete(text, text, bigint, uuid, boolean, text, uuid, boolean), holdfast.object_get(text, text),
     holdfast.object_get_by_name(text, text), holdfast.object_list(text, jsonb, text, int), holdfast.object_cursor(),
