@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.core.health.operations import NEEDED
 from tests.children import eventually, query
 
 Connect = Callable[..., Any]
@@ -243,6 +244,15 @@ def test_the_health_of_the_log(client: Any) -> None:
         "fail",
         "missing or invalid: idempotency_log_unfinished",
     )
+
+
+def test_an_index_that_the_migrations_make_is_missed(postgres_url: str) -> None:
+    made = query(
+        postgres_url,
+        "select indexname from pg_indexes where schemaname = 'holdfast' and tablename in ('idempotency_log', 'wal', "
+        "'outbox', 'review') and not (indexname in ('outbox_pkey', 'review_pkey'))",
+    )
+    assert {name for (name,) in made} == NEEDED
 
 
 def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
