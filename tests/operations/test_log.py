@@ -230,6 +230,9 @@ def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(clie
     assert (short.kept, short.status, long.value) == (False, "success", "y")
     assert short.result_hash == client.operations.get("short").result_hash
     assert problems(client) == set()
+    change(client.url, "update {log} set result = null")
+    gone = client.operation("long").run(fail)
+    assert (gone.status, gone.replayed) == ("expired", True), "it was done, whatever the clock says"
 
 
 def test_the_health_of_the_log(client: Any) -> None:

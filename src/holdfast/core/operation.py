@@ -132,8 +132,8 @@ def decide(
         return Act.EXECUTE
     if prior.fingerprint != fingerprint:
         return Act.MISMATCH
-    if prior.status == "success":
-        return Act.EXPIRED if used else Act.REPLAY
+    if prior.status == "success":  # a result may be gone before its time is over, where a clock was set back
+        return Act.EXPIRED if used or prior.result is None else Act.REPLAY
     if prior.alive:
         return Act.RUNNING
     if prior.told.get("remembered"):
