@@ -281,3 +281,18 @@ def test_a_reset_that_a_transaction_has_overtaken_says_so(either: str, monkeypat
             client.operations.reset(key, actor="jane", reason="impatient")
         assert client.operation(key).run(int).result == 7
         assert client.operations.verify(key).problems == ()
+
+
+def test_nobody_waits_in_the_server_for_a_lock_that_a_transaction_has(postgres_url: str) -> None:
+    """Not even those who wait: they ask again, and keep no session from doing something else."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as holds, holds.transaction():
+        client.operation(key_of("first"), tx=holds).run(int)
+        limited = f"{postgres_url}?options=-c%20statement_timeout%3D5s"
+        with holdfast.Client(limited) as other, psycopg.connect(limited) as mine:
+            for tx in (None, mine, mine):
+                assert other.operation(key_of("second"), tx=tx, when_locked="skip").run(int).status == "skipped"
+                with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
+                    other.operation(key_of("second"), tx=tx, timeout=0.05).run(int)
+                mine.execute("select 1")  # the third time, the transaction is joined
+            with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
+                other.operations.run_many([key_of("third")], int, when_locked="fail")
