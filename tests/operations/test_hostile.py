@@ -296,3 +296,22 @@ def test_nobody_waits_in_the_server_for_a_lock_that_a_transaction_has(postgres_u
                 mine.execute("select 1")  # the third time, the transaction is joined
             with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
                 other.operations.run_many([key_of("third")], int, when_locked="fail")
+
+
+def test_a_pipeline_of_a_connection_that_commits_by_itself_is_no_different(postgres_url: str) -> None:
+    ask(postgres_url, "create table work (what int)")
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
+
+        def work() -> str:
+            mine.execute("insert into work values (1)")
+            return "done"
+
+        with mine.pipeline():
+            for replayed in (False, True):
+                outcome = client.operation("own", tx=mine).run(work)
+                assert (outcome.replayed, outcome.committed) == (replayed, True)
+            with mine.transaction() as block:
+                assert not client.operation("joined", tx=mine).run(work).committed, "that is for the block to do"
+                raise psycopg.Rollback(block)
+        assert [each.label for each in client.operations.list()] == ["own"]
+    assert ask(postgres_url, "select what from work") == [(1,)]
