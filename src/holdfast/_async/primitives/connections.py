@@ -109,7 +109,7 @@ class AsyncPsycopg:
         status: int = self._connection.pgconn.transaction_status
         if status != _ACTIVE:
             return status in _IN_TRANSACTION
-        # In a pipeline it lags behind: what is under way may be a statement that commits itself, outside of their blocks.
+        # In a pipeline it lags behind: what is under way may be a statement that commits itself, outside of a block.
         return not self._connection.autocommit or getattr(self._connection, "_num_transactions", 0) > 0
 
     def begins_by_itself(self) -> bool:
