@@ -107,6 +107,21 @@ def test_an_old_snapshot_does_not_hide_a_takeover(
         connection.rollback()
 
 
+def test_a_bulk_load_that_switches_triggers_off_cannot_commit_either(
+    url: str, client: holdfast.Client, name: str
+) -> None:
+    """``session_replication_role = replica``, as loaders set it to be rid of foreign keys, leaves out plain triggers."""
+    table = make_table(url)
+    grant = client.lease(name).acquire()
+    with psycopg.connect(url) as connection, pytest.raises(FencedOut):
+        connection.execute("set local session_replication_role = replica")
+        grant.protect(connection, at="commit")
+        connection.execute(f"insert into {table} values ('stale')".encode())
+        assert client.leases.force_release(name, actor="test", reason="stuck")
+        connection.commit()
+    assert ask(url, f"select what from {table}") == []
+
+
 @FORMS
 def test_serializable_transactions_that_protect_different_leases_do_not_conflict(
     url: str, client: holdfast.Client, name: str, at: Any
