@@ -208,7 +208,7 @@ class AsyncLockSpace:
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine, self.texts = engine, texts(database.schema)
+        self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
         self.sessions = AsyncLocks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()

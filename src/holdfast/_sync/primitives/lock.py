@@ -209,7 +209,7 @@ class LockSpace:
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine, self.texts = engine, texts(database.schema)
+        self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
         self.sessions = Locks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
