@@ -315,3 +315,11 @@ def test_a_pipeline_of_a_connection_that_commits_by_itself_is_no_different(postg
                 raise psycopg.Rollback(block)
         assert [each.label for each in client.operations.list()] == ["own"]
     assert ask(postgres_url, "select what from work") == [(1,)]
+
+
+def test_a_transaction_that_would_not_see_the_result_does_not_wait_for_it(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine, running(postgres_url, "k"):
+        mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        mine.execute("select 1")
+        with pytest.raises(holdfast.OperationInProgress, match="would not see its result: roll back, then again"):
+            client.operation("k", tx=mine, timeout=LONG).run(int)
