@@ -30,13 +30,15 @@ _COMPLAINTS = (
 
 
 class Database(NamedTuple):
-    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people."""
+    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people.
+    ``same_as``: what this is said to be a direct way to."""
 
     dialect: Dialect
     target: str
     label: str
     schema: str = SCHEMA
     prepared: bool = True
+    same_as: "Database | None" = None
 
     def __str__(self) -> str:
         return self.label
