@@ -44,8 +44,13 @@ AIMS = (
     *(Aim("lock pair", PAIR, 1 / 3, than) for than in ("redis-py Lock", "sqlalchemy-dlock")),
     Aim("lock, 32 tasks", "one AsyncClient", 1 / 2),
     Aim("lock hand-over, in a line", "16 tasks of one client", 1 / 20),
-    Aim("lock hand-over, alone", "another task of the same client", 1 / 20),
     Aim("lock pair, many held", "10,000 held", 2.0),
+    *(
+        Aim(f"{call}{on}, {where}", client, 1.3)
+        for where in ("fsync on", "fsync off", "SQLite")
+        for call in ("put_if", "get")
+        for on, client in (("", "Client"), (" on asyncio", "AsyncClient"))
+    ),
     Aim("operation, fsync on", WITHIN, 1.25),
     Aim("replayed", ONCE, 1 / 5, "DBOS workflow, run before"),
     Aim("unheard", UNHEARD, 0.02),

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -24,8 +23,6 @@ from bench.place import Place
 
 Later = Callable[[int], Coroutine[Any, Any, None]]
 PAYLOAD = {"phase": "Ready", "replicas": 3, "note": "x" * 200}
-AIM = "1.3 times"
-BY_HAND = "update, and a line in a log"
 _COLUMNS = (
     "type text, id text, name text, body text, labels {json}, version bigint, created_at {time}, updated_at {time}, "
     "primary key (type, id)"
@@ -69,7 +66,9 @@ def _compared(place: Place, loop: asyncio.Runner, label: str, url: str, raw: Raw
     rounds, times = place.effort.rounds(), place.effort.times(200)
     found: list[Result] = []
     for benchmark, variants in {
-        f"put_if, {label}": [("update", raw.put), (BY_HAND, raw.logged), ("Client", _puts(client))],
+        f"put_if, {label}": [
+            ("update", raw.put), ("update, and a line in a log", raw.logged), ("Client", _puts(client)),
+        ],
         f"get, {label}": [("select", raw.get), ("Client", _gets(client))],
         f"put_if on asyncio, {label}": [
             ("update", _on(loop, raw.later_put)), ("AsyncClient", _on(loop, _async_puts(later))),
@@ -78,9 +77,9 @@ def _compared(place: Place, loop: asyncio.Runner, label: str, url: str, raw: Raw
             ("select", _on(loop, raw.later_get)), ("AsyncClient", _on(loop, _async_gets(later))),
         ],
     }.items():  # fmt: skip
-        found += compare(benchmark, variants, rounds=rounds, times=times, aim=AIM)
+        found += compare(benchmark, variants, rounds=rounds, times=times)
     loop.run(later.close())
-    return [replace(each, aim="") if each.variant == BY_HAND else each for each in found]
+    return found
 
 
 def _psycopg(place: Place, loop: asyncio.Runner, url: str) -> Raw:

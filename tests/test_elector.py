@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,12 @@ def test_two_processes_forked_from_one_with_an_elector_are_two_replicas(either: 
 
 def test_the_lease_is_held_until_the_work_has_ended(either: str) -> None:
     """However often it would have expired: it is renewed until then, and the successor begins after the end."""
-    with replicas(either, 2, **QUICK | {"grace": 0.6}) as (one, other):
+    with replicas(either, 2, ttl=9.0, renew_every=0.1, retry_every=0.2, grace=6.0) as (one, other):
         one.hold.set()
         one.elector.resign()
         until(one.terms[0].stopping.is_set, what="told to stop")
+        [told] = other.client.leases.list()
+        eventually(lambda: other.client.leases.list()[0].expires_at > told.expires_at, "it is renewed all the same")
         assert not other.leads
         one.hold.clear()
         eventually(lambda: other.leads, "the other one leads")
@@ -272,22 +275,32 @@ def test_lost_while_a_write_is_in_flight_exactly_one_write_succeeds(postgres_url
 
 def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> None:
     seen: list[str] = []
+    begun = datetime.now(UTC)
     with (
         replicas(either, 2, **SLOW, holder="same") as (one, other),
         replicas_beside(either, **SLOW, on_new_leader=seen.append) as onlooker,
     ):
         eventually(lambda: seen, "the onlooker sees a leader")
+        now = datetime.now(UTC)
         mine, theirs = one.elector.status(), onlooker.elector.status()
         assert mine.leading
         assert (mine.state, mine.leader, mine.fence) == ("leading", one.elector.holder, one.terms[0].fence)
         assert (theirs.leading, theirs.state, theirs.leader) == (False, "standby", one.elector.holder)
         assert (theirs.transitions, theirs.fence) == (0, None)
-        assert mine.since is not None
+        assert begun < mine.since < theirs.since < now  # type: ignore[operator]
         assert 0 <= mine.renewed_ago < 60  # type: ignore[operator]
         assert 0 <= theirs.renewed_ago < 60  # type: ignore[operator]
+        for replica, age in ((one, mine.renewed_ago), (onlooker, theirs.renewed_ago)):
+            eventually(lambda of=replica, was=age: of.elector.status().renewed_ago > was, "its age rises")  # type: ignore[misc]
         assert connect(either).leases.get("work").holder == one.elector.holder
         assert one.elector.holder != other.elector.holder, "two instances of one identity are two holders"
         assert one.elector.holder.startswith("same/")
+        one.elector.resign()
+        eventually(lambda: len(seen) == 2, "the onlooker sees another one")
+        after = onlooker.elector.status()
+        assert seen == [one.elector.holder, after.leader]
+        assert after.transitions == 1
+        assert after.since > theirs.since  # type: ignore[operator]
 
 
 STUBBORN = """

@@ -112,6 +112,17 @@ def test_of_two_runs_at_once_the_second_is_refused(sqlite_url: str) -> None:
         one.elector.run(one.work)
 
 
+def test_work_that_would_have_to_be_awaited_is_refused_where_nobody_awaits(sqlite_url: str) -> None:
+    """It would be a coroutine that nobody runs, and look like work that is done."""
+
+    async def work(term: Any) -> None: ...
+
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(TypeError, match="use AsyncClient"):
+            client.elector("work").run(work)
+        assert client.leases.list() == []
+
+
 def test_resigning_twice_is_resigning_once(either: str) -> None:
     """The second time comes while the work stops. Had it undone the first, we would not let the other one go first."""
     with replicas(either, 2, **SLOW) as (one, other):
@@ -173,6 +184,39 @@ async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_th
         assert await client.leases.list() == []
 
 
+SEVERAL = """
+import asyncio, os, signal, sys, holdfast
+async def main():
+    told, leads = [], []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.append, "mine")
+    async def work(term):
+        leads.append(term.name)
+        await asyncio.Event().wait()
+    async with holdfast.AsyncClient(sys.argv[1]) as client:
+        runs = [asyncio.create_task(client.elector(name).run(work, signals=True)) for name in "ab"]
+        await client.elector("c").run(nothing, signals=True)  # begins last, and ends first
+        while len(leads) < 2:
+            await asyncio.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.gather(*runs)
+        print("both stopped", flush=True)
+        told.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not told:
+            await asyncio.sleep(0.005)
+        print(*told, flush=True)
+async def nothing(term):
+    pass
+asyncio.run(main())
+"""
+
+
+def test_a_signal_stops_all_that_run_on_a_loop_and_is_then_what_it_was(sqlite_url: str) -> None:
+    """Several of them are usual, a reconciler and a relay. Where only one was told, nothing else would end the rest."""
+    with Child(SEVERAL, sqlite_url) as child:
+        child.expect("both stopped", "mine")
+
+
 IN_THE_BACKGROUND = """
 import sys, threading, time, holdfast
 def work(term):
@@ -207,3 +251,14 @@ def test_a_process_that_ends_leaves_the_lease_of_work_that_does_not_stop_to_expi
 def test_the_timings_are_thirty_ten_and_five_unless_told_otherwise(sqlite_url: str) -> None:
     terms = holdfast.Client(sqlite_url).elector("work")._terms
     assert (terms.ttl, terms.renew_every, terms.retry_every) == (30.0, 10.0, 5.0)
+
+
+def test_a_replica_is_who_its_environment_says(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, named = holdfast.Client(sqlite_url), ("HOSTNAME", "HOLDFAST_REPLICA_ID")
+    for name in named:
+        monkeypatch.delenv(name, raising=False)
+    assert client.elector("work").holder != client.elector("work").holder
+    for name in named:
+        monkeypatch.setenv(name, f"the {name}")
+        for each in (client.elector("work"), client.shards("work", 4)):
+            assert each.holder.rpartition("/")[0] == f"the {name}"

@@ -175,6 +175,8 @@ async def test_on_an_event_loop_waiting_blocks_nobody(tmp_path: Path) -> None:
         with pytest.raises(holdfast.LockReentered):
             async with lock:
                 pass
+        with pytest.raises(holdfast.LockReentered):
+            await asyncio.wait_for(change("4", first), 30)
 
 
 def test_permissions_stay_and_links_stay_links(tmp_path: Path) -> None:
@@ -267,6 +269,14 @@ def test_a_folder_is_no_file_to_lock(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(IsADirectoryError, match="it is a folder"):
             holdfast.file_lock(path).acquire()
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """Nor a device: whoever writes to /dev/null must not put a file there."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="would be replaced by a plain file"):
+        holdfast.file_lock(tmp_path / "pipe").acquire()
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a bad key", lambda o: o.list("t", labels={"a b": "c"}), "the key of a label must.*'a b'"),
     ("a long value", lambda o: o.list("t", labels={"a": "c" * 201}), "label 'a' must have"),
     ("too many", lambda o: o.list("t", labels={f"k{n}": "" for n in range(65)}), "at most 64, not 65"),
+    ("a selector that is none", lambda o: o.list("t", labels=""), "labels must be a dict"),
     ("a page of none", lambda o: o.list("t", most=0), "most must be a whole number from 1"),
     ("half a page", lambda o: o.list("t", most=1.5), "most must be an int"),
     ("after nothing", lambda o: o.list("t", after=""), "after must have"),

@@ -277,3 +277,22 @@ def test_a_cursor_of_a_time_that_the_database_has_not_seen_is_expired(postgres_u
 def test_a_cursor_says_the_same_when_it_is_read_back() -> None:
     for text, dialect in (("17", "sqlite"), ("1/5:9:6,7", "postgres"), ("1/5:9:6,7/8:12:10/1099511627780", "postgres")):
         assert str(Position.parse(text, dialect)) == text
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "1/5:3:",
+        "1/0:0:",
+        "1/5:9:7,6",
+        "1/5:9:9",
+        "1/5:9:,",
+        "1/٣:٣:",
+        f"1/1:{10**18}:",
+        f"{10**18}/1:1:",
+        "1/5:9:/9:8:/1",
+    ],
+)
+def test_a_cursor_that_no_server_would_take_is_refused_before_it_is_asked(cursor: str) -> None:
+    with pytest.raises(ValueError, match="since must be the cursor of a change"):
+        Position.parse(cursor, "postgres")

@@ -355,3 +355,22 @@ def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
             objects.watch(since=cursor).next(timeout=0)
         if not either.startswith("sqlite"):  # there, numbers that were jumped over count as trimmed
             assert [each.id for each in drain(objects.watch(since=held))] == ["b-1", "b-2", "b-3"]
+
+
+def test_between_two_attempts_of_an_update_there_is_a_pause_of_chance(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who have lost the same race would meet again in the next one."""
+    pauses: list[float] = []
+    monkeypatch.setattr("holdfast._sync.primitives.objects.sleep", pauses.append)
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        client.objects.put_if("box", "b-1", 0, MustCreate())
+
+        def change(record: Any) -> int:
+            other.objects.put_if("box", "b-1", 0, Unconditional())
+            return 1
+
+        with pytest.raises(holdfast.Conflict):
+            client.objects.update("box", "b-1", change)
+    assert len({*pauses}) == 9
+    assert all(0 <= pause <= min(0.002 * 2**attempt, 0.25) for attempt, pause in enumerate(pauses))

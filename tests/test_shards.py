@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import MustCreate
+from holdfast.core.sharding import Plan
 from holdfast.testing.yard import AsyncYard, Yard
 from tests.children import Child, eventually
 
@@ -63,6 +64,17 @@ def test_sets_whose_names_begin_alike_are_two(connect: Connect, either: str) -> 
         assert other.members == {other.holder}
 
 
+def test_they_are_entered_once(connect: Connect, sqlite_url: str) -> None:
+    """Inside its own block the end of the inner one would be that of both; after it, there would be no shard at all."""
+    with member(connect, sqlite_url) as shards:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"make another one with client\.shards"), shards:
+                pass
+        assert len(shards.held) == COUNT
+    with pytest.raises(RuntimeError, match="was entered before"), shards:
+        pass
+
+
 def test_entering_that_is_interrupted_keeps_nothing(either: str) -> None:
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client:
@@ -105,6 +117,14 @@ def test_the_shards_of_a_dead_one_are_taken_when_its_ttl_is_over(
         other.signal(number)
         eventually(lambda: len(alive.held) == COUNT, "all of them", timeout=20)
         assert len(alive.members) == 1
+
+
+def test_the_next_look_is_not_later_than_when_somebody_who_does_not_renew_is_gone(sqlite_url: str) -> None:
+    """However far apart the looks are otherwise: what it had is taken when its TTL is over."""
+    with holdfast.Client(sqlite_url) as client:
+        shards = client.shards("sweep", COUNT, ttl=600.0)
+        assert 0.5 < shards._until_next(Plan([], [], wanting=False), expiry=0.5) < 0.6
+        assert shards._until_next(Plan([], [], wanting=False), expiry=500.0) >= 75
 
 
 def test_a_lost_shard_is_noticed_and_taken_back(connect: Connect, either: str) -> None:

@@ -14,10 +14,14 @@ def checksum_file(path: str | os.PathLike[str], *, progress: Callable[[int, int]
     """sha256 of what is in the file, as ``sha256:…``, read a megabyte at a time.
 
     ``progress(done, total)`` is called with bytes: first at 0, then after each piece, last with all. ``ValueError``
-    when the file changed meanwhile: what was read is then in no version of it.
+    when the file changed meanwhile: what was read is then in no version of it; and of what has no end of its own, such
+    as a pipe.
     """
     hashed, done = sha256(), 0
-    with Path(path).open("rb", buffering=0) as file:
+    found = Path(path)
+    if found.exists() and not (found.is_file() or found.is_dir()):  # to open a pipe would be to wait for its writer
+        raise ValueError(f"{os.fspath(path)} is no regular file: only what such a one holds has a checksum")
+    with found.open("rb", buffering=0) as file:
         before = os.fstat(file.fileno())
         if progress is not None:
             progress(0, before.st_size)

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
+from holdfast._wire.locking.awaiting import is_one
 from holdfast._wire.replacing import replace
 from holdfast.core.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
 from holdfast.core.grant import Unset, check_timeout
@@ -62,7 +63,7 @@ class FileLock:
 
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> FileGrant:
         """The grant; AcquireTimeout after ``timeout`` seconds, NotAcquired at once if that is 0, LockReentered at once
-        if this very thread or task has it already."""
+        if this very thread or task has it already, or the task that awaits this one."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
         until = time.monotonic() + limit
         while (grant := self._try()) is None:
@@ -114,13 +115,16 @@ class FileLock:
 
         if self._is_mine():
             raise LockReentered(
-                f"{self.path} is already locked by this very thread or task: it cannot be locked twice",
+                f"{self.path} is already locked by this very thread or task, or by one that awaits it: it cannot be "
+                "locked twice",
                 name=str(self.path),
             )
         if not self.path.parent.is_dir():  # filelock would make it, for a slip in the path, too
             raise FileNotFoundError(f"{self.path} cannot be locked: there is no folder {self.path.parent}")
         if self.path.is_dir():  # an empty path is the working folder
             raise IsADirectoryError(f"{self.path} cannot be locked: it is a folder, and could not be replaced")
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(f"{self.path} cannot be locked: a device, pipe or socket would be replaced by a plain file")
         lock = filelock.FileLock(self._lock_path, thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -130,7 +134,7 @@ class FileLock:
 
     def _is_mine(self) -> bool:
         grant = _grants.get(self._lock_path)
-        return grant is not None and grant.owner == _me()
+        return grant is not None and grant.pid == os.getpid() and is_one(grant.owner, _me())
 
     def _pause(self, limit: float, until: float) -> float:
         left = until - time.monotonic()
@@ -146,7 +150,7 @@ class FileGrant:
     """A file we have for ourselves, as far as everybody asks for the lock. Any thread or task may release it."""
 
     def __init__(self, path: Path, lock: BaseFileLock) -> None:
-        self.path, self._lock, self._pid = path, lock, os.getpid()
+        self.path, self._lock, self.pid = path, lock, os.getpid()
         self.owner = _me()
         self._held = True
         _grants[str(lock.lock_file)] = self
@@ -178,12 +182,12 @@ class FileGrant:
         """Raise LeaseLost when it was released, or is another process's."""
         if not self._held:
             raise LeaseLost(f"the lock on {self.path} was released")
-        if self._pid != os.getpid():
+        if self.pid != os.getpid():
             raise LeaseLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
 
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
-        if not self._held or self._pid != os.getpid():
+        if not self._held or self.pid != os.getpid():
             return False
         self._held = False
         _grants.pop(str(self._lock.lock_file), None)
@@ -191,9 +195,19 @@ class FileGrant:
         return True
 
 
+class _Thread(threading.local):
+    """The numbers of threads are used again."""
+
+    def __init__(self) -> None:
+        self.owner = object()
+
+
+_thread = _Thread()
+
+
 def _me() -> object:
-    """A thread or a task; in a forked child another one."""
+    """A thread or a task."""
     with suppress(RuntimeError):
         if (task := asyncio.current_task()) is not None:
-            return os.getpid(), task
-    return os.getpid(), threading.get_ident()
+            return ref(task)
+    return _thread.owner

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 import holdfast
 from tests.children import Child, eventually, query
-from tests.cli.command import Running, ask, at, call, columns_of, on_terminal, valid
+from tests.cli.command import SCRIPT, Running, ask, at, call, columns_of, environment, on_terminal, valid
 from tests.conftest import server
 
 LONG = "a lock with a rather long name, as people give them"
@@ -180,6 +181,19 @@ def test_watch_in_a_pipe_prints_when_somebody_takes_or_frees_one(postgres_url: s
     ):
         live.until_it_says("1 lock held at ")
         assert live.end(signal.SIGINT) == (0, "")
+
+
+def test_watch_ends_with_whoever_reads_it(sqlite_url: str) -> None:
+    """As ``| head -1``, although nothing happens any more that could be written."""
+    command = [SCRIPT, *at(sqlite_url, "locks", "--watch", "--json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == b"[]\n"
+        watching.stdout.close()
+        try:
+            assert watching.wait(20) == 0
+        finally:
+            watching.kill()
 
 
 def test_break_ends_the_session_frees_its_locks_and_is_recorded(postgres_url: str) -> None:

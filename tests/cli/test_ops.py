@@ -87,6 +87,8 @@ def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
     assert len(valid("ops-replay", ask(*at(filled, "ops", "replay", "--since", "600", "--json")))) == 3
     assert {row["status"] for row in columns_of(ask(*at(filled, "ops", "replay")))} == {"success", "failure", "partial"}
     assert "no entry" in call(*at(filled, "ops", "replay", "nobody's")).stderr
+    done = call(*at(filled, "ops", "replay", "--since", "1e300"))
+    assert (done.returncode, "--since must be seconds" in done.stderr) == (2, True)
 
 
 def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: Path) -> None:
@@ -94,6 +96,8 @@ def test_the_log_is_proven_and_what_was_changed_is_told(filled: str, tmp_path: P
     assert (found["passed"], found["operations"]) == (True, 3)
     assert [each["what"] for each in found["problems"]] == ["unpaired"]
     assert ask(*at(filled, "ops", "verify", "charge:42")).startswith("1 operations, 5 entries: sound")
+    done = call(*at(filled, "ops", "verify", "charge:43"))
+    assert (done.returncode, done.stderr) == (1, "holdfast: there is no operation 'charge:43'\n")
     file = tmp_path / "old.jsonl"
     ask(*at(filled, "do", "wal.archive", "0", str(file), *BY_JANE))
     assert len(file.read_text().splitlines()) == 2

@@ -253,6 +253,7 @@ class Nameless(tzinfo):
         (NAIVE, 60, None, "when must have a time zone"), (date(2026, 1, 1), 60, None, "when must be a"),
         (NOON, 3600, VIENNA, "every must be whole days when there is a zone"),
         (NOON, 86400, Nameless(), "zone must be one that says its name"),
+        (datetime.min.replace(tzinfo=VIENNA), 60, None, "which in UTC is in no year from 1 to 9999"),
     ],
 )  # fmt: skip
 def test_a_wrong_bucket_is_named(when: Any, every: Any, zone: Any, told: str) -> None:
@@ -273,6 +274,12 @@ def test_a_file_has_the_checksum_that_others_compute(tmp_path: Path) -> None:
     assert checksum_file(str(file)) == f"sha256:{sha256().hexdigest()}"
     with pytest.raises(FileNotFoundError):
         checksum_file(tmp_path / "none")
+    with pytest.raises(IsADirectoryError):
+        checksum_file(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(ValueError, match="is no regular file"):
+            checksum_file(endless)
 
 
 def test_a_file_that_is_written_to_meanwhile_has_none(tmp_path: Path) -> None:

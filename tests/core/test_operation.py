@@ -16,7 +16,7 @@ from holdfast.core.operation import NOTHING, Act, collides, decide, passes, paus
 from holdfast.core.outcome import Outcome
 from holdfast.core.wal import load, verify
 
-SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f")
+SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f", result="6a6e756c6c")
 
 
 def act(
@@ -35,6 +35,7 @@ def act(
         (Act.EXECUTE, {"status": "success", "expired": True, "fingerprint": "another"}),
         (Act.EXPIRED, {"status": "success", "expired": True, "reuse": False}),
         (Act.REPLAY, {"status": "success", "reuse": False}),
+        (Act.EXPIRED, {"status": "success", "result": None}),
         (Act.MISMATCH, {"status": "success", "expired": True, "reuse": False, "fingerprint": "another"}),
         (Act.EXECUTE, {"status": "failure", "expired": True, "error": '{"reset": true}', "reuse": False}),
         (Act.MISMATCH, {"status": "success", "fingerprint": "another"}),

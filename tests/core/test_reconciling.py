@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.conditions import Backend, BackendCondition, Phase, phase_of
-from holdfast.core.reconciling import Keep, ReconcilerTerms, Remove, Write, decide, pause_after, phase_in
+from holdfast.core.reconciling import (
+    Keep,
+    ReconcilerTerms,
+    Remove,
+    Write,
+    decide,
+    failures_with,
+    pause_after,
+    phase_in,
+)
 
 conditions = st.builds(
     BackendCondition, st.sampled_from(["Ready", "Scheduled"]), st.sampled_from([True, False, None]),
@@ -142,6 +151,11 @@ def test_a_payload_that_is_not_a_record_is_an_error(bad: Any) -> None:
 def test_a_failing_driver_is_left_alone_for_longer_and_longer_but_not_for_ever(failures: int, most: float) -> None:
     assert 0 < pause_after(failures, most) <= min(60.0, max(most, 0.05))
     assert pause_after(failures, most) <= pause_after(failures + 1, most)
+
+
+def test_a_watch_has_got_better_when_it_lasted_longer_than_it_would_be_left_alone() -> None:
+    assert [failures_with(failures, 3.0, 60.0) for failures in (0, 1, 2, 6)] == [1, 1, 3, 7]
+    assert failures_with(99, 61.0, 60.0) == 1
 
 
 @pytest.mark.parametrize(

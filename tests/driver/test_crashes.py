@@ -289,6 +289,7 @@ def test_a_killed_supervisor_takes_its_sandbox_with_it_and_a_pid_that_is_another
     try:
         daemon.end(signal.SIGKILL)
         os.kill(daemon.supervisor("a"), signal.SIGKILL)
+        eventually(lambda: not runs(pids[1]), "its program has ended with it, though no driver is there")
         started = daemon.box("a") / "started.json"
         numbers = {**json.loads(started.read_text()), "pid": innocent.pid, "supervisor": innocent.pid}
         started.write_text(json.dumps(numbers))  # as if the numbers had come round

@@ -121,6 +121,12 @@ def test_all_mistakes_of_a_spec_are_listed_at_once(raw: Callable[[bytes], bytes]
     assert found["requestId"]
 
 
+def test_a_body_that_is_too_large_is_heard_out_so_that_its_sender_learns_why(daemon: Daemon) -> None:
+    with pytest.raises(holdfast.DriverError, match="the body is larger than 1048576 bytes") as refused:
+        daemon.client().create("a", ["echo", *["x" * 100_000] * 50])
+    assert refused.value.status == 413
+
+
 def test_a_connection_serves_many_requests_and_a_slow_one_arrives_whole(daemon: Daemon) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(20)

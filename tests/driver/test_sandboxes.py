@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -247,7 +248,8 @@ def test_a_client_that_gets_no_answer_says_so_in_time(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [((None,), {}), (("tcp:1",), {}), (("http://",), {}), (("http://x/path",), {}), (("unix:",), {}),
-     (("unix:/x",), {"timeout": 0}), (("unix:/x",), {"token": "a\r\nb: c"})],
+     (("unix:/x",), {"timeout": 0}), (("unix:/x",), {"timeout": math.inf}),
+     (("unix:/x",), {"token": "a\r\nb: c"})],
 )  # fmt: skip
 def test_a_client_called_wrongly_says_so(
     arguments: tuple[str | None], options: dict[str, float], monkeypatch: pytest.MonkeyPatch
@@ -255,3 +257,8 @@ def test_a_client_called_wrongly_says_so(
     monkeypatch.delenv("HOLDFAST_DRIVER", raising=False)
     with pytest.raises(ValueError, match=r"address|timeout|token"):
         ProcessDriver(*arguments, **options)  # type: ignore[arg-type]
+
+
+def test_a_command_line_in_one_piece_is_not_taken_for_its_letters() -> None:
+    with pytest.raises(TypeError, match=r"""argv must be a list of strings: \["sh", "-c", 'sleep 1'\]"""):
+        ProcessDriver("unix:/nowhere").create("a", "sleep 1")

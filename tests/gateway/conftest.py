@@ -17,6 +17,7 @@ from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import Settings
 from tests.conftest import fresh
 from tests.driver.daemon import clean
+from tests.gateway.house import House, house_of
 from tests.gateway.replicas import Replica, fleet
 
 
@@ -82,3 +83,9 @@ def gateway(http: httpx.AsyncClient) -> Gateway:
     """A replica in this process, on SQLite, without a driver."""
     made: Gateway = http.app.state.gateway  # type: ignore[attr-defined]
     return made
+
+
+@pytest.fixture
+async def house(sqlite_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    async with house_of(sqlite_url, tmp_path, transcripts=str(tmp_path)) as made:
+        yield made

@@ -14,8 +14,8 @@ import pytest
 import holdfast
 from holdfast.gateway.agents import upkeep, workers
 from tests.children import eventually
+from tests.gateway.house import house_of
 from tests.gateway.replicas import Replica
-from tests.gateway.test_agents import house_of
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from holdfast.gateway.agents.config_editor import merged
 from holdfast.gateway.agents.lifecycle import Turn
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import KNOBS
-from tests.gateway.test_agents import House, house_of
+from tests.gateway.house import House, house_of
 
 PATH = "/agents/1/commands/1/summary"
 

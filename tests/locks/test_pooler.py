@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from holdfast._wire.locking import pooler as detection
 from holdfast.testing import Pooler
+from tests.conftest import fresh
 from tests.locks.looks import advisory
 
 Connect = Callable[..., Any]
@@ -77,6 +78,19 @@ def test_session_mode_is_as_good_as_none(postgres_url: str) -> None:
             client.lock("a").acquire(timeout=0.1)
 
 
-def test_a_lock_url_to_another_kind_of_database_is_a_mistake(sqlite_url: str, postgres_url: str) -> None:
+def test_a_lock_url_to_another_database_is_found_out_at_first_use(connect: Connect, postgres_url: str) -> None:
+    """Of the same server, even: it would exclude nobody. Whichever way the first lock is asked for."""
+    client = connect(postgres_url, lock_url=fresh())
+    for take in (client.lock("a").acquire, client.lock("a").try_acquire, client.lock(("agent", 7)).acquire):
+        with pytest.raises(holdfast.SessionUnsafe, match="another database"):
+            take()
+    assert advisory(postgres_url) == []
+
+
+def test_a_lock_url_to_another_file_or_kind_of_database_is_a_mistake(sqlite_url: str, postgres_url: str) -> None:
+    for other in (postgres_url, f"{sqlite_url}2"):
+        with pytest.raises(ValueError, match="lock_url"):
+            holdfast.Client(sqlite_url, lock_url=other)
     with pytest.raises(ValueError, match="lock_url"):
-        holdfast.Client(sqlite_url, lock_url=postgres_url)
+        holdfast.Client(postgres_url, lock_url=sqlite_url)
+    holdfast.Client(sqlite_url, lock_url=sqlite_url).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -299,16 +300,25 @@ def test_ctrl_c_ends_a_wait_at_once_and_whoever_stands_behind_goes_on(either: st
             child.expect("follower has it")
 
 
-def test_an_event_loop_closed_without_close_frees_its_locks(either: str) -> None:
-    """The process lives on, and so does the client, which somebody still knows."""
+@pytest.mark.parametrize("known", [True, False])
+def test_an_event_loop_closed_without_close_frees_its_locks(either: str, known: bool) -> None:
+    """The process lives on, and so may the client, which somebody still knows. What nobody knows any more is locked as
+    long as the loop is there."""
     clients = []
-
-    async def forget() -> None:
-        clients.append(holdfast.AsyncClient(either))
-        await clients[-1].lock("a").acquire()
-
-    asyncio.run(forget())
     with holdfast.Client(either) as other:
+
+        async def forget() -> None:
+            client = holdfast.AsyncClient(either)
+            await client.lock("a").acquire()
+            if known:
+                clients.append(client)
+            del client
+            await asyncio.sleep(0)
+            gc.collect()
+            assert other.lock("a").try_acquire() is None
+
+        asyncio.run(forget())
+        gc.collect()
         other.lock("a").acquire(timeout=10).release()
 
 

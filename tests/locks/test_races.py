@@ -90,7 +90,7 @@ def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
                 await asyncio.to_thread(eventually, lambda: advisory(either) == [], "before anything is closed")
 
     asyncio.run(main())
-    assert cancelled > ROUNDS // 3
+    assert cancelled >= ROUNDS
     nothing_left(either)
 
 
@@ -156,7 +156,7 @@ def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
         assert kept.release() is True
         if either.startswith("postgres"):
             eventually(lambda: advisory(either) == [], "before anything is closed")
-    assert interrupted > ROUNDS // 3
+    assert interrupted >= ROUNDS
     nothing_left(either)
 
 

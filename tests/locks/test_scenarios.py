@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -88,69 +87,6 @@ def test_skip_yields_none_without_raising_or_the_grant(connect: Connect, either:
             assert nothing is None
     with second.lock(AGENT).or_skip() as grant:
         assert grant is not None
-
-
-def test_reentry_raises_at_once_and_the_outer_lock_stays_held(either: str) -> None:
-    with holdfast.Client(either) as client, holdfast.Client(either) as other:
-        with client.lock(AGENT) as outer:
-            for _ in range(2):
-                with pytest.raises(holdfast.LockReentered, match="still held") as refused, client.lock(AGENT):
-                    pass
-                assert isinstance(refused.value, holdfast.NotAcquired)
-                assert client.lock(AGENT).try_acquire() is None
-                with client.lock(AGENT).or_skip() as inner:
-                    assert inner is None
-                outer.check()
-                assert other.lock(AGENT).try_acquire() is None
-        assert other.lock(AGENT).try_acquire() is not None
-
-
-async def test_reentry_in_a_task_raises_at_once_and_the_outer_lock_stays_held(either: str) -> None:
-    async with holdfast.AsyncClient(either) as client:
-        async with client.lock(AGENT) as outer:
-            with pytest.raises(holdfast.LockReentered):
-                await client.lock(AGENT).acquire()
-            async with client.lock(AGENT).or_skip() as inner:
-                assert inner is None
-            outer.check()
-        async with client.lock(AGENT).or_skip() as grant:
-            assert grant is not None
-
-
-async def test_a_task_made_inside_the_block_is_somebody_else(either: str) -> None:
-    """It inherits the context of its maker, and still it waits its turn."""
-    async with holdfast.AsyncClient(either) as client:
-        async with client.lock("a"):
-            heir = asyncio.create_task(client.lock("a").acquire())
-            with pytest.raises(holdfast.AcquireTimeout):
-                await asyncio.create_task(client.lock("a").acquire(timeout=0.05))
-            assert not heir.done()
-        assert await (await heir).release() is True
-
-
-def test_a_thread_with_the_context_of_another_is_somebody_else(either: str) -> None:
-    with holdfast.Client(either) as client:
-
-        async def main() -> None:
-            with client.lock("a"), pytest.raises(holdfast.AcquireTimeout):
-                await asyncio.to_thread(lambda: client.lock("a").acquire(timeout=0.05))
-
-        asyncio.run(main())
-
-
-def test_another_client_is_somebody_else_even_in_the_same_thread(either: str) -> None:
-    with holdfast.Client(either) as client, holdfast.Client(either) as other, client.lock("a"):
-        other.lock("warm").acquire().release()
-        with pytest.raises(holdfast.AcquireTimeout):
-            other.lock("a").acquire(timeout=0.05)
-
-
-def test_who_handed_the_grant_to_another_thread_may_wait_for_it(either: str) -> None:
-    """Re-entry is about what is held; it is over when somebody else has released it."""
-    with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:
-        for _ in range(3):
-            grant = client.lock("a").acquire()
-            assert pool.submit(grant.release).result(20) is True
 
 
 def test_a_read_only_path_takes_no_lock(connect: Connect, postgres_url: str) -> None:

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -137,6 +139,24 @@ def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
             client.lock("a", timeout=5).acquire()
     monkeypatch.undo()
     client.lock("a").acquire(timeout=0)
+
+
+@pytest.mark.parametrize("name", ["a", ("agent", 7)], ids=str)
+def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_new_one(
+    connect: Connect, sqlite_url: str, name: Any
+) -> None:
+    """Processes that go on with different files would never exclude each other again."""
+    holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
+    held = holder.lock(name).acquire()
+    with waiting(lambda: waiter.lock(name, timeout=20).acquire()) as won:
+        Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}").unlink()
+    eventually(lambda: held.lost, "it is told")
+    with pytest.raises(holdfast.LeaseLost, match="was removed"):
+        held.check()
+    assert [each.lock(name).try_acquire() for each in (holder, newcomer)] == [None, None]
+    assert won[0].release() is True
+    assert newcomer.lock(name).try_acquire() is not None
+    assert holder.lock(name).try_acquire() is None
 
 
 def test_a_wait_that_the_server_ends_now_and_then_goes_on(

@@ -156,6 +156,21 @@ def test_a_late_batch_is_refused_by_its_fence(either: str) -> None:
         assert other.operations.verify().broken == ()
 
 
+def test_a_batch_whose_lease_is_gone_claims_no_more(either: str) -> None:
+    """It would call functions that somebody else may be calling."""
+    keys, called = keys_of(name(), 2), list[Any]()
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+
+        def supersede(done: int, total: int) -> None:
+            [lease] = other.leases.list()
+            other.leases.force_release(lease.name, actor="test", reason="it stands still")
+
+        with pytest.raises(holdfast.FencedOut):
+            client.operations.run_many(keys, called.append, batch=1, progress=supersede)
+        assert called == keys[:1]
+        assert other.operations.get(keys[1]) is None
+
+
 def test_a_batch_that_finds_its_lock_taken_does_what_it_was_told_to(connect: Connect, either: str) -> None:
     client, keys = connect(either), keys_of(name(), 3)
     client.operation(keys[0]).run(lambda: "done before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.core.health.operations import NEEDED
 from tests.children import eventually, query
 
 Connect = Callable[..., Any]
@@ -157,7 +159,7 @@ def test_what_is_put_away_stays_provable_and_is_still_known(client: Any) -> None
     assert problems(client, archives=[line for line in lines if "broken" not in line]) == set(), "the rest is sound"
     change(client.url, "delete from {wal}")
     change(client.url, "delete from {log}")
-    assert problems(client, archives=lines) == {"missing"}
+    assert problems(client, archives=lines) == problems(client, key="done", archives=lines) == {"missing"}
 
 
 def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(client: Any) -> None:
@@ -197,7 +199,24 @@ def test_an_archive_that_cannot_be_written_takes_nothing_out(client: Any) -> Non
     before = client.operations.verify().entries
     with pytest.raises(OSError, match="no space left"):
         client.operations.archive(datetime.now(UTC) + LATER, write)
+    with pytest.raises(TypeError, match="write must be a function"):
+        client.operations.archive(datetime.now(UTC) + LATER, "old.jsonl")
     assert client.operations.verify().entries == before
+
+
+def test_nothing_is_taken_out_before_it_is_written_by_a_function_that_is_awaited(client: Any) -> None:
+    before, lines = client.operations.verify().entries, list[str]()
+
+    async def write(page: Any) -> None:
+        await asyncio.sleep(0)
+        lines.extend(page)
+
+    if isinstance(client, holdfast.Client):
+        with pytest.raises(TypeError, match="nobody awaits it here"):
+            client.operations.archive(datetime.now(UTC) + LATER, lambda page: write(page))
+        assert client.operations.verify().entries == before
+    else:
+        assert client.operations.archive(datetime.now(UTC) + LATER, write).operations == len(lines) == 3
 
 
 def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(client: Any) -> None:
@@ -211,6 +230,9 @@ def test_results_whose_time_is_over_are_let_go_of_and_the_chain_stays_sound(clie
     assert (short.kept, short.status, long.value) == (False, "success", "y")
     assert short.result_hash == client.operations.get("short").result_hash
     assert problems(client) == set()
+    change(client.url, "update {log} set result = null")
+    gone = client.operation("long").run(fail)
+    assert (gone.status, gone.replayed) == ("expired", True), "it was done, whatever the clock says"
 
 
 def test_the_health_of_the_log(client: Any) -> None:
@@ -225,6 +247,15 @@ def test_the_health_of_the_log(client: Any) -> None:
         "fail",
         "missing or invalid: idempotency_log_unfinished",
     )
+
+
+def test_an_index_that_the_migrations_make_is_missed(postgres_url: str) -> None:
+    made = query(
+        postgres_url,
+        "select indexname from pg_indexes where schemaname = 'holdfast' and tablename in ('idempotency_log', 'wal', "
+        "'outbox', 'review') and not (indexname in ('outbox_pkey', 'review_pkey'))",
+    )
+    assert {name for (name,) in made} == NEEDED
 
 
 def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

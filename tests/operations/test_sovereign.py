@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -10,7 +12,8 @@ import pytest
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
-from holdfast.testing.operation_stage import name, running
+from holdfast.testing.operation_stage import interrupted, name, running
+from tests.children import eventually
 from tests.operations.governing import BY_ELDER, POINT, answer, fail, governed, key
 
 
@@ -81,7 +84,8 @@ def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_p
         assert (seen[-1].inputs, seen[-1].outputs) == (("raw",), tuple(also)), "rules see what is read and written"
 
 
-def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(either: str) -> None:
+@pytest.mark.parametrize("probe", [None, lambda: False], ids=["", "a probe says that it is not done"])
+def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(either: str, probe: Any) -> None:
     unique, undone = name(), list[str]()
     graves, roads = key(f"graves-{unique}"), key(f"roads-{unique}")
 
@@ -89,7 +93,7 @@ def test_what_only_some_may_roll_back_is_not_rolled_back_by_whoever_starts(eithe
         raise KeyboardInterrupt
 
     with governed(either) as client:
-        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label))
+        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label), verify=probe)
         for subject in (graves, roads):
             with pytest.raises(KeyboardInterrupt):
                 client.operation(subject, rollback="undo").run(die)
@@ -155,3 +159,41 @@ def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_u
             again = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="index")
             assert client.operation(again, tx=mine).run(int).result == 0, "it is in nobody's way but others'"
         assert client.leases.list() == []
+
+
+def test_wherever_it_is_interrupted_no_lease_stays(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are two of them, and one that stays is renewed for as long as the process lives."""
+
+    class Interruption(BaseException):
+        pass
+
+    def all_of_it(client: holdfast.Client, subject: holdfast.OperationKey) -> None:
+        with suppress(KeyboardInterrupt):
+            client.operation(subject, rollback="undo").run(interrupted)
+        client.operations.recover()
+        client.operation(subject, rollback="undo").run(int)
+        client.operations.rollback(subject, **BY_ELDER)
+        client.operations.reset(subject, **BY_ELDER)
+
+    with holdfast.Client(either, policy=holdfast.Policy({"graves*": {"sovereign": True}})) as client:
+        client.operations.register("undo", rollback=int)
+        call, calls, last = client._engine.call, 0, 0
+
+        def counted(*given: Any, **more: Any) -> Any:
+            nonlocal calls
+            answer, calls = call(*given, **more), calls + 1
+            if calls == last:
+                raise Interruption
+            return answer
+
+        monkeypatch.setattr(client._engine, "call", counted)
+        for last in count(1):  # noqa: B007
+            calls = 0
+            try:
+                all_of_it(client, key(f"graves-{name()}"))
+            except Interruption:
+                continue
+            break
+        assert last > 20, "it has been interrupted everywhere"
+        monkeypatch.undo()
+        eventually(lambda: not client.leases.list(), "no lease is held")

@@ -108,6 +108,64 @@ def test_an_old_snapshot_does_not_hide_a_takeover(
 
 
 @FORMS
+@KEEPING
+def test_a_snapshot_older_than_the_lease_is_refused_and_no_loss(
+    url: str, client: holdfast.Client, name: str, at: Any, isolation: psycopg.IsolationLevel
+) -> None:
+    """There is no such lease in it, and what it has read is from before: but nobody has taken it from its holder."""
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = isolation
+        connection.execute("select 1")
+        grant = client.lease(name).acquire()
+        with pytest.raises(EngineError, match=rf"{name}.*began before the lease was acquired"):
+            grant.protect(connection, at=at)
+        connection.rollback()
+        assert grant.protect(connection, at=at) == grant.fence
+        grant.check()
+
+
+@FORMS
+def test_of_two_leases_over_a_transaction_only_the_one_that_has_passed_on_is_lost(
+    url: str, client: holdfast.Client, name: str, at: Any
+) -> None:
+    """Refused when the second one protects it, or when it commits."""
+    told: list[Any] = []
+    kept = client.lease(name, on_lost=told.append).acquire()
+    gone = client.lease(f"{name}-gone").acquire()
+
+    def take_away() -> None:
+        assert client.leases.force_release(gone.name, actor="test", reason="stuck")
+
+    def under_both() -> None:
+        with psycopg.connect(url) as connection, kept.transaction(connection):
+            before, after = (take_away, int) if at == "start" else (int, take_away)
+            before()
+            gone.protect(connection, at=at)
+            after()
+
+    with pytest.raises(FencedOut):
+        under_both()
+    kept.check()
+    assert told == []
+
+
+def test_a_bulk_load_that_switches_triggers_off_cannot_commit_either(
+    url: str, client: holdfast.Client, name: str
+) -> None:
+    """``session_replication_role = replica``, set to be rid of foreign keys, leaves out plain triggers."""
+    table = make_table(url)
+    grant = client.lease(name).acquire()
+    with psycopg.connect(url) as connection:
+        connection.execute("set local session_replication_role = replica")
+        grant.protect(connection, at="commit")
+        connection.execute(f"insert into {table} values ('stale')".encode())
+        assert client.leases.force_release(name, actor="test", reason="stuck")
+        with pytest.raises(FencedOut):
+            connection.commit()
+    assert ask(url, f"select what from {table}") == []
+
+
+@FORMS
 def test_serializable_transactions_that_protect_different_leases_do_not_conflict(
     url: str, client: holdfast.Client, name: str, at: Any
 ) -> None:

@@ -41,6 +41,11 @@ def test_events_take_a_record_through_its_phases(place: tuple[str, str], yard: Y
         assert (counts.events, counts.errors, counts.conflicts, counts.watching) == (4, 0, 0, True)
 
 
+def test_it_sweeps_every_minute_and_an_orphan_has_five_unless_told_otherwise(sqlite_url: str, yard: Yard) -> None:
+    terms = holdfast.Client(sqlite_url).reconciler("box", yard)._terms
+    assert (terms.sweep_every, terms.grace) == (60.0, 300.0)
+
+
 def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: Yard, records: Records) -> None:
     records.make("b-1")
     yard.put("b-1")

@@ -7,8 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+import holdfast
 from holdfast import MustCreate
 from holdfast.testing.yard import Yard
 from tests.children import eventually, query
@@ -70,6 +74,30 @@ def test_a_failing_driver_is_left_alone_for_a_while_and_asked_again(place: Place
         records.becomes("b-1", "Ready")
 
 
+def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_longer(
+    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it begins all is swept: this must not be once a second for as long as the driver is so."""
+    pauses: list[float] = []
+    stopping = threading.Event()
+
+    def pause(flag: threading.Event, seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            flag.set()
+
+    monkeypatch.setattr("holdfast._sync.recipes.reconciler.pause", pause)
+    monkeypatch.setattr(yard, "watch", lambda: iter([None]))
+    crew: Any = SimpleNamespace(spawn=lambda *_: True)
+    with holdfast.Client(sqlite_url) as client:
+        reconciler = client.reconciler("box", yard)
+        reconciler._follow(SimpleNamespace(stopping=stopping), crew)
+        assert pauses == sorted(pauses)
+        assert pauses[-1] >= 6
+        assert reconciler.status().driver_failures == 4
+        assert "no more to tell" in str(reconciler.status().last_error)
+
+
 def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(
     place: Place, yard: Yard, records: Records
 ) -> None:
@@ -100,6 +128,19 @@ def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, re
     with running(place, yard, concurrency=3):
         for id in ids:
             records.becomes(id, "Ready")
+    assert yard.most_inside == 3
+
+
+def test_of_many_events_no_more_are_worked_on_than_allowed(place: Place, yard: Yard, records: Records) -> None:
+    ids = numbered("b", 30)
+    make(records, yard, *ids)
+    with running(place, yard, concurrency=3) as replica:
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        yard.most_inside, yard.took = 0, 0.02
+        for id in ids:
+            yard.put(id, False, terminal=True)
+        for id in ids:
+            records.becomes(id, "Error")
     assert yard.most_inside == 3
 
 
@@ -140,6 +181,28 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
         for id in ids:
             records.becomes(id, "Ready")
     assert sessions.most_inside == 4
+
+
+def test_a_hook_for_events_that_hangs_holds_up_no_record(place: Place, yard: Yard, records: Records) -> None:
+    make(records, yard, "b-1")
+    told, over = [], threading.Event()
+
+    def blocking(event: Any) -> None:
+        told.append(event)
+        over.wait(60)
+
+    async def on_a_loop(event: Any) -> None:
+        told.append(event)
+        await asyncio.Event().wait()
+
+    hook: Callable[[Any], Any] = on_a_loop if place[1] == "async" else blocking
+    with running(place, yard, on_event=hook) as replica:
+        eventually(lambda: replica.counts.sweeps >= 2, "it listens")
+        yard.tell("platform", "b-1")
+        eventually(lambda: told, "it is told")
+        yard.put("b-1", False, terminal=True)
+        records.becomes("b-1", "Error")
+    over.set()
 
 
 def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(

@@ -65,9 +65,11 @@ class Client(Recipes):
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
         self._engine = open_engine(self._database)
-        direct = self._database if lock_url is None else parse(lock_url, schema=schema, prepared=prepared)
-        if direct.dialect != self._database.dialect:
-            raise ValueError("lock_url must lead to the same database as url, by a direct way")
+        direct = self._database
+        if lock_url is not None:
+            direct = parse(lock_url, schema=schema, prepared=prepared)._replace(same_as=self._database)
+            if "sqlite" in (direct.dialect, self._database.dialect) and direct.target != self._database.target:
+                raise ValueError("lock_url must lead to the same database as url, by a direct way")
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: LockSpace | None = None
         self._objects: Objects | None = None

@@ -18,6 +18,7 @@ from holdfast._wire.dial import Line, dial
 from holdfast._wire.http_reply import Reply, place, request
 from holdfast.core.conditions import Backend, BackendCondition, DriverEvent
 from holdfast.core.errors import DriverError
+from holdfast.core.grant import MAX_TTL, check_seconds
 
 T = TypeVar("T")
 
@@ -37,9 +38,7 @@ class ProcessDriver:
         address = address or os.environ.get("HOLDFAST_DRIVER")
         if not address:
             raise ValueError("no address and no HOLDFAST_DRIVER: where is the driver?")
-        if not timeout > 0:
-            raise ValueError(f"timeout must be above 0, not {timeout!r}")
-        self.address, self._timeout = address, timeout
+        self.address, self._timeout = address, check_seconds(timeout, "timeout", 0.001, MAX_TTL)
         self._host, self._port = place(address)
         token = token or os.environ.get("HOLDFAST_DRIVER_TOKEN")
         if token and not (token.isascii() and token.isprintable()):  # its value is not repeated: it is a secret
@@ -79,6 +78,8 @@ class ProcessDriver:
         given = {
             "env": env, "cwd": cwd, "limits": limits, "grace": grace, "log_bytes": log_bytes, "owner": owner
         }  # fmt: skip
+        if isinstance(argv, str):  # its letters would be the arguments
+            raise TypeError(f'argv must be a list of strings: ["sh", "-c", {argv[:80]!r}] for a shell to take it apart')
         spec = {"argv": [*argv], **{name: value for name, value in given.items() if value is not None}}
         return self._ask(_backend, "PUT", _path(id), json.dumps(spec).encode())
 

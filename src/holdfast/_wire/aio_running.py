@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from holdfast._wire.aio_waiting import AsyncSignal, settled
-from holdfast._wire.running import SIGNALS
 
 AsyncFlag = asyncio.Event
 
@@ -88,23 +85,3 @@ class AsyncTeller:
                 await settled(self._function(self._untold.popleft()))
             except Exception as error:
                 self._failed(error)
-
-
-class AsyncInterrupts:
-    """SIGTERM and SIGINT call ``callback`` inside the block, and are what they were after it."""
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self._callback = callback
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise ValueError("signals=True needs the main thread: call stop() from your own handler instead")
-        for each in SIGNALS:
-            self._before[each] = signal.getsignal(each)
-            asyncio.get_running_loop().add_signal_handler(each, self._callback)
-
-    def __exit__(self, *_: object) -> None:
-        for each, before in self._before.items():
-            asyncio.get_running_loop().remove_signal_handler(each)
-            signal.signal(each, before)

@@ -32,13 +32,15 @@ _OPTIONS = "as in ?sslmode=require&connect_timeout=5; a '?' in the user or the p
 
 
 class Database(NamedTuple):
-    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people."""
+    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people.
+    ``same_as``: what this is said to be a direct way to."""
 
     dialect: Dialect
     target: str
     label: str
     schema: str = SCHEMA
     prepared: bool = True
+    same_as: "Database | None" = None
 
     def __str__(self) -> str:
         return self.label

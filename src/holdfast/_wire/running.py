@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from holdfast._wire.clock import now
+from holdfast._wire.waiting import settled
 
 Flag = threading.Event
 _LAST_GRACE = 2.0
@@ -55,7 +56,7 @@ class Job:
 
         def run() -> None:
             try:
-                work(term)
+                settled(work(term))
             except BaseException as error:
                 self.error = error
             finally:
@@ -126,24 +127,35 @@ class Teller:
                     return
                 what = self._untold.popleft()
             try:
-                self._function(what)
+                settled(self._function(what))
             except Exception as error:
                 self._failed(error)
 
 
 class Interrupts:
-    """SIGTERM and SIGINT call ``callback`` inside the block, and are what they were after it."""
+    """SIGTERM and SIGINT call ``callback`` inside the block, and are what they were after it. On a loop several blocks
+    may be open, and end in any order: each is called, and the last to end puts back what was there."""
+
+    _open: ClassVar[list[Interrupts]] = []
+    _before: ClassVar[dict[signal.Signals, Any]] = {}
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self._callback = callback
-        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ValueError("signals=True needs the main thread: call stop() from your own handler instead")
-        for each in SIGNALS:
-            self._before[each] = signal.signal(each, lambda *_: self._callback())
+        self._open.append(self)
+        if len(self._open) == 1:
+            self._before.update({each: signal.signal(each, self._interrupted) for each in SIGNALS})
 
     def __exit__(self, *_: object) -> None:
-        for each, before in self._before.items():
-            signal.signal(each, before)
+        if len(self._open) == 1:
+            for each in SIGNALS:
+                signal.signal(each, self._before.pop(each))
+        self._open.remove(self)
+
+    @classmethod
+    def _interrupted(cls, *_: object) -> None:
+        for each in list(cls._open):
+            each._callback()

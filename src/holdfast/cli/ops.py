@@ -6,7 +6,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -173,7 +173,8 @@ def verify(
     """Prove that nobody has changed the log, or that what was published is what it says.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
-    exit code 1; locks that were never released, as a crash leaves them, are told as well.
+    exit code 1; locks that were never released, as a crash leaves them, are told as well. Exit code 1, too, when there
+    is no operation KEY.
 
     With --lineage or --relay: events that are missing, unknown to the log, other than they were, or of their dataset
     out of order; what is still to be told is told as well, and is no reason for exit code 1. Without FILE, what relays
@@ -201,6 +202,8 @@ def verify(
                 found = client.operations.verify(key, since=_ago(since), archives=lines)
         except (LookupError, OSError) as error:
             raise click.UsageError(str(error)) from None
+    if key is not None and not found.operations and not found.problems:
+        _unknown(key)
     if as_json:
         problems = [{**each._asdict(), "broken": each.broken} for each in found.problems]
         about = {"passed": found.passed, "operations": found.operations, "entries": found.entries}
@@ -245,9 +248,13 @@ for _command in (export, recover, reset, rollback):
 def _found(client: Client, key: str) -> Any:
     record = client.operations.get(key)
     if record is None:
-        click.echo(f"holdfast: there is no operation {key!r}", err=True)
-        sys.exit(1)
+        _unknown(key)
     return record
+
+
+def _unknown(key: str) -> NoReturn:
+    click.echo(f"holdfast: there is no operation {key!r}", err=True)
+    sys.exit(1)
 
 
 def _for_programs(record: Any) -> dict[str, Any]:
@@ -263,4 +270,7 @@ def _at(microseconds: int) -> datetime:
 
 
 def _ago(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
+    try:
+        return None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
+    except (OverflowError, ValueError):
+        raise click.UsageError(f"--since must be seconds that lie in the calendar, not {seconds:g}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 import time
@@ -49,11 +50,24 @@ def _looks(view: View, every: float) -> Iterator[tuple[Found, str | None]]:
     found, problem = view.look(), None
     while True:
         yield found, problem
-        time.sleep(every)
+        if not _is_read(every):
+            return
         try:
             found, problem = view.look(), None
         except holdfast.EngineError as error:
             problem = str(error)
+
+
+def _is_read(seconds: float) -> bool:
+    """Whether somebody is still there to read after that time. Whoever reads a pipe may have had enough, as ``head``,
+    and nothing would tell us before the next change, which may be tomorrow."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # errors and hanging up are told in any case
+    except (AttributeError, OSError):  # not on Windows
+        time.sleep(seconds)
+        return True
+    return not poll.poll(seconds * 1000)
 
 
 def _live(console: Console, view: View, every: float) -> None:

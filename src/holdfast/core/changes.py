@@ -12,7 +12,8 @@ BATCH = 500
 """Changes that a watch reads at a time."""
 
 Row = Mapping[str, Any]
-_SNAPSHOT = r"\d+:\d+:[\d,]*"
+_NUMBER = r"[0-9]{1,18}"
+_SNAPSHOT = rf"{_NUMBER}:{_NUMBER}:(?:{_NUMBER}(?:,{_NUMBER})*)?"
 
 
 class Change(NamedTuple):
@@ -39,10 +40,10 @@ class Position(NamedTuple):
     def parse(cls, cursor: object, dialect: str) -> Position:
         if not isinstance(cursor, str):
             raise TypeError(f"since must be a str, not {type(cursor).__name__}")
-        if dialect == "sqlite" and re.fullmatch(r"\d{1,18}", cursor):
+        if dialect == "sqlite" and re.fullmatch(_NUMBER, cursor):
             return cls(cursor)
-        found = re.fullmatch(rf"(\d+)/({_SNAPSHOT})(?:/({_SNAPSHOT})/(\d+))?", cursor)
-        if dialect == "sqlite" or found is None:
+        found = re.fullmatch(rf"({_NUMBER})/({_SNAPSHOT})(?:/({_SNAPSHOT})/({_NUMBER}))?", cursor)
+        if dialect == "sqlite" or found is None or not all(map(_is_snapshot, found.group(2, 3))):
             raise ValueError(f"since must be the cursor of a change, or one from objects.cursor(), not {cursor[:80]!r}")
         epoch, since, until, after = found.groups()
         return cls(since, epoch, until, None if after is None else int(after))
@@ -76,3 +77,9 @@ class Position(NamedTuple):
             return self.since
         inside = "" if self.after is None else f"/{self.until}/{self.after}"
         return f"{self.epoch}/{self.since}{inside}"
+
+
+def _is_snapshot(text: str | None) -> bool:
+    """As a server writes them, which would refuse any other; a cursor need not have two."""
+    low, high, *between = map(int, re.findall(_NUMBER, text or "1:1:"))
+    return 1 <= low <= high and between == sorted({each for each in between if low <= each < high})

@@ -49,7 +49,8 @@ class AcquireTimeout(NotAcquired, TimeoutError):
 
 
 class LockReentered(NotAcquired):
-    """This very thread or task has the lock already. Locks are not re-entrant; the outer one is still held."""
+    """This very thread or task has the lock already, or the task that awaits this one. Locks are not re-entrant; the
+    outer one is still held."""
 
 
 class LeaseLost(HoldfastError):
@@ -123,7 +124,8 @@ class SchemaMismatch(HoldfastError):
 
 
 class SessionUnsafe(HoldfastError):
-    """A connection pooler sits between us and the server, so nothing may live in a session."""
+    """A connection pooler sits between us and the server, so nothing may live in a session; or the direct way beside it
+    leads elsewhere."""
 
 
 class DriverError(HoldfastError):

@@ -160,7 +160,10 @@ def time_bucket(when: datetime, every: timedelta | float, *, zone: tzinfo | None
     if zone is not None and length % timedelta(days=1):
         raise ValueError(f"every must be whole days when there is a zone, not {every!r}: an hour can come twice")
     name = "Z" if zone is None else f"[{_zone_name(zone)}]"
-    there = when.astimezone(UTC if zone is None else zone).replace(tzinfo=None)
+    try:
+        there = when.astimezone(UTC if zone is None else zone).replace(tzinfo=None)
+    except OverflowError:
+        raise ValueError(f"when is {when!r}, which in {zone or 'UTC'} is in no year from 1 to 9999") from None
     begin = _MONDAY + (there - _MONDAY) // length * length
     seconds, rest = divmod(length // timedelta(microseconds=1), 1_000_000)
     size = f"{seconds}.{rest:06}s" if rest else f"{seconds}s"

@@ -79,7 +79,8 @@ def refusal(name: Name, state: State, *, waited: float | None, contended: bool) 
     """Why it was not acquired. ``waited``: for how long we were to wait; None when not at all."""
     if state == "reentered":
         return LockReentered(
-            f"lock {name!r} is already held by this very thread or task: it cannot be taken twice, and is still held",
+            f"lock {name!r} is already held by this very thread or task, or by one that awaits it: it cannot be taken "
+            "twice, and is still held",
             name=str(name),
         )
     if state == "full":

@@ -287,7 +287,7 @@ class Mux(Claims):
         holder = claim.holder
         if holder is not None and holder.state in ("released", "gone"):  # past us, it is just being unlocked
             holder = None
-        if holder is not None and holder.owner == ticket.owner and holder.name == ticket.name:
+        if holder is not None and holder.name == ticket.name and self._is_one(holder.owner, ticket.owner):
             return self._refuse(ticket, "reentered")
         if not ticket.waits and (holder is not None or claim.queue):
             return self._refuse(ticket, "busy")

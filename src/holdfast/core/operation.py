@@ -88,6 +88,11 @@ class Prior(NamedTuple):
         return self.status is None or (self.expired and self.status != "partial") or bool(self.told.get("reset"))
 
     @property
+    def failed(self) -> int:
+        """Attempts that came to nothing, with one that was left half done; none where it is run as if nobody had."""
+        return 0 if self.fresh else self.failures + (self.status == "partial")
+
+    @property
     def told(self) -> dict[str, Any]:
         """The error as it was recorded."""
         return json.loads(self.error) if self.error else {}
@@ -127,13 +132,13 @@ def decide(
         return Act.EXECUTE
     if prior.fingerprint != fingerprint:
         return Act.MISMATCH
-    if prior.status == "success":
-        return Act.EXPIRED if used else Act.REPLAY
+    if prior.status == "success":  # a result may be gone before its time is over, where a clock was set back
+        return Act.EXPIRED if used or prior.result is None else Act.REPLAY
     if prior.alive:
         return Act.RUNNING
     if prior.told.get("remembered"):
         return Act.REFUSE_FAILED
-    if not approved and prior.failures + (prior.status == "partial") >= max_attempts:
+    if not approved and prior.failed >= max_attempts:
         return Act.EXHAUSTED
     if not prior.effect_started:
         return Act.EXECUTE

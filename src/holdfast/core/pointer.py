@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from holdfast.core.operation import Prior
 from holdfast.core.replay import State, fold
 from holdfast.core.wal import Entry
 
@@ -32,16 +33,17 @@ def check_standing(label: str, entries: Sequence[Entry], pointer: str) -> None:
         raise LookupError(f"{what}, and that entry was archived: say the key of the operation instead")
     [then], [now] = fold(entries[: place + 1]).values(), fold(entries).values()
     entry = entries[place]
-    if not _effective(then):
+    if not effective(then):
         raise LookupError(
             f"{what}, whose entry {entry.number}, {entry.kind}, leaves nothing to undo: it is {then.status}"
         )
-    if not _effective(now) or now.attempt != then.attempt:
+    if not effective(now) or now.attempt != then.attempt:
         raise LookupError(
             f"{what} in attempt {then.attempt}, which does not stand any more: since then it is {now.status} in "
             f"attempt {now.attempt}; say the pointer that it has now, or its key"
         )
 
 
-def _effective(state: State) -> bool:
+def effective(state: State | Prior) -> bool:
+    """Whether there may be something to undo."""
     return state.status == "success" or state.effect_started

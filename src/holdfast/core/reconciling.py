@@ -68,6 +68,11 @@ def pause_after(failures: int, most: float) -> float:
     return min(2.0 ** min(failures - 1, 10), 60.0, max(most, 0.05))
 
 
+def failures_with(failures: int, lasted: float, most: float) -> int:
+    """In a row, with a watch that has just ended: one that is cut as soon as it is heard has not got better."""
+    return 1 if lasted > pause_after(failures + 1, most) else failures + 1
+
+
 class ReconcilerTerms(NamedTuple):
     """The arguments of ``client.reconciler(…)``, checked."""
 

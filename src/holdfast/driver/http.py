@@ -104,6 +104,8 @@ class Server:
             await _read_body(request, reader, writer)
         except Problem as problem:
             await _send(writer, _problem(problem), close=True)
+            self._tasks[task] = True
+            await _hear_out(reader, writer)
             return False
         try:
             answer = await self._handle(request)
@@ -171,6 +173,14 @@ async def _read_body(request: Request, reader: asyncio.StreamReader, writer: asy
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         async with asyncio.timeout(READ_WITHIN):
             request.body = await reader.readexactly(int(length))
+
+
+async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Whoever is cut off in the middle of a body that is too large never reads why: what is left of it is let go by."""
+    writer.write_eof()
+    async with asyncio.timeout(READ_WITHIN):
+        while await reader.read(HEAD_BYTES):
+            pass
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer, *, close: bool, bare: bool = False) -> None:

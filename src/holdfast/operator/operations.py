@@ -44,6 +44,8 @@ def operation_rollback(window: Window, *, key: str) -> Steps:
         raise CommandRefused(str(error)) from None
     if record.rollback is None:
         raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
+    if record.status == "failure" and not record.effect_started:
+        raise CommandRefused(f"operation {record.label!r} leaves nothing to undo: it is failure")
     yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
     _unchanged(window, record.key, record)
     window.client.operations.rollback(key, actor=window.actor, reason=window.reason)

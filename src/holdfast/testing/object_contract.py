@@ -8,6 +8,7 @@ speed.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -178,6 +179,18 @@ class ObjectContract:
         assert (bare.name, bare.labels) == (None, {})
         assert objects.get_by_name("box", "web") is None
         objects.put_if("box", "b-2", 1, MustCreate(), name="web")
+
+    def test_a_record_says_when_it_was_made_and_when_it_was_written(self, connect: Connect, url: str) -> None:
+        objects = connect(url).objects
+        record = made = objects.put_if("box", "b-1", 1, MustCreate())
+        for payload, more in ((2, {}), (b"3", {}), (4, {"labels": {"a": "1"}}), (5, {"name": "web"})):
+            for condition in (MatchVersion(record.version), Unconditional()):
+                time.sleep(0.002)  # the clocks of databases tick in milliseconds
+                written = objects.put_if("box", "b-1", payload, condition, **more)
+                assert written.updated_at > record.updated_at
+                assert written.created_at == made.created_at
+                record = written
+                assert objects.get("box", "b-1") == record
 
     def test_pages_are_stable(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects

@@ -207,10 +207,14 @@ class OperationContract(MendingContract):
 
     def test_a_key_may_be_used_anew_after_its_time(self, connect: Connect, url: str) -> None:
         client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(ValueError, match="broken"):
+            client.operation(key).run(effects.do(0, ValueError("broken")))
         client.operation(key, keep=0.001).run(effects.do(1))
         threading.Event().wait(0.01)
-        outcome = client.operation(key, keep=LONG).run(effects.do(2))
-        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
+        with pytest.raises(ValueError, match="broken"):
+            client.operation(key).run(effects.do(0, ValueError("broken")))
+        outcome = client.operation(key, keep=LONG, max_attempts=2).run(effects.do(2))
+        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 4), "it has failed once since"
         assert client.operation(key).run(effects.do(3)).result == 2
 
     def test_a_key_that_is_not_used_anew_says_that_it_was_done(self, connect: Connect, url: str) -> None:
@@ -261,6 +265,10 @@ class OperationContract(MendingContract):
 
         for path in ("a", "b", "a"):
             assert load(path).result == path.upper()
+        assert load(path="b").replayed, "however they are passed"
         assert effects == ["a", "b"]
         with pytest.raises(holdfast.KeyReused):
             load("a", rows=2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
+            load("c", row=2)
+        assert client.operations.get(f"{prefix}-c") is None, "nothing was begun"

@@ -96,7 +96,7 @@ class MendingContract:
 
     def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
         client, effects, ours = connect(url), Effects(), name()
-        keys = {each: name() for each in ("undone", "done", "unknown", "fails", "not begun")}
+        keys = {each: name() for each in ("undone", "done", "in part", "unknown", "fails", "not begun")}
         with holdfast.Client(url) as dies:
             for handler, each in keys.items():
                 dies.operations.register(f"{ours} {handler}", rollback=int)
@@ -106,16 +106,18 @@ class MendingContract:
                     ).run(interrupted)
         client.operations.register(f"{ours} undone", rollback=effects.do("undo"))
         client.operations.register(f"{ours} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
+        client.operations.register(f"{ours} in part", rollback=effects.do("undo the half"), verify=lambda: False)
         client.operations.register(f"{ours} fails", rollback=effects.do("tried", OSError("cannot undo")))
         found = client.operations.recover()
         mine = {client.operations.get(each).key: handler for handler, each in keys.items()}
         assert {mine[each]: outcome for each, outcome in found.items() if each in mine} == {
-            "undone": "rolled back", "done": "finished", "not begun": "rolled back",
+            "undone": "rolled back", "done": "finished", "in part": "rolled back", "not begun": "rolled back",
         }  # fmt: skip
-        assert sorted(effects) == ["tried", "undo"]
+        assert sorted(effects) == ["tried", "undo", "undo the half"]
         statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
         assert statuses == {
-            "undone": "failure", "done": "success", "unknown": "partial", "fails": "partial", "not begun": "failure",
+            "undone": "failure", "done": "success", "in part": "failure", "unknown": "partial", "fails": "partial",
+            "not begun": "failure",
         }  # fmt: skip
         assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
         assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
@@ -144,9 +146,11 @@ class MendingContract:
 
         client.operation(key, rollback=f"undo {key}").run(work)
         client.operations.rollback(key, actor="jane", reason="wrong file")
-        assert effects == [{}]
         assert client.operations.get(key).status == "failure"
-        assert client.operation(key).run(effects.do(2)).attempt == 2
+        with pytest.raises(LookupError, match="leaves nothing to undo: it is failure"):
+            client.operations.rollback(key, actor="jane", reason="was that heard?")
+        assert effects == [{}]
+        assert client.operation(key, max_attempts=1).run(effects.do(2)).attempt == 2, "nothing has failed"
         with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
             client.operations.rollback(key, actor="jane", reason="again")
         with pytest.raises(ValueError, match="no rollback is registered as 'nobody'"):

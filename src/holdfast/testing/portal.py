@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import wraps
 from types import TracebackType
 from typing import Any
 
@@ -54,6 +55,7 @@ class Blocking:
         return self._portal.wrap(value)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
         async def as_coroutine(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 

@@ -107,8 +107,10 @@ class AsyncPsycopg:
 
     def in_transaction(self) -> bool:
         status: int = self._connection.pgconn.transaction_status
-        # In a pipeline the status lags behind: what is under way may be a statement that commits itself.
-        return status in _IN_TRANSACTION or (status == _ACTIVE and not self._connection.autocommit)
+        if status != _ACTIVE:
+            return status in _IN_TRANSACTION
+        # In a pipeline it lags behind: what is under way may be a statement that commits itself, outside of a block.
+        return not self._connection.autocommit or getattr(self._connection, "_num_transactions", 0) > 0
 
     def begins_by_itself(self) -> bool:
         return not self._connection.autocommit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from holdfast._async.primitives.lock import AsyncLock, AsyncLockSpace
 from holdfast._async.primitives.lock_grant import AsyncLockGrant
 from holdfast._wire import telemetry
@@ -23,10 +21,11 @@ class AsyncMeasuredGrant(AsyncLockGrant):
         super().__init__(space, name, on_lost)
         self.hold = Hold()
 
-    def give_back(self) -> Awaitable[object]:
-        if self.ticket.state == "held":
+    def takes_back(self) -> bool:
+        ours = super().takes_back()
+        if ours:
             self.hold.end()
-        return super().give_back()
+        return ours
 
     def abandon(self) -> None:
         self.hold.end()

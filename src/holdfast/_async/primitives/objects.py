@@ -132,7 +132,7 @@ class AsyncObjects:
         """
         parameters = {
             "type": check_name(type, "type"),
-            "labels": check_labels(labels or {}),
+            "labels": check_labels({} if labels is None else labels),
             "after": None if after is None else check_name(after, "after"),
             "most": check_most(most),
         }

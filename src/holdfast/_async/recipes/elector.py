@@ -17,13 +17,13 @@ from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.tenure import AsyncCourse, AsyncTenure, Work
 from holdfast._wire import forks, telemetry
-from holdfast._wire.aio_running import AsyncInterrupts, AsyncTeller, check_work
+from holdfast._wire.aio_running import AsyncTeller, check_work
 from holdfast._wire.aio_waiting import AsyncSignal
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
 from holdfast._wire.log import logger
-from holdfast._wire.running import unfinished
+from holdfast._wire.running import Interrupts, unfinished
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.core.errors import EngineError, HoldfastError, Refused
 from holdfast.core.grant import Held, LeaseTerms
@@ -80,7 +80,7 @@ class AsyncElector:
         self._engine.working.add(self)
         unfinished.add(self)
         try:
-            with AsyncInterrupts(self.stop) if signals else nullcontext():
+            with Interrupts(self.stop) if signals else nullcontext():
                 while not self._course.is_over() and (grant := await self._stand_by()) is not None:
                     await self._lead(grant, work)
         finally:

@@ -15,11 +15,11 @@ from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
 from holdfast._async.recipes.mend import AsyncMender, SessionPresent
 from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
-from holdfast._wire.aio_waiting import settled
+from holdfast._wire.aio_running import AsyncTeller
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
-from holdfast.core.reconciling import Counts, ReconcilerTerms, pause_after
+from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
 
 log = logger("holdfast.reconciler")
 
@@ -40,8 +40,9 @@ class AsyncReconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
-        self._terms, self._driver, self._on_event = terms, driver, on_event
+        self._terms, self._driver = terms, driver
         self._mender = AsyncMender(engine, terms, driver, session_present)
+        self._teller = None if on_event is None else AsyncTeller(on_event, self._not_told)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
         self._begun_at: float | None = None
@@ -58,6 +59,8 @@ class AsyncReconciler:
             await self._run(mandate)
         finally:
             self._begun_at = None
+            if self._teller is not None:
+                await self._teller.finish(0.0)
 
     async def _run(self, mandate: AsyncMandate) -> None:
         async with AsyncCrew(self._terms.concurrency) as crew, AsyncAside(self._follow, mandate, crew):
@@ -134,23 +137,24 @@ class AsyncReconciler:
         self._mender.queued.clear()
         while not mandate.stopping.is_set():
             events: Any = None
-            heard = False
+            heard, began = False, now()
             try:
                 events = self._driver.watch()
                 async for event in events:
                     if not heard:
-                        heard, failures = True, 0
+                        heard = True
                         self._tally.set(watching=True)
                         await crew.spawn(self._swept, mandate)
                     if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
                         return
+                raise ConnectionError("the driver has no more to tell")
             except Exception as error:
                 self._tally.add(driver_failures=1)
                 self._mender.complain("the watch on the driver ended", error)
             finally:
                 self._tally.set(watching=False)
                 await _close(events)
-            failures += 1
+            failures = failures_with(failures, now() - began, self._terms.sweep_every)
             await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
     async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncCrew) -> bool:
@@ -163,12 +167,12 @@ class AsyncReconciler:
                 return True
             self._mender.queued.add(event.id)
             return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._on_event is not None:
-            try:
-                await settled(self._on_event(event))
-            except Exception as error:
-                self._mender.complain("on_event failed", error)
+        if self._teller is not None:
+            self._teller.tell(event)
         return True
+
+    def _not_told(self, error: Exception) -> None:
+        self._mender.complain("on_event failed", error)
 
 
 async def _close(events: Any) -> None:

@@ -45,6 +45,7 @@ class AsyncShards:
         self._member: AsyncLeaseGrant | None = None
         self._job: AsyncJob | None = None
         self._left: AsyncSignal | None = None
+        self._entered = False
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -74,6 +75,9 @@ class AsyncShards:
         self._bell.ring()
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError(f"{self!r} was entered before, which is once: make another one with client.shards(…)")
+        self._entered = True
         if self._era != forks.era:
             self._name_instance()
         self._engine.working.add(self)

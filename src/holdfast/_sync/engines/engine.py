@@ -69,7 +69,8 @@ class Engine(ABC):
         """Whether tables that are not the newest will do, as far as they can govern what makes them so."""
         self.owner = Owner()
         self.era = forks.era
-        self.closing = self.closed = False
+        self.closing = self.closed = self.met = False
+        """``met``: its tables are there, and are ours, as far as we have seen."""
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self.guards: list[str] = []
@@ -225,6 +226,7 @@ class Engine(ABC):
                 try:
                     if not self.looks:
                         self._hello(session, max(0.05, deadline - now()))
+                        self.met = True
                 except BaseException:
                     session.close()
                     raise

@@ -109,8 +109,12 @@ class LeaseGrant:
 
         try:
             return protect.protect(self._engine.database, self.name, self.token, connection, at)
-        except FencedOut:
-            self._end(LeaseLost("the database refused a transaction under it, because it has passed on"))
+        except FencedOut as refusal:
+            if self._still_ours():
+                raise EngineError(
+                    f"cannot protect the transaction with lease {self.name!r}, which is held, but not seen in it: it "
+                    "began before the lease was acquired, or is in another database. Roll back and begin a new one."
+                ) from refusal
             raise
 
     @contextmanager
@@ -122,7 +126,7 @@ class LeaseGrant:
             with protect.transaction(self._engine.database, self.name, self.token, connection, at):
                 yield connection
         except FencedOut:
-            self._end(LeaseLost("the database refused a transaction under it, because it has passed on"))
+            self._still_ours()
             raise
 
     def __enter__(self) -> Self:
@@ -235,6 +239,17 @@ class LeaseGrant:
             self._over = self._over or LeaseLost(f"lease {self.name!r}: {error}")
         elif self._engine.keeper.drop(self._pulse, self.token):
             self._lose(error)
+
+    def _still_ours(self) -> bool:
+        """A transaction was refused, which need not be this lease's fault: it may be under two, or have a snapshot in
+        which there is none yet. Unless the database says so, it is over."""
+        try:
+            if self._engine.call("lease_status", {"name": self.name, "token": self.token}):
+                return True
+        except EngineError as problem:
+            log.debug("lease %r: a transaction was refused, and nobody says whether it is held: %s", self.name, problem)
+        self._end(LeaseLost("the database refused a transaction under it, because it has passed on"))
+        return False
 
     def _tell_end(self, error: HoldfastError | None = None) -> None:
         """To whoever measures, once: what was lost is given back later, too."""

@@ -48,7 +48,7 @@ class Lock:
 
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> LockGrant:
         """The grant; AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if that is 0,
-        LockReentered at once if this very thread or task has it already."""
+        LockReentered at once if this very thread or task has it already, or the task that awaits this one."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
         grant = self.make()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -29,13 +30,13 @@ _NONE = Ticket((), "", None, waits=False)
 class LockGrant:
     """A lock we hold. Any thread or task may release it."""
 
-    __slots__ = ("__weakref__", "_era", "_on_lost", "_over", "_released", "_space", "name", "scope", "ticket")
+    __slots__ = ("__weakref__", "_era", "_on_lost", "_ours", "_over", "_space", "name", "scope", "ticket")
 
     def __init__(self, space: LockSpace, name: Name, on_lost: OnLost) -> None:
         self.name = name
         self._space, self._on_lost = space, on_lost
         self._over: HoldfastError | None = None
-        self._released = False
+        self._ours = True  # deleted by whoever gives it back: that is one step, and of two threads one does it
         self.scope = Scope() if on_lost == "cancel" else None
         self._era = forks.era
         self.ticket = _NONE
@@ -56,26 +57,34 @@ class LockGrant:
     def release(self) -> bool:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         try:
-            ticket, state = self.ticket, self.ticket.state
-            if self._released or state != "held":
+            if not self.takes_back():
                 return False
-            self.give_back()
-            ticket.tell = None
-            return ticket.state == "released"
+            self._space.sessions.release(self.ticket)
+            self.ticket.tell = None
+            return self.ticket.state == "released"
         except BaseException:
             self.abandon()
             raise
 
     def give_back(self) -> object:
         """The same for whoever does not ask, and says ``abandon`` when it is cut short."""
-        if self._released or self._era != forks.era or self.ticket.state != "held":
-            return NOTHING
-        self._released = True
-        return self._space.sessions.release(self.ticket)
+        return self._space.sessions.release(self.ticket) if self.takes_back() else NOTHING
+
+    def takes_back(self) -> bool:
+        """Is it to be unlocked? Of all who release it, in whatever threads, one is told so: another may have it by the
+        time the second one comes."""
+        if self._era != forks.era or self.ticket.state != "held":
+            return False
+        try:
+            del self._ours
+        except AttributeError:
+            return False
+        return True
 
     def abandon(self) -> None:
         """Interrupted on the way to the caller: nobody would ever release it."""
-        self._released = True
+        with suppress(AttributeError):
+            del self._ours
         if self._era == forks.era:
             self._space.sessions.abandon(self.ticket)
 
@@ -104,7 +113,7 @@ class LockGrant:
         """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and
         when the garbage collector comes is no answer to who may go in."""
         try:
-            if self._released or self.ticket.state != "held":
+            if self.ticket.state != "held" or not hasattr(self, "_ours"):
                 return
         except AttributeError:  # interrupted when it was made
             return
@@ -164,8 +173,9 @@ class LockGrant:
             return LeaseLost(f"lock {self.name!r} belongs to the parent process, not to this fork of it")
         if self._space.engine.closing:
             return LeaseLost(f"lock {self.name!r} was released when its client was closed")
-        if self.ticket.state == "lost" and not self._released:  # and about to be told
+        ours = hasattr(self, "_ours")
+        if self.ticket.state == "lost" and ours:  # and about to be told
             return self._loss(self.ticket.problem)
-        if self._released or self.ticket.state != "held":
+        if not ours or self.ticket.state != "held":
             return LeaseLost(f"lock {self.name!r} was released")
         return None

@@ -22,10 +22,11 @@ class MeasuredGrant(LockGrant):
         super().__init__(space, name, on_lost)
         self.hold = Hold()
 
-    def give_back(self) -> object:
-        if self.ticket.state == "held":
+    def takes_back(self) -> bool:
+        ours = super().takes_back()
+        if ours:
             self.hold.end()
-        return super().give_back()
+        return ours
 
     def abandon(self) -> None:
         self.hold.end()

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast._sync.engines.engine import Engine
+from holdfast._wire.waiting import check_called, settled
 from holdfast.core import archive, wal
 from holdfast.core.grant import check_seconds
 from holdfast.core.health import Examination, operations
@@ -65,9 +66,9 @@ class OperationLog:
         """Prove the chain of an operation, or of all that were touched ``since``: whatever was changed, taken out, put
         in or moved is found, and locks that were never released are told. ``archives``: the lines that ``archive``
         wrote, to prove what was put away together with what is still there."""
-        away, tally = archive.read(archives), Tally()
-        lost = {each: entries[-1].number for each, entries in away.items() if key is None and since is None}
-        for chain in self._chains(_digest(key), _moment(since, "since"), away):
+        away, tally, only = archive.read(archives), Tally(), _digest(key)
+        lost = {each: entries[-1].number for each, entries in away.items() if since is None and only in (None, each)}
+        for chain in self._chains(only, _moment(since, "since"), away):
             tally.add(chain)
             lost.pop(chain.operation, None)
         told = "it is in the archive, and the log does not know it"
@@ -87,6 +88,7 @@ class OperationLog:
 
         What is not finished stays, and so does what has lineage that is not published yet or a chain that is broken.
         """
+        check_called(write, "write")
         limit, done = int((_moment(before, "before") or 0.0) * 1_000_000), 0
         left: dict[str, str] = {}
         for page in self._pages(None, None):
@@ -98,7 +100,7 @@ class OperationLog:
                 elif why:
                     left[chain.operation] = why
             if ready:
-                write([archive.line(chain.label, chain.entries) for chain in ready])
+                settled(write([archive.line(chain.label, chain.entries) for chain in ready]))
             for chain in ready:
                 state = self._put_away(chain)
                 if state == "archived":

@@ -18,9 +18,9 @@ from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import Aside, Crew, pause
 from holdfast._wire.log import logger
-from holdfast._wire.waiting import settled
+from holdfast._wire.running import Teller
 from holdfast.core.conditions import Backend, DriverEvent
-from holdfast.core.reconciling import Counts, ReconcilerTerms, pause_after
+from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
 
 log = logger("holdfast.reconciler")
 
@@ -41,8 +41,9 @@ class Reconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
-        self._terms, self._driver, self._on_event = terms, driver, on_event
+        self._terms, self._driver = terms, driver
         self._mender = Mender(engine, terms, driver, session_present)
+        self._teller = None if on_event is None else Teller(on_event, self._not_told)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
         self._begun_at: float | None = None
@@ -59,6 +60,8 @@ class Reconciler:
             self._run(mandate)
         finally:
             self._begun_at = None
+            if self._teller is not None:
+                self._teller.finish(0.0)
 
     def _run(self, mandate: Mandate) -> None:
         with Crew(self._terms.concurrency) as crew, Aside(self._follow, mandate, crew):
@@ -135,23 +138,24 @@ class Reconciler:
         self._mender.queued.clear()
         while not mandate.stopping.is_set():
             events: Any = None
-            heard = False
+            heard, began = False, now()
             try:
                 events = self._driver.watch()
                 for event in events:
                     if not heard:
-                        heard, failures = True, 0
+                        heard = True
                         self._tally.set(watching=True)
                         crew.spawn(self._swept, mandate)
                     if mandate.stopping.is_set() or not self._hear(event, mandate, crew):
                         return
+                raise ConnectionError("the driver has no more to tell")
             except Exception as error:
                 self._tally.add(driver_failures=1)
                 self._mender.complain("the watch on the driver ended", error)
             finally:
                 self._tally.set(watching=False)
                 _close(events)
-            failures += 1
+            failures = failures_with(failures, now() - began, self._terms.sweep_every)
             pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
     def _hear(self, event: DriverEvent | None, mandate: Mandate, crew: Crew) -> bool:
@@ -164,12 +168,12 @@ class Reconciler:
                 return True
             self._mender.queued.add(event.id)
             return crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._on_event is not None:
-            try:
-                settled(self._on_event(event))
-            except Exception as error:
-                self._mender.complain("on_event failed", error)
+        if self._teller is not None:
+            self._teller.tell(event)
         return True
+
+    def _not_told(self, error: Exception) -> None:
+        self._mender.complain("on_event failed", error)
 
 
 def _close(events: Any) -> None:

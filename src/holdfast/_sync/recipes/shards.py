@@ -46,6 +46,7 @@ class Shards:
         self._member: LeaseGrant | None = None
         self._job: Job | None = None
         self._left: Signal | None = None
+        self._entered = False
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -75,6 +76,9 @@ class Shards:
         self._bell.ring()
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError(f"{self!r} was entered before, which is once: make another one with client.shards(…)")
+        self._entered = True
         if self._era != forks.era:
             self._name_instance()
         self._engine.working.add(self)

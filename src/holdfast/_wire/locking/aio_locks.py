@@ -13,7 +13,9 @@ from holdfast._wire.aio_waiting import AsyncOwner
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.locking import background
+from holdfast._wire.locking.aio_mending import in_use
 from holdfast._wire.locking.aio_pump import AsyncPump
+from holdfast._wire.locking.awaiting import is_one
 from holdfast._wire.locking.bell import Bell
 from holdfast._wire.locking.pump import CALL_TIMEOUT, log
 from holdfast.core.errors import EngineError, Unanswered
@@ -155,7 +157,7 @@ class AsyncLocks:
     def _start(self) -> AsyncPump:
         self._usable()
         kept, extra = self._limits
-        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True)
+        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True, is_one=is_one)
         self._pump = pump = AsyncPump(self.database, mux, get_running_loop())
         background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump
@@ -186,6 +188,7 @@ def _look_after(known: ReferenceType[AsyncPump]) -> None:
                 pump._tell(action.ticket, error)
         if session.wire is not None:
             session.wire.hang_up()
+    in_use.discard(pump)
 
 
 __all__ = ["CALL_TIMEOUT", "NOTHING", "AsyncLocks", "owner"]

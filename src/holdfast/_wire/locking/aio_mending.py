@@ -24,6 +24,10 @@ AHEAD = 1.2
 """Seconds for which the ends of waits are known beforehand: at least two looks come in that time."""
 
 
+in_use: set[MendingPump] = set()
+"""Those that have sessions. Where no reader in a loop knows them, the garbage collector would decide who may go in."""
+
+
 class MendingPump(LockPump):
     _no_task = False
     """The first whose answer has come may run at once: when all is done, as it may raise what ends the loop."""
@@ -127,6 +131,7 @@ class MendingPump(LockPump):
 
     def _open(self, session: Session) -> None:
         self._sessions[session] = None
+        in_use.add(self)
         if session.wire is not None:  # it was interrupted when it arrived
             self.loop.call_soon(self._arrive, session, session.wire, None)
         elif session not in self._opening:
@@ -147,12 +152,17 @@ class MendingPump(LockPump):
                 if not session.opened:
                     super()._arrive(session, wire, error)
                 if error is not None or session.over:
-                    self._sessions.pop(session, None)
+                    self._forget_session(session)
             self._brought.pop(session, None)
 
     def _close(self, session: Session) -> None:
         super()._close(session)
+        self._forget_session(session)
+
+    def _forget_session(self, session: Session) -> None:
         self._sessions.pop(session, None)
+        if not self._sessions:
+            in_use.discard(self)
 
     def _sweep(self) -> None:
         with self.whole():

@@ -119,6 +119,14 @@ class KernelLockWire:
         return Unheard()
 
     @property
+    def gone(self) -> str | None:
+        """Whoever opens the file now makes another one, and locks there what is locked here."""
+        for path, file in zip(self._paths, self._files, strict=True):
+            if file is not None and not os.fstat(file).st_nlink:
+                return f"{path} was removed"
+        return None
+
+    @property
     def idle(self) -> bool:
         return self._answers is None and self._waiting is None
 

@@ -79,12 +79,15 @@ class Locks:
             session.used = True
             try:
                 got = session.wire.run("try", key, timeout * 1e3 if timeout < CALL_TIMEOUT else background.patience)
+                if got:
+                    ticket.state = "held"
+                    if session.over:  # before that, and nobody was told
+                        raise Unanswered(f"a session on {self.database} was given up")
             except Unanswered as error:
                 pump.post(pump.fell, session, error)
                 ticket.thread = None
                 return self._ask(pump, ticket)
             if got:
-                ticket.state = "held"
                 pump.drivers.pop(session, None)
                 if pump.held_up:
                     pump.post(pump.resume, session)

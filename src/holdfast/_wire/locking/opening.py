@@ -23,6 +23,10 @@ class LockWire(Protocol):
         """Seconds until it is worth while to ask again."""
 
     @property
+    def gone(self) -> str | None:
+        """Why what is locked in it is locked no more, where no descriptor tells."""
+
+    @property
     def idle(self) -> bool:
         """Nothing is asked that was not answered, and no answer is left to be taken."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.postgres import PostgresSession
@@ -23,6 +25,8 @@ def check_that_it_stays(database: Database, session: PostgresSession, deadline: 
         try:
             moved = _moves(session, other) or _moves(other, session)
             [still] = session.call("session_open", {}, PROBE)
+            if not moved and database.same_as is not None:
+                _check_same(other, database.same_as, deadline)
         except Unanswered as error:
             if session.pooled:  # kept waiting for the session that our own transaction is in
                 raise _unsafe(database) from error
@@ -43,6 +47,23 @@ def _moves(session: PostgresSession, other: PostgresSession) -> bool:
     [after] = session.call("session_open", {}, PROBE)
     other.call("rollback", {}, PROBE)
     return bool(before["pid"] != after["pid"] or during["pid"] == after["pid"])
+
+
+def _check_same(session: PostgresSession, pooled: Database, deadline: float) -> None:
+    """Is what we lock here locked there? Every other way to tell one database from another needs rights, or is true of
+    a copy as well."""
+    key = secrets.randbits(63)
+    session.hold(key, PROBE)
+    there = PostgresSession.open(pooled, max(0.05, deadline - now()))
+    try:
+        [free] = there.call("session_free", {"session_key": key}, PROBE)
+    finally:
+        there.close()
+    if free["done"]:
+        raise SessionUnsafe(
+            f"lock_url leads to {session.database}, which is another database than {pooled}: locks taken there exclude "
+            "nobody here. Give a direct URL of the same database"
+        )
 
 
 def _unsafe(database: Database) -> SessionUnsafe:

@@ -35,7 +35,7 @@ Answers = list[Any]
 
 
 class PostgresLockWire:
-    later = None
+    later = gone = None
 
     def __init__(self, session: PostgresSession, pid: int) -> None:
         self.pid = pid

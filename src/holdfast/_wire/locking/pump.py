@@ -222,12 +222,18 @@ class LockPump(ABC):
         self.sweep_at = math.inf
         try:
             self.flush_names()
+            self._end_gone()
             self._end_stuck()
             self._close_idle()
             self.publish()
         finally:
             if self.mux.holds or self.mux.waits:
                 self._sweep_later()
+
+    def _end_gone(self) -> None:
+        for session in [*self.mux.holds, *self.mux.waits]:
+            if session.opened and (why := session.wire.gone) is not None:
+                self.lost(session, Unanswered(why))
 
     def _end_stuck(self) -> None:
         """What has been under way since so many looks will not be answered any more."""

@@ -202,7 +202,8 @@ class SharedPump(LockPump):
             self.loop.remove_reader(session.wire.descriptor)
         if not session.waits and self.drivers.setdefault(session, self) is not self:
             self.held_up.add(session)
-            session.wire.hang_up()
+            if session.wire.descriptor is not None:  # else nobody waits in a call, and it is closed after that
+                session.wire.hang_up()
             self.resume(session)
         else:
             self._bury(session)

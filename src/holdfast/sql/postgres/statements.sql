@@ -112,6 +112,10 @@ select count(pg_advisory_unlock_shared(hashtext('holdfast.free'), hashtext(name)
 -- name: session_hold
 select pg_try_advisory_lock(:session_key::bigint) as done
 
+-- name: session_free
+-- Does no session hold it? Leaves nothing, in whichever session this is.
+select pg_try_advisory_xact_lock(:session_key::bigint) as done
+
 -- name: wait_long
 -- Not for ever: as long as a statement waits, vacuum removes nothing that has died since it began. Then it is begun anew.
 select set_config('statement_timeout', '0', false), set_config('lock_timeout', '10min', false)

@@ -541,8 +541,10 @@ select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operati
   from (select status, updated_at, alive from holdfast_operation where status <> 'success' order by updated_at limit :enough);
 
 -- name: operation_indexes
+-- Those of its keys are part of a table here, and the log is in the order of its rows: neither can be taken away.
 select substr(name, length('holdfast_') + 1) as name from sqlite_master
- where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal', 'holdfast_outbox', 'holdfast_review');
+ where type = 'index' and tbl_name in ('holdfast_idempotency_log', 'holdfast_wal', 'holdfast_outbox', 'holdfast_review')
+union all select column1 from (values ('idempotency_log_pkey'), ('wal_pkey'), ('wal_order'));
 
 -- name: relay_read
 select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,

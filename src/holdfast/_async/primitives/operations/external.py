@@ -154,8 +154,7 @@ class AsyncExternal(AsyncAttempt):
         plan, self.prior = self.plan, prior
         await self.permit_locked(prior)
         op = AsyncRunning(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
-        crashed = prior.failures + (prior.status == "partial")
-        self.prior = prior._replace(failures=crashed)
+        self.prior = prior._replace(failures=prior.failed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
             op.attempt, op.began = prior.attempt, True
             op.note("lock_acquired")
@@ -220,9 +219,12 @@ class AsyncExternal(AsyncAttempt):
         try:
             state = await self._write(op, status, **more)
             if state != "done":
-                raise fenced_out(self.held.name)
+                raise self._overtaken()
         finally:
             await self.let_go()
+
+    def _overtaken(self) -> HoldfastError:
+        return fenced_out(self.held.name)
 
     async def _write(self, op: AsyncRunning, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
@@ -254,10 +256,13 @@ class AsyncExternal(AsyncAttempt):
         return self._grant
 
     async def let_go(self) -> None:
-        grants, self._grant, self._whole = (self._grant, self._whole), None, None
-        for grant in grants:
+        grant, whole, self._grant, self._whole = self._grant, self._whole, None, None
+        try:
             if grant is not None:
                 await self._release(grant)
+        finally:  # whoever is interrupted here would keep the other one for as long as the process lives
+            if whole is not None:
+                await self._release(whole)
 
     async def _release(self, grant: AsyncLeaseGrant) -> None:
         try:

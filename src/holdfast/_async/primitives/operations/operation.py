@@ -21,6 +21,8 @@ from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from holdfast._wire.measured import Measured
 
 P = ParamSpec("P")
@@ -44,14 +46,17 @@ class AsyncOperation:
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome]]:
         """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
-        payload was given, the arguments are it: the same key with others is KeyReused."""
+        payload was given, the arguments are it, however they are passed: the same key with others is KeyReused."""
         check_function(function)
-        name = f"{function.__module__}.{function.__qualname__}"
+        name, signature = f"{function.__module__}.{function.__qualname__}", _taken(function)
 
         @wraps(function)
         async def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+            given = signature.bind(
+                *args, **kwargs
+            ).arguments  # what does not fit is an error before there is an attempt
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
-            sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
+            sent = self._fingerprint or digest((name, given), "the arguments")
             payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload
             return await run(self._plan_of(key, sent, payload), self._tx, function, args, kwargs)
 
@@ -61,7 +66,7 @@ class AsyncOperation:
         """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
         body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
         plan = self._plan()
-        attempt = attempt_of(plan, self._tx)
+        attempt = await attempt_of(plan, self._tx)
         attempt.measured = measure(plan) if telemetry.listeners else None
         try:
             op = await attempt.begin()
@@ -130,9 +135,22 @@ class AsyncOperation:
         return self._plan_of(self._key, self._fingerprint, self._payload)
 
 
-def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
+def _taken(function: Function) -> Signature:
+    """What it takes from whoever calls it: everything but ``op``."""
+    import inspect
+
+    found = inspect.signature(function)
+    return found.replace(parameters=[each for name, each in found.parameters.items() if name != "op"])
+
+
+async def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
     plan.engine.check_usable()
-    return AsyncExternal(plan) if tx is None else within(plan, tx)
+    if tx is None:
+        return AsyncExternal(plan)
+    attempt = within(plan, tx)
+    if not plan.engine.met:  # a session of our own makes the tables, or says how to: the user's would just fail
+        await plan.engine.call("operation_get", {"key": plan.key.digest})
+    return attempt
 
 
 def measure(plan: AsyncPlan) -> Measured:
@@ -159,7 +177,7 @@ async def _run(
 ) -> Outcome:
     tried, failed = 0, None
     while True:
-        attempt = attempt_of(plan, tx)
+        attempt = await attempt_of(plan, tx)
         attempt.tried, attempt.measured = tried, measured
         try:
             return await _once(attempt, function, args, kwargs)

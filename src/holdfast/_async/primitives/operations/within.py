@@ -263,5 +263,5 @@ def failure(attempt: AsyncAttempt, op: AsyncRunning, error: Exception, **more: A
     op.chain.take_back()  # a success that was not committed was none
     op.note("failure", {"error": f"{said['type']}: {said['message']}"})
     op.released()
-    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failures + 1, **more)
+    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failed + 1, **more)
     return {**known, "told": as_told(known)}

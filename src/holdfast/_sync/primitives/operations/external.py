@@ -155,8 +155,7 @@ class External(Attempt):
         plan, self.prior = self.plan, prior
         self.permit_locked(prior)
         op = Running(plan.key, prior, self._asked_at, attempt=prior.attempt + 1, fence=self.held.fence)
-        crashed = prior.failures + (prior.status == "partial")
-        self.prior = prior._replace(failures=crashed)
+        self.prior = prior._replace(failures=prior.failed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
             op.attempt, op.began = prior.attempt, True
             op.note("lock_acquired")
@@ -221,9 +220,12 @@ class External(Attempt):
         try:
             state = self._write(op, status, **more)
             if state != "done":
-                raise fenced_out(self.held.name)
+                raise self._overtaken()
         finally:
             self.let_go()
+
+    def _overtaken(self) -> HoldfastError:
+        return fenced_out(self.held.name)
 
     def _write(self, op: Running, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
@@ -255,10 +257,13 @@ class External(Attempt):
         return self._grant
 
     def let_go(self) -> None:
-        grants, self._grant, self._whole = (self._grant, self._whole), None, None
-        for grant in grants:
+        grant, whole, self._grant, self._whole = self._grant, self._whole, None, None
+        try:
             if grant is not None:
                 self._release(grant)
+        finally:  # whoever is interrupted here would keep the other one for as long as the process lives
+            if whole is not None:
+                self._release(whole)
 
     def _release(self, grant: LeaseGrant) -> None:
         try:

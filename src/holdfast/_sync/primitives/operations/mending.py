@@ -4,25 +4,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from holdfast._sync.primitives.operations.attempt import call
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
-from holdfast.core.errors import OperationFailed
+from holdfast.core.errors import HoldfastError, OperationFailed
 from holdfast.core.operation import Prior, in_progress
+from holdfast.core.pointer import effective
 
 
 class Mending(External):
     """Under the lease of the operation, as whoever runs it. Somebody else who has that is not disturbed."""
 
-    def recover(self) -> str | None:
-        """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more."""
-        prior = self._take_over()
-        if prior is None:
-            return None
+    def recover(self, permit: Callable[[], None]) -> str | None:
+        """What became of one that a dead owner left: "finished" or "rolled back"; None when it is not left any more.
+        ``permit`` raises where it may not be rolled back."""
         try:
-            if prior.status != "partial":
+            prior = self._take_over()
+            if prior is None or prior.status != "partial":
                 return None
             op = self._outside(prior)
             if self.plan.verify is not None and prior.effect_started:
@@ -30,37 +31,39 @@ class Mending(External):
                 if done is not None:
                     self.succeed(op, done.result)
                     return "finished"
-            elif self.plan.rollback is not None and prior.effect_started:
+            if self.plan.rollback is not None and prior.effect_started:  # what is not done may be so in part
+                permit()
                 call(self.plan.rollback, self.dead(prior, self._asked_at))
             op.note("rollback", {"attempt": prior.attempt, "name": self.plan.handler})
-            self._end(op, prior, {"type": "Recovered", "message": "its owner died"})
+            self._end(op, prior.failed, {"type": "Recovered", "message": "its owner died"})
             return "rolled back"
         finally:
             self.let_go()
 
     def roll_back(self, actor: str, reason: str, expected: str | None) -> None:
-        """Undo it, whatever became of it; or what is there to ``expected``, the end of its chain."""
-        prior = self._taken_over()
+        """Undo it, once, whatever became of it; or what is there to ``expected``, the end of its chain."""
         try:
+            prior = self._taken_over()
             if expected is not None and prior.pointer != expected:
-                raise in_progress(self.plan.key, why="it has gone on meanwhile: look again")
+                raise self._overtaken()
+            if not effective(prior):
+                raise LookupError(f"operation {self.plan.key.label!r} leaves nothing to undo: it is {prior.status}")
             if self.plan.rollback is None:
                 raise self._refusal(prior)
             op = self._outside(prior)
             call(self.plan.rollback, self.dead(prior, self._asked_at))
             op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
-            self._end(op, prior, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
+            self._end(op, prior.failed, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
         finally:
             self.let_go()
 
     def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
-        prior = self._taken_over()
         try:
+            prior = self._taken_over()
             op = self._outside(prior)
             op.note("reset", {"actor": actor, "reason": reason})
-            self.prior = prior._replace(failures=-1)
-            self._end(op, self.prior, {"reset": True, "actor": actor, "reason": reason})
+            self._end(op, 0, {"reset": True, "actor": actor, "reason": reason})
         finally:
             self.let_go()
 
@@ -71,13 +74,12 @@ class Mending(External):
         return prior
 
     def _take_over(self) -> Prior | None:
-        """Under its lease, as it is now; None when somebody is at it."""
+        """Under its lease, which whoever asks lets go of, as it is now; None when somebody is at it."""
         self._grant = self._lease.try_acquire()
         if self._grant is None or not self._undivided():
             return None
         prior = self._look()
         if prior.status is None or prior.alive:
-            self.let_go()
             return None
         self.prior = prior
         self.plan = self.plan._replace(fingerprint=prior.fingerprint)
@@ -89,9 +91,13 @@ class Mending(External):
         op.note("lock_acquired")
         return op
 
-    def _end(self, op: Running, prior: Prior, said: dict[str, Any]) -> None:
+    def _end(self, op: Running, failures: int, said: dict[str, Any]) -> None:
         op.began = False
-        self._close(op, "failure", error=json.dumps(said), failures=prior.failures + 1)
+        self._close(op, "failure", error=json.dumps(said), failures=failures)
+
+    def _overtaken(self) -> HoldfastError:
+        """A transaction does not ask for the lease, and may have committed since it was looked at."""
+        return in_progress(self.plan.key, why="it has gone on meanwhile: look again")
 
     def _refusal(self, prior: Prior) -> OperationFailed:
         key, handler = self.plan.key, self.plan.handler

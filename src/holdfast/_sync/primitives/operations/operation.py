@@ -22,6 +22,8 @@ from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from holdfast._wire.measured import Measured
 
 P = ParamSpec("P")
@@ -45,14 +47,17 @@ class Operation:
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome]:
         """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
-        payload was given, the arguments are it: the same key with others is KeyReused."""
+        payload was given, the arguments are it, however they are passed: the same key with others is KeyReused."""
         check_function(function)
-        name = f"{function.__module__}.{function.__qualname__}"
+        name, signature = f"{function.__module__}.{function.__qualname__}", _taken(function)
 
         @wraps(function)
         def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+            given = signature.bind(
+                *args, **kwargs
+            ).arguments  # what does not fit is an error before there is an attempt
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
-            sent = self._fingerprint or digest((name, list(args), dict(kwargs)), "the arguments")
+            sent = self._fingerprint or digest((name, given), "the arguments")
             payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload
             return run(self._plan_of(key, sent, payload), self._tx, function, args, kwargs)
 
@@ -131,9 +136,22 @@ class Operation:
         return self._plan_of(self._key, self._fingerprint, self._payload)
 
 
+def _taken(function: Function) -> Signature:
+    """What it takes from whoever calls it: everything but ``op``."""
+    import inspect
+
+    found = inspect.signature(function)
+    return found.replace(parameters=[each for name, each in found.parameters.items() if name != "op"])
+
+
 def attempt_of(plan: Plan, tx: Any) -> Attempt:
     plan.engine.check_usable()
-    return External(plan) if tx is None else within(plan, tx)
+    if tx is None:
+        return External(plan)
+    attempt = within(plan, tx)
+    if not plan.engine.met:  # a session of our own makes the tables, or says how to: the user's would just fail
+        plan.engine.call("operation_get", {"key": plan.key.digest})
+    return attempt
 
 
 def measure(plan: Plan) -> Measured:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
@@ -156,8 +157,7 @@ class Operations(OperationLog):
                 self._tell("operation.partial", record, fate="left")
                 continue
             try:
-                self._permit_recovery(record)
-                outcome = self._mending(record).recover()
+                outcome = self._mending(record).recover(partial(self._permit, "reset", **known(record)))
             except PolicyDenied as error:
                 log.warning(
                     "operation %r is not rolled back by itself: %s",
@@ -198,7 +198,7 @@ class Operations(OperationLog):
 
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Undo it with the function that is registered for it, whatever became of it; it may be run anew then. ``key``
-        may be a WAL pointer, as ``find`` takes it."""
+        may be a WAL pointer, as ``find`` takes it. LookupError when there is nothing to undo, or that was done."""
         check_name(actor, "actor")
         check_name(reason, "reason", 1000)
         record = self.find(key)
@@ -222,12 +222,6 @@ class Operations(OperationLog):
             self._mending(record).reset(actor, reason)
             self._tell("operation.rewritten", record, reason="reset")
         self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
-
-    def _permit_recovery(self, record: OperationRecord) -> None:
-        """Where it is declared who may roll back, that is nobody who happens to start."""
-        handlers = self._handlers.get(record.rollback or "")
-        if record.effect_started and handlers is not None and handlers.verify is None:
-            self._permit("reset", **known(record))
 
     def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
         self._permit("reset", actor=actor, justification=reason, **known(subject))

@@ -264,5 +264,5 @@ def failure(attempt: Attempt, op: Running, error: Exception, **more: Any) -> Row
     op.chain.take_back()  # a success that was not committed was none
     op.note("failure", {"error": f"{said['type']}: {said['message']}"})
     op.released()
-    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failures + 1, **more)
+    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failed + 1, **more)
     return {**known, "told": as_told(known)}

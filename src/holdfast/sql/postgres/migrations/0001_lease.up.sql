@@ -564,6 +564,8 @@ end $$;
 
 create constraint trigger commit_check after insert on holdfast.commit_check
     deferrable initially deferred for each row execute function holdfast.commit_check();
+-- Whatever the session's replication role: a bulk load that switches triggers off does not switch off this one.
+alter table holdfast.commit_check enable always trigger commit_check;
 
 -- For long transactions: asks now, and again inside COMMIT. Nobody waits for this transaction meanwhile. The row that
 -- brings the trigger about is deleted at once, which the trigger does not mind; by its place and never by a scan of the
