@@ -173,7 +173,8 @@ def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
         )
     else:
         message = (
-            f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, and what it did is not known. "
+            f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, or could not "
+            "write its end down, and what it did is not known. "
             "Give rollback= or verify=, or reset it, or approve its review"
         )
     status = prior.status or "failure"
