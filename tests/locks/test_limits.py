@@ -67,7 +67,7 @@ def test_many_locks_are_spread_over_sessions(connect: Callable[..., Any], postgr
 
 
 async def test_by_default_a_client_has_fifteen_sessions_and_ten_more_and_waits_in_no_other(postgres_url: str) -> None:
-    names = [("many", number) for number in range(30)]
+    names: list[Any] = [("many", number) for number in range(30)]
     async with holdfast.AsyncClient(postgres_url) as holder, holdfast.AsyncClient(postgres_url) as client:
         held = [await holder.lock(name).acquire() for name in [*names, "one more"]]
         waiting = [asyncio.create_task(client.lock(name).acquire(timeout=60)) for name in names]

@@ -148,7 +148,10 @@ class AsyncProcessDriver:
         try:
             line = await dial(self._host, self._port, self._timeout)
         except OSError as error:
-            raise DriverError(f"the driver at {self.address} cannot be reached: {error}") from error
+            why = error.strerror or error
+            raise DriverError(
+                f"the driver at {self.address} cannot be reached: {why}. Is it running? 'holdfast driver' starts one"
+            ) from error
         try:
             await line.send(request(method, path, host, self._headers, body), self._timeout)
             reply = Reply()

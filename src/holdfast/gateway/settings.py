@@ -179,7 +179,8 @@ def _pools(value: Any) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, slots in pairs:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-            raise ValueError(f"a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not {name!r:.80}")
+            told = f"{name or slots!r:.80}"
+            raise ValueError(f"a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not {told}")
         found[name] = int(_number(slots, 1, 10_000, whole=True))
     return found
 

@@ -146,6 +146,9 @@ class Objects:
             if record is None:
                 raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
             payload = settled(change(record))
+            if payload is None or isinstance(payload, ObjectRecord):
+                told = payload.__class__.__name__  # a change in place, without a return
+                raise TypeError(f"change must return the payload as it is to be, not {told}; put_if can write null")
             try:
                 return self.put_if(type, id, payload, MatchVersion(record.version))
             except Conflict:
