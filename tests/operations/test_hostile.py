@@ -353,3 +353,16 @@ def test_a_key_whose_shards_were_changed_is_the_same_key(postgres_url: str) -> N
             finish()
         assert client.operation(new).run(int).result == "theirs"
         assert client.operations.verify().problems == ()
+
+
+def test_a_file_that_somebody_else_writes_is_no_place_to_begin(sqlite_url: str, tmp_path: Path) -> None:
+    """Found out at the claim, and not when the function has done its work for nothing."""
+    called: list[int] = []
+    with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(tmp_path / "app.db")) as theirs:
+        client.operations.list()
+        theirs.execute("begin immediate")
+        with closing(sqlite3.connect(tmp_path / "app.db", timeout=0)) as mine:
+            mine.execute("begin")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                client.operation("k", tx=mine).run(lambda: called.append(1))
+        assert called == []
