@@ -152,6 +152,9 @@ class AsyncLeaseGrant:
                     extra={"event": "lease.released_late", "lease": self.name, "error": str(problem)},
                 )
                 self.abandon()
+            except BaseException:  # Ctrl-C on the way to the release
+                self.abandon()
+                raise
 
     def abandon(self) -> None:
         """Let the keeper release it, however long that takes; for us it is over."""

@@ -153,6 +153,9 @@ class LeaseGrant:
                     extra={"event": "lease.released_late", "lease": self.name, "error": str(problem)},
                 )
                 self.abandon()
+            except BaseException:  # Ctrl-C on the way to the release
+                self.abandon()
+                raise
 
     def abandon(self) -> None:
         """Let the keeper release it, however long that takes; for us it is over."""
