@@ -77,7 +77,7 @@ class AsyncLeaseGrant:
         elif self._pulse is not None:
             self._engine.keeper.extend(self._pulse, asked_at)
         elif self._over is None:  # nobody has looked and seen it lost, so it need not stay so
-            self._trust = Trust.counted(self._trust.ttl, asked_at)
+            self._trust = self._trust.renewed(asked_at)
         self.check()
         return True
 
