@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,34 @@ def test_an_acquire_that_is_still_under_way_is_given_back_although_the_second_tr
         gate.rollback()
         eventually(lambda: query(postgres_url, history) == [("released",)], "it is granted after all, and given back")
         anchor.check()
+
+
+def test_a_release_whose_answer_was_lost_is_told_as_one(connect: Connect, postgres_url: str) -> None:
+    """The second time there is nothing left to release, because the first time it was."""
+    with Proxy(postgres_url) as link:
+        client = connect(link.url)
+        client.lease("before").acquire().release()  # so that the statement is known to the session
+        grant = client.lease("a").acquire()
+        link.stall("to_client")
+        with ThreadPoolExecutor(1) as pool:
+            releasing = pool.submit(grant.release)
+            eventually(lambda: rows(postgres_url)["lease"] == 0, "it is released, and that is not yet answered")
+            link.cut()
+            link.heal()
+            assert releasing.result(20) is True
+        assert grant.release() is False
+        client.close()
+
+
+def test_whoever_waits_for_a_second_does_not_wait_for_ten_because_the_database_is_silent(postgres_url: str) -> None:
+    with Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
+        assert client.leases.list() == []
+        link.stall()
+        begun = time.monotonic()
+        with pytest.raises(holdfast.EngineError, match="did not answer in time"):
+            client.lease("a").acquire(timeout=0.5)
+        assert time.monotonic() - begun < 6
+        link.heal()
 
 
 def root(error: BaseException) -> BaseException:

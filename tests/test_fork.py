@@ -251,6 +251,41 @@ def test_exit_without_close_releases_at_once(either: str, end: str, status: int)
     assert rows(either) == NONE
 
 
+_WORKER = """
+import multiprocessing, os, sys, threading, holdfast
+from multiprocessing.util import Finalize
+mine, theirs = os.pipe()
+def end():
+    print("ending")
+    os.read(mine, 1)
+def work(*threads):
+    os.close(theirs)
+    holdfast.Client(sys.argv[1]).lease("a", ttl=60).acquire()
+    Finalize(None, end, exitpriority=-11)
+    for thread in threads:
+        thread.start()
+threads = [threading.Thread(target=os.read, args=(mine, 1), daemon=True)] * int(sys.argv[2])
+worker = multiprocessing.get_context("fork").Process(target=work, args=threads)
+worker.start()
+os.close(mine)
+sys.stdin.readline()
+os.close(theirs)
+worker.join()
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_exit_of_a_process_of_multiprocessing_releases_at_once_what_nobody_works_under(
+    either: str, threads: int
+) -> None:
+    """It ends past atexit, while its threads may be at work."""
+    with Child(_WORKER, either, threads) as child:
+        child.expect("ending")
+        assert rows(either)["lease"] == threads
+        child.say("go on")
+        assert child.wait() == 0
+
+
 def test_exit_of_an_async_program_without_close_releases_at_once(either: str) -> None:
     program = """
     import asyncio, sys, holdfast

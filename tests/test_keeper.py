@@ -68,7 +68,7 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
         keeper = client._engine.keeper
         under_way = keeper.borrow(60.0, None)
         assert under_way.founded
-        row, _ = late._ask(new_token(), under_way, None)
+        row, _ = late._ask(new_token(), under_way, None, 10.0)
         keeper._lose(under_way, holdfast.OwnershipUnknown("silence"))
         holding = Holding("late", row["token"], client._engine.owner, lambda _: None)
         keeper.keep(row["beat"], under_way.trust, 20.0, holding)

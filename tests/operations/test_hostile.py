@@ -315,3 +315,41 @@ def test_a_pipeline_of_a_connection_that_commits_by_itself_is_no_different(postg
                 raise psycopg.Rollback(block)
         assert [each.label for each in client.operations.list()] == ["own"]
     assert ask(postgres_url, "select what from work") == [(1,)]
+
+
+def test_a_transaction_that_would_not_see_the_result_does_not_wait_for_it(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine, running(postgres_url, "k"):
+        mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        mine.execute("select 1")
+        with pytest.raises(holdfast.OperationInProgress, match="would not see its result: roll back, then again"):
+            client.operation("k", tx=mine, timeout=LONG).run(int)
+
+
+def test_a_key_whose_shards_were_changed_is_the_same_key(postgres_url: str) -> None:
+    """It has another lock then, and the log alone tells the two apart."""
+    ask(postgres_url, "create table work (what text)")
+    parts: Any = {"pipeline": "etl", "task": "load", "dataset": "parcels", "operation": "load"}
+    old, new = holdfast.OperationKey(**parts), holdfast.OperationKey(**parts, shards=16)
+    assert (old, old.lock_key == new.lock_key) == (new, False)
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url) as mine,
+        psycopg.connect(postgres_url) as theirs,
+    ):
+
+        def work(connection: Any, what: str) -> str:
+            connection.execute("insert into work values (%s)", [what])
+            return what
+
+        def slow() -> str:
+            client.operation(new, tx=theirs).run(work, theirs, "new")
+            return work(mine, "old")
+
+        assert client.operation(old, tx=mine).run(slow).result == "new"
+        assert ask(postgres_url, "select what from work") == [("new",)]
+        client.operations.reset(old, actor="jane", reason="again")
+        with running(postgres_url, old) as finish:
+            assert client.operation(new, when_locked="skip").run(int).status == "skipped"
+            finish()
+        assert client.operation(new).run(int).result == "theirs"
+        assert client.operations.verify().problems == ()

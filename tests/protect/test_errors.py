@@ -6,7 +6,8 @@ import logging
 import secrets
 import sqlite3
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,42 @@ def test_a_sqlite_connection_without_transactions_needs_one(sqlite_url: str, sql
     with pytest.raises(ValueError, match=r"no transaction is open.*grant\.transaction"):
         sqlite_grant.protect(connection)
     connection.close()
+
+
+def test_a_statement_that_ends_the_transaction_of_a_block_is_told(url: str, grant: Any) -> None:
+    with (
+        psycopg.connect(url, autocommit=True) as connection,
+        pytest.raises(RuntimeError, match="ended inside its block"),
+        grant.transaction(connection),
+    ):
+        connection.execute("commit")
+    grant.check()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        sqlite3.Connection.commit,
+        lambda file: file.executescript("select 1"),
+        lambda file: file.__exit__(None, None, None),
+    ],
+    ids=["commit", "executescript", "with"],
+)
+def test_a_block_that_has_ended_its_transaction_on_sqlite_commits_nothing_more(
+    sqlite_url: str, sqlite_grant: Any, end: Callable[[sqlite3.Connection], object]
+) -> None:
+    """What came after the end was protected by nobody."""
+    table = make_table(sqlite_url)
+
+    def write_after_the_end() -> None:
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file, sqlite_grant.transaction(file):
+            end(file)
+            file.execute(f"insert into {table} values ('unprotected')")
+
+    with pytest.raises(RuntimeError, match="ended inside its block"):
+        write_after_the_end()
+    assert ask(sqlite_url, f"select * from {table}") == []
+    sqlite_grant.check()
 
 
 def test_autocommit_of_sqlalchemy_is_no_transaction(url: str, grant: Any) -> None:

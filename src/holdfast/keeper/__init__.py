@@ -8,13 +8,14 @@ loop or an exhausted pool cannot hold it up, and neither can another database: t
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 
 from holdfast._wire import forks, telemetry
 from holdfast._wire.database import Database
 from holdfast.keeper.ears import OBJECTS
 from holdfast.keeper.pulse import Holding, Pulse
-from holdfast.keeper.thread import Keeper
+from holdfast.keeper.thread import THREAD, Keeper
 
 __all__ = ["OBJECTS", "Holding", "Keeper", "Pulse", "keeper_of"]
 
@@ -26,6 +27,8 @@ def keeper_of(database: Database) -> Keeper:
     """The one keeper of this database in this process."""
     with _registry:
         if database not in _keepers:
+            if "multiprocessing.process" in sys.modules:
+                _end_with_process()
             _keepers[database] = Keeper(database)
             telemetry.register(_keepers[database])
         return _keepers[database]
@@ -44,3 +47,19 @@ def _close_all() -> None:
     """Release what is still held, bounded: what cannot be said in time is left to expire."""
     for keeper in list(_keepers.values()):
         keeper.close(timeout=2.5)
+
+
+def _end_with_process() -> None:
+    """A child that multiprocessing forked ends without atexit."""
+    from multiprocessing import parent_process
+    from multiprocessing.util import Finalize
+
+    if parent_process() is not None:
+        Finalize(None, _close_alone, exitpriority=-10)  # after its children have ended, and the threads of its queues
+
+
+def _close_alone() -> None:
+    """Another thread may be at work under a lease: then that is left to expire."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if all(thread.name == THREAD for thread in others):
+        _close_all()

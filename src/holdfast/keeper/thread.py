@@ -20,6 +20,7 @@ from holdfast.keeper.pulse import LINGER, Chore, Pulse
 log = logger("holdfast.keeper")
 
 EXIT_BUDGET = 2.0
+THREAD = "holdfast-keeper"
 
 
 class Keeper(Heart):
@@ -54,7 +55,7 @@ class Keeper(Heart):
         bell = os.pipe()
         for end in bell:
             os.set_blocking(end, False)
-        thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._bell, self._thread = bell, thread
         try:
             thread.start()

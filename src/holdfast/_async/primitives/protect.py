@@ -37,7 +37,13 @@ async def transaction(database: Database, name: str, token: str, connection: Any
     try:
         async with known.begin():
             await _protect(database, name, token, known, at)
+            known.mark()
             yield
+            if not known.unbroken():
+                raise RuntimeError(
+                    f"the transaction that lease {name!r} protects was ended inside its block, and nothing protects "
+                    "what came after. Leave commit to the end of the block, and raise to roll back."
+                )
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
             raise fenced_out(name) from error

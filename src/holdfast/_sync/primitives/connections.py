@@ -25,8 +25,8 @@ from holdfast.sql import statements
 AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
 
 
-_ACTIVE, _IN_TRANSACTION = 1, (2, 3)
-"""As libpq numbers them: busy; in a transaction that is sound, or has failed."""
+_IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, 3)
+"""As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
 
 
 class Connection(Protocol):
@@ -40,6 +40,12 @@ class Connection(Protocol):
 
     def nested(self) -> AbstractContextManager[Any]:
         """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
+
+    def mark(self) -> None:
+        """From here on the transaction must stay the one it is."""
+
+    def unbroken(self) -> bool:
+        """Whether it has, as far as can be known without asking the server."""
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         """Run a protecting statement in the open transaction; None when it found nothing to protect."""
@@ -126,6 +132,13 @@ class Psycopg:
         block: AbstractContextManager[Any] = self._connection.transaction()
         return block
 
+    def mark(self) -> None: ...
+
+    def unbroken(self) -> bool:
+        """psycopg refuses commit() and rollback(), but knows nothing of a COMMIT that is executed as a statement."""
+        status: int = self._connection.pgconn.transaction_status
+        return status != _IDLE
+
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from psycopg import Cursor
         from psycopg.rows import scalar_row
@@ -163,6 +176,12 @@ class SqlAlchemy:
     def nested(self) -> AbstractContextManager[Any]:
         block: AbstractContextManager[Any] = self._connection.begin_nested()
         return block
+
+    def mark(self) -> None: ...
+
+    def unbroken(self) -> bool:
+        """SQLAlchemy executes nothing in a block whose transaction was ended."""
+        return True
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
@@ -241,6 +260,17 @@ class Sqlite3:
             raise
         finally:
             self._ask("release holdfast", {})
+
+    def mark(self) -> None:
+        """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
+        self._ask("savepoint holdfast_block", {})
+
+    def unbroken(self) -> bool:
+        try:
+            self._ask("release holdfast_block", {})
+        except sqlite3.OperationalError:
+            return False
+        return True
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         rows = self._ask(_sql(self._database, statement, ":{}"), parameters).fetchall()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast._sync.engines.engine import CALL_TIMEOUT, LOCKED, Engine
+from holdfast._sync.engines.engine import CALL_TIMEOUT, LOCKED, Engine, Repeated
 from holdfast._wire import telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -209,9 +209,9 @@ class LeaseGrant:
     def _release(self, timeout: float) -> bool:
         parameters = {"name": self.name, "token": self.token, "tell": self._pulse is None}
         # A transaction that it protects may idle for a TTL, and then the server ends it: the user must hear before.
-        patience = min(_RELEASE_PATIENCE, self._trust.ttl / 3, timeout)
+        patience, ours = min(_RELEASE_PATIENCE, self._trust.ttl / 3, timeout), not self.lost
         try:
-            [row] = self._engine.call_when_free("lease_release", parameters, patience=patience, timeout=timeout)
+            rows = self._engine.call_when_free("lease_release", parameters, patience=patience, timeout=timeout)
         except Refused as error:
             if error.sqlstate != LOCKED:
                 raise
@@ -220,7 +220,8 @@ class LeaseGrant:
                 "commit or roll back first",
                 LOCKED,
             ) from error
-        return bool(row["done"])
+        # Where the answer was lost and it was asked again, it is gone because the first time it was released.
+        return bool(rows[0]["done"]) or (ours and isinstance(rows, Repeated))
 
     def _finish(self) -> None:
         self._released = True

@@ -31,7 +31,9 @@ T = TypeVar("T")
 G = TypeVar("G", bound=LeaseGrant)
 
 PATIENT = 2.0
-"""The same for those who must not be turned away over a row that is just being cleared away."""
+"""``_while_busy`` of those who must not be turned away over a row that is just being cleared away."""
+_ANSWER = 1.0
+"""Seconds that the database has for its answer at the least, however soon whoever waits for the lease gives up."""
 
 
 class Handle(ABC, Generic[G]):
@@ -153,10 +155,11 @@ class Handle(ABC, Generic[G]):
 
     def _wait_from(self, started: float, limit: float, got: list[G]) -> Held | None:
         """Woken by a release; asks on its own besides, in case nobody wakes us."""
-        held = self._attempt(got)
+        patience = _patience(limit or CALL_TIMEOUT)
+        held = self._attempt(got, patience)
         while held is not None and held.remaining is None and now() < started + self._while_busy:
             sleep(jitter(0.001, 0.005))
-            held = self._attempt(got)
+            held = self._attempt(got, patience)
         if held is None or limit == 0:
             return held
         signal, keeper = Signal(), self._engine.keeper
@@ -176,7 +179,7 @@ class Handle(ABC, Generic[G]):
         pause = 0.1
         while True:
             try:
-                return self._attempt(got)
+                return self._attempt(got, _patience(until - now()))
             except (Unreachable, Unanswered):
                 if now() + pause >= until:
                     raise
@@ -189,22 +192,22 @@ class Handle(ABC, Generic[G]):
             return jitter(0.002, 0.02)
         return min(self._engine.poll * waiting * jitter(0.5, 1.5), held.remaining + jitter(0.001, 0.01))
 
-    def _attempt(self, got: list[G]) -> Held | None:
+    def _attempt(self, got: list[G], patience: float = CALL_TIMEOUT) -> Held | None:
         """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
-        session_key = self._session_key() if terms.failover == "session" else None
+        session_key = self._session_key(patience) if terms.failover == "session" else None
         keeper = engine.keeper
         shares = terms.auto_renew and not terms.apart
         pulse = keeper.borrow(terms.ttl, session_key) if shares else None
         try:
-            row, asked_at = self._ask(token, pulse, session_key)
+            row, asked_at = self._ask(token, pulse, session_key, patience)
             if row["status"] == "beat_lost" and pulse is not None:
                 if session_key is not None:  # it may have gone with the session
-                    session_key = self._session_key()
+                    session_key = self._session_key(patience)
                 lost, pulse = pulse, keeper.borrow(terms.ttl, session_key, instead_of=pulse)
                 keeper.give_back(lost)
-                row, asked_at = self._ask(token, pulse, session_key)
+                row, asked_at = self._ask(token, pulse, session_key, patience)
             if row["fence"] is None:
                 return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
             if engine.closing:
@@ -231,7 +234,9 @@ class Handle(ABC, Generic[G]):
             if pulse is not None:
                 keeper.give_back(pulse)
 
-    def _ask(self, token: str, pulse: Pulse | None, session_key: int | None) -> tuple[dict[str, Any], float]:
+    def _ask(
+        self, token: str, pulse: Pulse | None, session_key: int | None, patience: float
+    ) -> tuple[dict[str, Any], float]:
         terms, asked_at = self._terms, now()
         parameters = {
             "name": terms.name,
@@ -245,7 +250,7 @@ class Handle(ABC, Generic[G]):
             "session_key": session_key,
             "process": None if pulse and pulse.founded else self._process,
         }
-        rows = self._engine.call(self._statement, {**parameters, **self._more})
+        rows = self._engine.call(self._statement, {**parameters, **self._more}, timeout=patience)
         [row] = rows
         if isinstance(rows, Repeated) and row["status"] in {"held", "busy"}:
             self._give_up(token, pulse)
@@ -270,11 +275,11 @@ class Handle(ABC, Generic[G]):
         label: str = self._engine.process["label"]
         return self._terms.holder or label
 
-    def _session_key(self) -> int:
+    def _session_key(self, patience: float) -> int:
         """Asked for every time, because asking also keeps the session open until the answer has come."""
         keeper, ready = self._engine.keeper, Signal()
         keeper.want_session(ready.set)
-        ready.wait(CALL_TIMEOUT)
+        ready.wait(patience)
         if keeper.session_key is None:
             raise keeper.session_problem or EngineError(
                 f"no session on {self._engine.database} for lease {self.name!r}"
@@ -302,6 +307,10 @@ class Lease(Handle[LeaseGrant]):
 
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> LeaseGrant:
         return LeaseGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
+
+
+def _patience(left: float) -> float:
+    return min(CALL_TIMEOUT, max(_ANSWER, left))
 
 
 def _abandon(grants: Sequence[LeaseGrant]) -> None:

@@ -38,7 +38,13 @@ def transaction(database: Database, name: str, token: str, connection: Any, at: 
     try:
         with known.begin():
             _protect(database, name, token, known, at)
+            known.mark()
             yield
+            if not known.unbroken():
+                raise RuntimeError(
+                    f"the transaction that lease {name!r} protects was ended inside its block, and nothing protects "
+                    "what came after. Leave commit to the end of the block, and raise to roll back."
+                )
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
             raise fenced_out(name) from error
