@@ -137,6 +137,20 @@ def test_a_bad_schema_name_is_refused(connect: Connect, url: str, schema: str) -
         connect(url, schema=schema)
 
 
+def test_a_blank_says_neither_who_nor_why(untouched: Any) -> None:
+    for call, subject in (
+        (untouched.leases.force_release, "import"),
+        (untouched.operations.reset, "charge:42"),
+        (untouched.operations.rollback, "charge:42"),
+        (untouched.reviews.approve, 1),
+        (untouched.relays.remove, "catalogue"),
+    ):
+        with pytest.raises(ValueError, match=r"^actor must not be blank"):
+            call(subject, actor=" ", reason="stuck")
+        with pytest.raises(ValueError, match=r"^reason must not be blank"):
+            call(subject, actor="jane", reason=" \u3000")
+
+
 def test_what_is_no_text_is_told_with_what_would_be(connect: Connect) -> None:
     with pytest.raises(TypeError, match=r"^url must be a str, as 'sqlite:///app\.db' or .*, not PosixPath$"):
         connect(Path("app.db"))

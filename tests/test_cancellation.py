@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -120,6 +124,33 @@ def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(either: str) -> None
     with Child(_BUSY, either) as child:
         assert int(child.line()) > 20
         eventually(lambda: rows(either)["lease"] == 0, "nothing is left")
+
+
+class Interrupt:
+    """Ctrl-C at the given moment: Python looks for signals when a function begins, and after one that is built in."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __call__(self, frame: Any, event: str, _: object) -> None:
+        if event in ("call", "c_return") and "holdfast" in frame.f_code.co_filename:
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_any_moment_of_leaving_a_block_leaves_no_lease(sqlite_url: str) -> None:
+    """But for the very first one, before anything of ours has run. Those in the midst of the release come last."""
+    with holdfast.Client(sqlite_url) as client:
+        lease = client.lease("a", ttl=60, timeout=20)
+        blocks: list[Callable[[], Any]] = [lambda: lease, lease.acquire]
+        for moment, block in product(range(2, 25), blocks):
+            with suppress(KeyboardInterrupt), block():
+                interrupt = Interrupt(moment)
+                sys.setprofile(interrupt)
+            assert interrupt.left == 0
+        eventually(lambda: client.leases.list() == [], "nothing is left")
 
 
 async def test_who_is_woken_and_cancelled_in_one_moment_is_cancelled() -> None:

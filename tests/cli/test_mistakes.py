@@ -17,6 +17,8 @@ MISTAKES = [
     (["ops", "export", "charge:42"], 1, "the log has nothing of operation 'charge:42'"),
     (["ops", "export", "--dataset", "parcels"], 1, "the log has nothing of dataset 'parcels'"),
     (["serve", "--pools", "gpu"], 2, "a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not 'gpu'"),
+    (["--url", "mysql://db1/app", "serve", "--port", "x"], 2, "unknown URL scheme 'mysql'"),
+    (["--schema", "A b", "serve"], 2, "schema must be 1 to 40 lower-case letters"),
     (["driver", "ls"], 1, "No such file or directory. Is it running? 'holdfast driver' starts one"),
     (["--url", "postgresql://h/x?flavour=1", "ls"], 2, "after '?' libpq's own alone, as in ?sslmode=require"),
 ]  # fmt: skip

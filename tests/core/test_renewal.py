@@ -66,6 +66,15 @@ def test_once_untrusted_never_trusted_again(ttl: float, start: float, answer: An
     assert step is (Step.TELL_LOST if answer is Answer.LOST else Step.TELL_UNKNOWN)
 
 
+@given(ttls, moments, st.floats(-MAX_TTL, 0))
+def test_a_renewal_that_took_its_time_does_not_shorten_the_trust_of_a_later_one(
+    ttl: float, asked: float, before: float
+) -> None:
+    """By hand, say, through a connection that hung, while heartbeats went on."""
+    trust = Trust.counted(ttl, asked)
+    assert after(Answer.RENEWED, trust, asked + before, asked) == (Step.KEEP, trust)
+
+
 @given(ttls, moments, spans)
 def test_a_renewal_never_shortens_trust_when_asked_later(ttl: float, start: float, pause: float) -> None:
     trust = Trust.counted(ttl, start)

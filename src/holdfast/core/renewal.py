@@ -40,6 +40,10 @@ class Trust(NamedTuple):
         left = ttl if remaining is None else min(ttl, remaining)
         return cls(ttl, asked_at + left - margin(ttl))
 
+    def renewed(self, asked_at: float) -> Self:
+        """By a question of that moment: one that took its time takes nothing away from a later one, answered before."""
+        return max(self, self.counted(self.ttl, asked_at))
+
     def left(self, now: float) -> float:
         return max(0.0, self.until - now)
 
@@ -55,7 +59,7 @@ def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[St
     if now >= trust.until:  # somebody may have looked meanwhile and seen it lost: it stays so, even if this was renewed
         return Step.TELL_UNKNOWN, trust
     if answer is Answer.RENEWED:
-        trust = Trust.counted(trust.ttl, asked_at)
+        trust = trust.renewed(asked_at)
     return (Step.RETRY if answer is Answer.UNKNOWN else Step.KEEP), trust
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import Policy
+from holdfast import Client, Policy
 from holdfast.gateway import tokens
 from holdfast.gateway.tokens import Token
 
@@ -81,6 +81,10 @@ def gather(
     wrong = [
         f"{name!r} in [gateway] is unknown; known are: {', '.join(sorted(KNOBS))}" for name in table.keys() - KNOBS
     ]
+    try:
+        Client(url, schema=schema).close()  # nothing is opened: would it make sense at all?
+    except ValueError as error:
+        wrong.append(str(error))
     found: dict[str, Any] = {}
     for name, read in KNOBS.items():
         variable = f"HOLDFAST_{name.upper()}"

@@ -77,7 +77,7 @@ class AsyncLeaseGrant:
         elif self._pulse is not None:
             self._engine.keeper.extend(self._pulse, asked_at)
         elif self._over is None:  # nobody has looked and seen it lost, so it need not stay so
-            self._trust = Trust.counted(self._trust.ttl, asked_at)
+            self._trust = self._trust.renewed(asked_at)
         self.check()
         return True
 
@@ -152,6 +152,9 @@ class AsyncLeaseGrant:
                     extra={"event": "lease.released_late", "lease": self.name, "error": str(problem)},
                 )
                 self.abandon()
+            except BaseException:  # Ctrl-C on the way to the release
+                self.abandon()
+                raise
 
     def abandon(self) -> None:
         """Let the keeper release it, however long that takes; for us it is over."""

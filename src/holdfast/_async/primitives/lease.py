@@ -55,6 +55,9 @@ class AsyncHandle(ABC, Generic[G]):
         self._info = info
         self._entered: list[tuple[int, G]] = []
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} ttl={self._terms.ttl:g}>"
+
     @property
     def name(self) -> str:
         return self._terms.name
@@ -116,7 +119,17 @@ class AsyncHandle(ABC, Generic[G]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave().__aexit__(kind, error, trace)
+        entry = None
+        try:
+            entry = self._last_entered()
+            await entry[1].__aexit__(kind, error, trace)
+        except BaseException:
+            entry = entry or self._last_entered()
+            _abandon([entry[1]])
+            raise
+        finally:
+            if entry is not None:
+                self._entered.remove(entry)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         """Decorator: every call runs under the lease, or raises NotAcquired."""
@@ -132,16 +145,14 @@ class AsyncHandle(ABC, Generic[G]):
     def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
         return held.refusal(waited, datetime.now(UTC))
 
-    def _leave(self) -> G:
+    def _last_entered(self) -> tuple[int, G]:
         """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
         mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
         if not mine or (len(self._entered) > 1 and mine is self._entered):
             raise RuntimeError(
                 f"lease {self.name!r} is left where it was not entered, and entered more than once elsewhere"
             )
-        entry = mine[-1]
-        self._entered.remove(entry)
-        return entry[1]
+        return mine[-1]
 
     async def _wait(self, limit: float, got: list[G]) -> Held | None:
         """Ask until it is ours or time is up: None with the grant in ``got``, or who has it."""
