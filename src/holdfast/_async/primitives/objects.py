@@ -89,7 +89,7 @@ class AsyncObjects:
             row = await self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
-        return ObjectRecord.of(type, row, payload, id=id)
+        return ObjectRecord.of(type, row, payload if raw is None else raw, id=id)
 
     async def put_many(self, type: str, records: Records, under: AsyncLeaseGrant) -> dict[str, int]:
         """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
