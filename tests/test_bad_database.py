@@ -126,7 +126,9 @@ def test_a_closed_port_is_told_with_its_address(connect: Connect) -> None:
     with socket.socket() as taken:  # bound, not listening: nobody else gets it, and nobody answers
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        with pytest.raises(holdfast.EngineError, match=rf"127\.0\.0\.1:{port}/app.*Is the server running"):
+        with pytest.raises(
+            holdfast.EngineError, match=rf"127\.0\.0\.1:{port}/app.*refused\. Is the server running, and"
+        ):
             connect(f"postgresql://somebody@127.0.0.1:{port}/app").lease("import").acquire()
 
 

@@ -137,6 +137,39 @@ def test_a_bad_schema_name_is_refused(connect: Connect, url: str, schema: str) -
         connect(url, schema=schema)
 
 
+def test_a_blank_says_neither_who_nor_why(untouched: Any) -> None:
+    for call, subject in (
+        (untouched.leases.force_release, "import"),
+        (untouched.operations.reset, "charge:42"),
+        (untouched.operations.rollback, "charge:42"),
+        (untouched.reviews.approve, 1),
+        (untouched.relays.remove, "catalogue"),
+    ):
+        with pytest.raises(ValueError, match=r"^actor must not be blank"):
+            call(subject, actor=" ", reason="stuck")
+        with pytest.raises(ValueError, match=r"^reason must not be blank"):
+            call(subject, actor="jane", reason=" \u3000")
+
+
+def test_what_is_no_text_is_told_with_what_would_be(connect: Connect) -> None:
+    with pytest.raises(TypeError, match=r"^url must be a str, as 'sqlite:///app\.db' or .*, not PosixPath$"):
+        connect(Path("app.db"))
+    with pytest.raises(TypeError, match=r"^schema must be a str, not int$"):
+        connect("sqlite:///app.db", schema=5)
+
+
+def test_an_update_that_forgets_to_return_the_payload_leaves_what_there_is(connect: Connect, tmp_path: Path) -> None:
+    objects = connect(f"sqlite:///{tmp_path / 'app.db'}").objects
+    objects.put_if("box", "b-1", {"lid": "open"}, holdfast.Unconditional())
+    for forgets, told in (
+        (lambda record: record.payload.update(lid="shut"), "NoneType"),
+        (lambda record: record, "ObjectRecord"),
+    ):
+        with pytest.raises(TypeError, match=f"^change must return the payload as it is to be, not {told}; "):
+            objects.update("box", "b-1", forgets)
+    assert objects.get("box", "b-1").payload == {"lid": "open"}
+
+
 def test_a_closed_client_says_so(connect: Connect, url: str) -> None:
     client = connect(url)
     grant, lease = client.lease("import").acquire(), client.lease("export")

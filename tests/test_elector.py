@@ -1,14 +1,11 @@
-"""The elector with real processes and real databases: killed, stopped, cut off, told to stop, told to resign."""
+"""The elector on real databases: one leads, resigns, is cut off or deposed, and tells of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,57 +16,11 @@ import pytest
 import holdfast
 from holdfast.testing import Proxy
 from holdfast.testing.server import until
-from tests.children import Child, eventually, query
+from tests.children import eventually, query
+from tests.electors import QUICK, SLOW, Replica, logged, replicas, replicas_beside
 from tests.raw import waiters
 
 Connect = Callable[..., Any]
-QUICK: dict[str, Any] = {"ttl": 1.5, "renew_every": 0.3, "retry_every": 0.2}
-SLOW: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0, "retry_every": 60.0}
-
-
-class Replica:
-    """An elector in a thread. Its work says when it begins and ends, and ends when it is told to."""
-
-    def __init__(self, url: str, name: str = "work", **options: Any) -> None:
-        self.client, self.log, self.terms = holdfast.Client(url), [], []  # type: ignore[var-annotated]
-        self.hold = threading.Event()
-        self.elector = self.client.elector(name, **options)
-        self.thread = threading.Thread(target=self.elector.run, args=(self.work,), daemon=True)
-        self.thread.start()
-
-    def work(self, term: Any) -> None:
-        self.terms.append(term)
-        self.log.append("begin")
-        term.stopping.wait()
-        while self.hold.is_set():
-            threading.Event().wait(0.01)
-        self.log.append("end")
-
-    @property
-    def leads(self) -> bool:
-        return self.log[-1:] == ["begin"]
-
-    def end(self) -> None:
-        self.hold.clear()
-        self.elector.stop()
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-        self.client.close()
-
-
-@contextmanager
-def replicas(url: str, count: int, **options: Any) -> Iterator[list[Replica]]:
-    """The first one leads. Clients with URLs of their own have keepers of their own, as other processes have."""
-    made: list[Replica] = []
-    try:
-        for number in range(count):
-            other = "" if url.startswith("sqlite") else f"?application_name=replica-{number}"
-            made.append(Replica(url + other, **options))
-            eventually(lambda: made[0].leads, "the first one leads")
-        yield made
-    finally:
-        for each in made:
-            each.end()
 
 
 def test_one_leads_and_resigning_hands_over_at_once(either: str) -> None:
@@ -82,23 +33,6 @@ def test_one_leads_and_resigning_hands_over_at_once(either: str) -> None:
         assert one.log == ["begin", "end"]
         assert other.terms[0].fence > one.terms[0].fence
         assert one.elector.resign() is False, "it does not lead any more"
-
-
-_FORKED = """
-import os, sys, threading, time, holdfast
-elector = holdfast.Client(sys.argv[1]).elector("a", ttl=6, renew_every=2, retry_every=0.1)
-os.fork()
-threading.Thread(target=elector.run, args=(lambda term: term.stopping.wait(60),), daemon=True).start()
-while elector.status().leader is None:
-    time.sleep(0.01)
-os.write(1, b"leads\\n" if elector.status().leader == elector.holder else b"stands by\\n")  # in one piece
-time.sleep(60)
-"""
-
-
-def test_two_processes_forked_from_one_with_an_elector_are_two_replicas(either: str) -> None:
-    with Child(_FORKED, either) as both:
-        assert sorted(both.line() for _ in range(2)) == ["leads", "stands by"]
 
 
 def test_the_lease_is_held_until_the_work_has_ended(either: str) -> None:
@@ -133,52 +67,6 @@ def test_work_that_does_not_stop_loses_its_lease_with_the_ttl_and_is_waited_for(
         eventually(lambda: one.log == ["begin", "end", "begin"], "it stands by again")
 
 
-LEADER = """
-import sys, holdfast
-def work(term):
-    print("leading", term.fence, flush=True)
-    term.stopping.wait()
-    print("told to stop", flush=True)
-client = holdfast.Client(sys.argv[1])
-options = dict(ttl=float(sys.argv[2]), renew_every=float(sys.argv[2]) / 5, retry_every=0.1, failover=sys.argv[3])
-client.elector("work", **options).run(work, signals=True)
-print("over", flush=True)
-"""
-
-
-@pytest.mark.parametrize(("ttl", "failover"), [(1.0, "ttl"), (600.0, "session")])
-def test_a_killed_leader_is_succeeded(postgres_url: str, ttl: float, failover: str) -> None:
-    """After its TTL; or long before it, with its session."""
-    with Child(LEADER, postgres_url, ttl, failover) as leader:
-        assert leader.line().startswith("leading")
-        with replicas_beside(postgres_url, **SLOW, failover=failover) as standby:
-            eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
-            leader.kill()
-            eventually(lambda: standby.leads, "the standby leads", timeout=10)
-
-
-def test_on_one_file_a_killed_leader_is_succeeded_and_a_stopped_one_is_not(sqlite_url: str) -> None:
-    """The kernel knows which process lives: no heartbeat is needed, so none can be late."""
-    with Child(LEADER, sqlite_url, 0.5, "ttl") as leader:
-        assert leader.line().startswith("leading")
-        with replicas_beside(sqlite_url, **QUICK) as standby:
-            leader.signal(signal.SIGSTOP)
-            eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
-            threading.Event().wait(1.0)  # twice the TTL
-            assert not standby.log
-            leader.kill()
-            eventually(lambda: standby.leads, "the standby leads", timeout=10)
-
-
-@contextmanager
-def replicas_beside(url: str, **options: Any) -> Iterator[Replica]:
-    made = Replica(url, **options)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
 def test_a_file_that_cannot_be_opened_is_asked_for_again_at_leisure(tmp_path: Path) -> None:
     """It may be mounted later. Where there is no leader to look at, there is no reason to look every few ms."""
     elector, pauses = holdfast.Client(f"sqlite:///{tmp_path}").elector("work", **SLOW), []
@@ -192,29 +80,6 @@ def test_a_file_that_cannot_be_opened_is_asked_for_again_at_leisure(tmp_path: Pa
     elector.run(lambda term: None)
     assert len(pauses) == 3
     assert min(pauses) >= 45
-
-
-def test_a_stopped_leader_is_succeeded_and_stops_when_it_goes_on(postgres_url: str) -> None:
-    with Child(LEADER, postgres_url, 1.0, "ttl") as leader:
-        fence = int(leader.line().split()[1])
-        with replicas_beside(postgres_url, **QUICK) as standby:
-            leader.signal(signal.SIGSTOP)
-            eventually(lambda: standby.leads, "the standby leads")
-            assert standby.terms[0].fence > fence
-            leader.signal(signal.SIGCONT)
-            leader.expect("told to stop")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_work_and_releases_the_lease(either: str, number: signal.Signals) -> None:
-    with Child(LEADER, either, 600.0, "ttl") as leader:
-        assert leader.line().startswith("leading")
-        leader.signal(number)
-        leader.expect("told to stop", "over")
-        assert leader.wait() == 0
-    with holdfast.Client(either) as client:
-        assert client.leases.list() == []
-        assert [each.outcome for each in client.leases.history()] == ["released"]
 
 
 def test_a_leader_that_is_cut_off_stops_before_its_lease_is_another_ones(postgres_url: str) -> None:
@@ -301,46 +166,6 @@ def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> N
         assert seen == [one.elector.holder, after.leader]
         assert after.transitions == 1
         assert after.since > theirs.since  # type: ignore[operator]
-
-
-STUBBORN = """
-import sys, threading, holdfast
-def work(term):
-    print("leading", flush=True)
-    term.stopping.wait()
-    print("told to stop", flush=True)
-    threading.Event().wait()
-client = holdfast.Client(sys.argv[1])
-client.elector("work", ttl=2.0, renew_every=0.3, retry_every=0.2, grace=0.2, overrun="exit").run(work, signals=True)
-"""
-
-
-def test_with_overrun_exit_work_that_does_not_stop_ends_with_its_process(either: str) -> None:
-    """What cannot be stopped is not released: the successor comes when the TTL is over, or the kernel tells."""
-    with Child(STUBBORN, either) as leader:
-        leader.expect("leading")
-        leader.signal(signal.SIGTERM)
-        leader.expect("told to stop")
-        assert leader.wait() == 70
-        with replicas_beside(either, **QUICK) as standby:
-            eventually(lambda: standby.leads, "the standby leads")
-    with holdfast.Client(either) as client:
-        assert [each.outcome for each in client.leases.history()][-1] != "released"
-
-
-@contextmanager
-def logged(level: int) -> Iterator[list[Any]]:
-    said: list[Any] = []
-    handler, logger = logging.Handler(level), logging.getLogger("holdfast.elector")
-    handler.emit = said.append  # type: ignore[method-assign, assignment]
-    before = logger.level
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(handler)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
 
 
 def test_what_is_logged_at_which_level_and_with_which_fields(postgres_url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from tests.children import Child, eventually, until
-from tests.test_elector import SLOW, Replica, replicas, replicas_beside
+from tests.electors import SLOW, Replica, replicas, replicas_beside
 
 BRIEF: dict[str, Any] = {"ttl": 4.0, "renew_every": 1.0, "retry_every": 0.2, "grace": 0.3}
 

@@ -307,7 +307,16 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         for dialect in DIALECTS
     )
     assert sqlite.keys() - postgres.keys() == {"lease_held"}, "a standby that need not ask"
-    of_sessions = {"session_open", "session_tune", "session_hold", "listen", "wait_begin", "wait_end", "wait_long"}
+    of_sessions = {
+        "session_open",
+        "session_tune",
+        "session_hold",
+        "session_free",
+        "listen",
+        "wait_begin",
+        "wait_end",
+        "wait_long",
+    }
     of_locks = {"tune", "room", "try", "try_pair", "unlock", "unlock_pair", "batch", "wait", "wait_pair", "break"}
     of_sessions |= {f"lock_{name}" for name in of_locks}  # the kernel keeps them beside a file
     assert postgres.keys() - sqlite.keys() == of_sessions | {

@@ -249,6 +249,21 @@ def test_whoever_waits_is_woken_by_the_writer_and_not_by_its_own_asking(postgres
             watch.close()
 
 
+def test_a_watch_that_somebody_reads_is_refused_to_others(connect: Any, either: str) -> None:
+    """They would both read from the same place, and what is told once was told to each."""
+    watch, writer = connect(either).objects.watch(), connect(either).objects
+    watch.begin()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(watch.next, timeout=60) for _ in range(2)]
+        eventually(lambda: any(each.done() for each in waiting), "one of them is refused")
+        [refused] = [each for each in waiting if each.done()]
+        assert "somebody else is reading this watch" in str(refused.exception())
+        writer.put_if("box", "b-1", 1, MustCreate())
+        [told] = [each.result(30) for each in waiting if each is not refused]
+        assert told.id == "b-1"
+    assert watch.next(timeout=0) is None
+
+
 def test_a_watch_outlives_a_database_that_is_away(postgres_url: str) -> None:
     with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client, holdfast.Client(postgres_url) as other:
         watch = client.objects.watch()

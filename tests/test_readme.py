@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 import holdfast
+from holdfast.cli.app import app
 from holdfast.testing import available
 from tests.conftest import NEWEST, server
 
@@ -108,6 +111,32 @@ def test_the_page_on_governance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     known["client"].close()
 
 
+def calls_in(page: str) -> list[ast.FunctionDef]:
+    """The calls that its plain blocks show, read as the head of a function."""
+    shown = re.findall(r"^(?:client\.)?(\w+\((?:[^()]|\n)*\))$", "\n".join(blocks("", page)), re.MULTILINE)
+    return [found for each in shown if isinstance(found := ast.parse(f"def {each}: ...").body[0], ast.FunctionDef)]
+
+
+def test_the_page_on_python_has_every_name_and_every_default() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    operations = (ROOT / "docs" / "reference" / "operations.md").read_text(encoding="utf-8")
+    assert [each for each in holdfast.__all__ if not re.search(rf"`(holdfast\.)?{each}\b", page)] == []
+    shown = {call.name: call.args for call in calls_in(page)}
+    for name, made in inspect.getmembers(holdfast.Client, inspect.isfunction):
+        known = list(inspect.signature(made).parameters.values())[1:]
+        if name == "operation":
+            assert [each.name for each in known if f"`{each.name}" not in operations] == []
+        elif name == "__init__" or (not name.startswith("_") and any(each.kind == each.KEYWORD_ONLY for each in known)):
+            told = shown["Client" if name == "__init__" else name]
+            defaults = [*told.defaults, *(each for each in told.kw_defaults if each is not None)]
+            assert [each.arg for each in (*told.args, *told.kwonlyargs)] == [each.name for each in known], name
+            assert [ast.literal_eval(each) for each in defaults] == [
+                each.default for each in known if each.default is not each.empty
+            ], name
+        elif not name.startswith("_"):
+            assert f"`client.{name}(" in page, name
+
+
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
     look = "import holdfast; assert set(holdfast.__all__) < set(dir(holdfast)), dir(holdfast)"
     subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
@@ -121,6 +150,35 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors
+
+
+def test_every_page_and_schema_is_reached_from_the_readme() -> None:
+    seen, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop().resolve()
+        if page not in seen and page.suffix in (".md", ".json"):
+            seen.add(page)
+            links = re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text(encoding="utf-8"))
+            ahead += [page.parent / each for each in links if "://" not in each]
+    assert {each for each in (ROOT / "docs").rglob("*.*") if each.suffix in (".md", ".json")} - seen == set()
+
+
+def options_of(command: click.Command, path: str = "holdfast") -> Iterator[tuple[str, str]]:
+    """Every command, with each name that an option of it has."""
+    context = click.Context(command)
+    for each in command.params:
+        yield from ((path, name) for name in each.opts if isinstance(each, click.Option))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield path, name
+            yield from options_of(below, f"{path} {name}")
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert [each for each in options_of(app) if not re.search(rf"(?<![\w-]){re.escape(each[1])}(?![\w-])", page)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

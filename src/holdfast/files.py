@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, ref
 
-from holdfast._wire.locking.awaiting import is_one
+from holdfast._wire.locking.awaiting import awaits
 from holdfast._wire.replacing import replace
 from holdfast.core.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
 from holdfast.core.grant import Unset, check_timeout
@@ -63,7 +63,7 @@ class FileLock:
 
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> FileGrant:
         """The grant; AcquireTimeout after ``timeout`` seconds, NotAcquired at once if that is 0, LockReentered at once
-        if this very thread or task has it already, or the task that awaits this one."""
+        if this very thread or task has it already, or the block of a task that awaits it."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
         until = time.monotonic() + limit
         while (grant := self._try()) is None:
@@ -86,6 +86,7 @@ class FileLock:
 
     def __enter__(self) -> FileGrant:
         grant = self.acquire()
+        grant.block = True
         self._entered.append(grant)
         return grant
 
@@ -102,6 +103,7 @@ class FileLock:
         until = time.monotonic() + self._timeout
         while (grant := self._try()) is None:  # noqa: ASYNC110 - no event tells of another process
             await asyncio.sleep(self._pause(self._timeout, until))
+        grant.block = True
         self._entered.append(grant)
         return grant
 
@@ -115,8 +117,8 @@ class FileLock:
 
         if self._is_mine():
             raise LockReentered(
-                f"{self.path} is already locked by this very thread or task, or by one that awaits it: it cannot be "
-                "locked twice",
+                f"{self.path} is already locked by this very thread or task, or by the block of one that awaits it: "
+                "it cannot be locked twice",
                 name=str(self.path),
             )
         if not self.path.parent.is_dir():  # filelock would make it, for a slip in the path, too
@@ -133,8 +135,10 @@ class FileLock:
         return FileGrant(self.path, lock)
 
     def _is_mine(self) -> bool:
-        grant = _grants.get(self._lock_path)
-        return grant is not None and grant.pid == os.getpid() and is_one(grant.owner, _me())
+        grant, me = _grants.get(self._lock_path), _me()
+        if grant is None or grant.pid != os.getpid():
+            return False
+        return grant.owner == me or (grant.block and awaits(grant.owner, me))
 
     def _pause(self, limit: float, until: float) -> float:
         left = until - time.monotonic()
@@ -152,6 +156,7 @@ class FileGrant:
     def __init__(self, path: Path, lock: BaseFileLock) -> None:
         self.path, self._lock, self.pid = path, lock, os.getpid()
         self.owner = _me()
+        self.block = False
         self._held = True
         _grants[str(lock.lock_file)] = self
 

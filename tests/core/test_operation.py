@@ -106,6 +106,7 @@ def test_whoever_backs_off_asks_again_in_bounded_time_and_sooner_towards_its_end
     assert 0 < found <= 1.5
     assert pause(asked, 0.0, 60.0, chance) >= found
     assert pause(asked + 1, waited, 60.0, chance) >= found
+    assert pause(asked, waited, 60.0, chance + 1.0) >= 1.5 * found, "chance tells those apart who began at once"
 
 
 def test_the_result_of_what_was_skipped_or_failed_is_an_error() -> None:

@@ -129,29 +129,32 @@ def test_the_same_create_is_one_sandbox_however_often_and_another_spec_is_refuse
 
 def test_delete_ends_the_whole_group_with_term_and_then_kill(client: ProcessDriver) -> None:
     client.create("polite", ["sh", "-c", "trap 'echo bye; kill $!; exit 0' TERM; sleep 1000 & echo $!; wait"])
+    client.create("group", ["sh", "-c", "trap : TERM; sleep 1000 & echo $!; wait; wait $!"])  # ends as its child does
     client.create("rude", ["sh", "-c", f"({IGNORES_TERM}) & {IGNORES_TERM}"])
     client.create("stopped", ["sh", "-c", "echo $$; kill -STOP $$"])
-    eventually(lambda: all(text(client, id) for id in ("polite", "stopped")), "they run")
+    eventually(lambda: all(text(client, id) for id in ("polite", "group", "stopped")), "they run")
     eventually(lambda: len(text(client, "rude").split()) == 2, "both ignore TERM")
-    pids = [int(pid) for id in ("polite", "rude", "stopped") for pid in text(client, id).split()]
+    pids = [int(pid) for id in ("polite", "group", "rude", "stopped") for pid in text(client, id).split()]
     watch = client.watch()
     assert next(watch) is None
-    assert client.delete("polite", wait=20)
-    assert client.delete("stopped", wait=20)
-    assert not client.delete("rude", grace=0.3)
+    for id in ("polite", "group", "stopped"):
+        assert client.delete(id, wait=20)
+    assert not client.delete("rude", grace=600)
+    assert not client.delete("rude", grace=0.3), "the shortest grace counts"
     assert client.delete("rude", wait=20)
     assert not any(map(runs, pids))
     assert client.list() == []
     assert client.get("rude") is None
     assert client.delete("rude"), "gone is gone"
     seen: list[holdfast.DriverEvent] = []
-    while [each.kind for each in seen].count("deleted") < 3:
+    while [each.kind for each in seen].count("deleted") < 4:
         if (event := next(watch)) is not None:
             seen.append(event)
     watch.close()
     ends = {each.id: each.message for each in seen if each.kind == "status" and each.reason in ("Exited", "Killed")}
     assert ends == {
         "polite": "exit code 0",
+        "group": "exit code 143",
         "stopped": "ended by signal 15, as was asked for",
         "rude": "ended by signal 9, as was asked for",
     }

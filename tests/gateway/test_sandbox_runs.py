@@ -182,3 +182,19 @@ async def test_what_runs_without_a_record_is_ended_unless_it_is_somebody_elses(c
         assert found is not None
         assert not found.deleting
         await pid_of(gateway, id)  # what has begun by the end of the test is ended with it
+
+
+async def test_a_watch_that_is_ended_twice_leaves_no_connection(complete: FastAPI) -> None:
+    """As at the end of a replica on a busy machine: cancelled, and again while it waits for what it has begun."""
+    watch = complete.state.gateway.rooms["backends"].watch()
+    await anext(watch)
+    connection = watch.ag_frame.f_locals["events"]._line._writer
+    hearing = asyncio.ensure_future(anext(watch))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    hearing.cancel()
+    await asyncio.sleep(0)
+    hearing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hearing
+    assert connection.is_closing()

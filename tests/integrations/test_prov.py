@@ -12,6 +12,7 @@ from rdflib import Graph
 from rdflib.compare import isomorphic
 
 from holdfast.integrations.prov import Prov, document, iri, turtle
+from holdfast.integrations.sinks import open_sink
 from tests.integrations.lineage import fill
 
 # rdflib's own readers use what rdflib has deprecated.
@@ -95,3 +96,14 @@ def test_a_sink_that_is_told_twice_says_the_same(sqlite_url: str, tmp_path: Path
         text.write_bytes(told[:cut])
         Prov(text).publish(events)
         assert isomorphic(graph(text.read_text(encoding="utf-8"), "turtle"), whole), cut
+
+
+def test_turtle_without_its_library_is_told_before_anything_is_parked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.integrations.prov.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"^Turtle needs rdflib: pip install 'holdfast\[prov\]'$"):
+        Prov(tmp_path / "prov.ttl")
+    with pytest.raises(ValueError, match=r"^rdflib is not installed: pip install 'holdfast\[prov\]'$"):
+        open_sink(f"prov:{tmp_path / 'prov.ttl'}")
+    Prov(tmp_path / "prov.jsonl")

@@ -99,7 +99,10 @@ def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
     sink = Kept()
     with holdfast.Client(either) as client:
         client.operations.register("undo", rollback=lambda: None)
+        client.relay("r", Kept()).step()
         client.operation(key("d"), rollback="undo", sovereign=True).run(int)
+        left = client.operations.archive(FAR, lambda lines: None).left
+        assert list(left.values()) == ["its lineage is not published"], "the relay has not come to it yet"
         client.relay("r", Kept()).step()
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operations.rollback(key("d"), actor="jane", reason="wrong")

@@ -67,9 +67,9 @@ def test_many_locks_are_spread_over_sessions(connect: Callable[..., Any], postgr
 
 
 async def test_by_default_a_client_has_fifteen_sessions_and_ten_more_and_waits_in_no_other(postgres_url: str) -> None:
-    names = [("many", number) for number in range(30)]
+    names: list[Any] = [("many", number) for number in range(30)]
     async with holdfast.AsyncClient(postgres_url) as holder, holdfast.AsyncClient(postgres_url) as client:
-        held = [await holder.lock(name).acquire() for name in names]
+        held = [await holder.lock(name).acquire() for name in [*names, "one more"]]
         waiting = [asyncio.create_task(client.lock(name).acquire(timeout=60)) for name in names]
 
         def sessions() -> int:
@@ -78,6 +78,9 @@ async def test_by_default_a_client_has_fifteen_sessions_and_ten_more_and_waits_i
         await asyncio.to_thread(eventually, lambda: sessions() == 25, "as many as there may be")
         await asyncio.to_thread(eventually, lambda: len(waiters(postgres_url)) == 24, "all but one stand in line")
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        assert len(pump.mux._parked) == 6
+        with pytest.raises(holdfast.AcquireTimeout, match="is held by somebody else"):  # and in no line but ours
+            await client.lock("one more").acquire(timeout=0.1)
         assert len(pump.mux._parked) == 6
         for grant in held:
             assert await grant.release() is True

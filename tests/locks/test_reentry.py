@@ -62,15 +62,32 @@ async def in_a_group(asking: Coroutine[Any, Any, object]) -> None:
     ],
 )
 async def test_a_task_that_the_holder_awaits_is_the_holder(either: str, wrapped: Callable[..., Any]) -> None:
-    """It would wait for ever: the holder goes on when it does."""
+    """It would wait for ever: the block ends when it does, whichever kind of block it is."""
     async with holdfast.AsyncClient(either) as client:
-        async with client.lock("a") as outer:
+        for block in (client.lock("a"), client.lock("a").or_skip(), client.lock("a", on_lost=print)):
+            async with block as outer:
+                with pytest.raises(holdfast.LockReentered):
+                    await wrapped(client.lock("a", timeout=LONG).acquire())
+                assert outer is not None
+                outer.check()
+        async with await client.lock("a").acquire():
             with pytest.raises(holdfast.LockReentered):
                 await wrapped(client.lock("a", timeout=LONG).acquire())
-            outer.check()
-            with pytest.raises(holdfast.NotAcquired):
-                await wrapped(client.lock("a").acquire(timeout=0))
         assert await client.lock("a").try_acquire() is not None
+
+
+async def test_a_task_that_is_awaited_by_whoever_has_passed_on_the_grant_is_somebody_else(either: str) -> None:
+    """Without a block, anybody may have it to release."""
+    async with holdfast.AsyncClient(either) as client:
+        grant = await client.lock("a").acquire()
+
+        async def give_back() -> bool:
+            while not client._locks.gauges()[1][1]:  # type: ignore[union-attr, index] # noqa: ASYNC110
+                await asyncio.sleep(0)
+            return await grant.release()
+
+        released, heir = await asyncio.gather(give_back(), client.lock("a", timeout=LONG).acquire())
+        assert (released, await heir.release()) == (True, True)
 
 
 @pytest.mark.parametrize("way", ["background", "shield", "wait"])

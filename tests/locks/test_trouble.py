@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ import pytest
 import holdfast
 from holdfast._wire.clock import now
 from holdfast._wire.locking import opening, pump
+from holdfast.core.lock import _Texts
 from holdfast.sql import Step, statements
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.lease_stage import waiting
@@ -139,6 +141,23 @@ def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
             client.lock("a", timeout=5).acquire()
     monkeypatch.undo()
     client.lock("a").acquire(timeout=0)
+
+
+def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are fewer bytes than names. Locked twice and unlocked once, it would be free under whoever has it still."""
+    digests = {b"a": 5, b"b": 2**63 + 6}
+
+    def colliding(data: bytes) -> Any:
+        number = digests[data.partition(b"\n")[2]]
+        return SimpleNamespace(digest=lambda: number.to_bytes(8, "big"))
+
+    monkeypatch.setattr("holdfast.core.lock.sha256", colliding)
+    monkeypatch.setattr("holdfast._sync.primitives.lock.texts", _Texts)
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        with client.lock("a"):
+            assert [each.lock("b").try_acquire() for each in (client, other)] == [None, None]
+        with client.lock("b"):
+            assert other.lock("a").try_acquire() is None
 
 
 @pytest.mark.parametrize("name", ["a", ("agent", 7)], ids=str)

@@ -149,11 +149,29 @@ def test_a_late_batch_is_refused_by_its_fence(either: str) -> None:
         other.leases.force_release(lease.name, actor="test", reason="it stands still")
         assert other.operation(keys[0], rollback=int).run(lambda: "in time").attempt == 2
         go_on.set()
-        with pytest.raises(holdfast.FencedOut):
+        with pytest.raises(holdfast.FencedOut, match="a batch of 2 operations has passed on to somebody else"):
             zombie.result(LONG)
         assert other.operation(keys[0]).run(int).result == "in time"
         assert other.operations.get(keys[1]).status == "partial"  # type: ignore[union-attr]
         assert other.operations.verify().broken == ()
+
+
+def test_a_batch_is_two_statements_however_many_are_in_it(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, asked = keys_of(name(), 50), list[str]()
+    with holdfast.Client(either) as client:
+        call = client._engine.call
+
+        def noted(statement: str, *given: Any, **more: Any) -> Any:
+            asked.append(statement)
+            return call(statement, *given, **more)
+
+        monkeypatch.setattr(client._engine, "call", noted)
+        client.operations.run_many(keys, str)
+        begin, end = ["lease_acquire", "operation_get", "operation_claim_many"], ["lease_release"]
+        assert asked == [*begin, "operation_finish_many", *end], "the lease, what time it is, the claim, the end"
+        asked.clear()
+        assert all(each.replayed for each in client.operations.run_many(keys, str))
+        assert asked == [*begin, *end], "the claim has told the result of each"
 
 
 def test_a_batch_whose_lease_is_gone_claims_no_more(either: str) -> None:

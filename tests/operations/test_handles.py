@@ -132,7 +132,7 @@ def test_a_checkpoint_of_a_late_owner_is_refused_too(either: str) -> None:
             other.leases.force_release(lease.name, actor="test", reason="it stands still")
             op.checkpoint("half way")
 
-        with pytest.raises(holdfast.FencedOut):
+        with pytest.raises(holdfast.FencedOut, match=r"'op-.*' has passed on to somebody else"):
             client.operation(key := name()).run(work)
         record = other.operations.get(key)
         assert record is not None

@@ -8,18 +8,15 @@ import functools
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy
-from psycopg.pq import TransactionStatus
 
 import holdfast
 from holdfast.testing.operation_stage import LONG, name, running
 from tests.children import pass_time, query
-from tests.conftest import server
 from tests.operations.governing import connected
 from tests.subjects import ask
 
@@ -250,18 +247,6 @@ def test_a_key_that_is_used_anew_has_all_its_attempts(attempt: Any, either: str)
             pass_time(0.01)
 
 
-def test_the_first_thing_that_a_client_does_may_be_a_transaction(tmp_path: Path, sqlite_url: str) -> None:
-    """The tables are made where that is ours to do, and else it is said how to: whatever connection it is on."""
-    with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(tmp_path / "app.db")) as mine:
-        assert client.operation("k", tx=mine).run(lambda: 7).result == 7
-    with holdfast.Client(empty := server().database()) as client, psycopg.connect(empty) as mine:
-        for begun in (False, True):
-            with pytest.raises(holdfast.SchemaMismatch, match="holdfast migrate"):
-                client.operation("k", tx=mine).run(int)
-            assert mine.info.transaction_status == (TransactionStatus.INTRANS if begun else TransactionStatus.IDLE)
-            mine.execute("select 1")
-
-
 def test_a_reset_that_a_transaction_has_overtaken_says_so(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the lease, which those who have the lock do not ask for."""
     key = name()
@@ -281,37 +266,3 @@ def test_a_reset_that_a_transaction_has_overtaken_says_so(either: str, monkeypat
             client.operations.reset(key, actor="jane", reason="impatient")
         assert client.operation(key).run(int).result == 7
         assert client.operations.verify(key).problems == ()
-
-
-def test_nobody_waits_in_the_server_for_a_lock_that_a_transaction_has(postgres_url: str) -> None:
-    """Not even those who wait: they ask again, and keep no session from doing something else."""
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as holds, holds.transaction():
-        client.operation(key_of("first"), tx=holds).run(int)
-        limited = f"{postgres_url}?options=-c%20statement_timeout%3D5s"
-        with holdfast.Client(limited) as other, psycopg.connect(limited) as mine:
-            for tx in (None, mine, mine):
-                assert other.operation(key_of("second"), tx=tx, when_locked="skip").run(int).status == "skipped"
-                with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
-                    other.operation(key_of("second"), tx=tx, timeout=0.05).run(int)
-                mine.execute("select 1")  # the third time, the transaction is joined
-            with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
-                other.operations.run_many([key_of("third")], int, when_locked="fail")
-
-
-def test_a_pipeline_of_a_connection_that_commits_by_itself_is_no_different(postgres_url: str) -> None:
-    ask(postgres_url, "create table work (what int)")
-    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, autocommit=True) as mine:
-
-        def work() -> str:
-            mine.execute("insert into work values (1)")
-            return "done"
-
-        with mine.pipeline():
-            for replayed in (False, True):
-                outcome = client.operation("own", tx=mine).run(work)
-                assert (outcome.replayed, outcome.committed) == (replayed, True)
-            with mine.transaction() as block:
-                assert not client.operation("joined", tx=mine).run(work).committed, "that is for the block to do"
-                raise psycopg.Rollback(block)
-        assert [each.label for each in client.operations.list()] == ["own"]
-    assert ask(postgres_url, "select what from work") == [(1,)]

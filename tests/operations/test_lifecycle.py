@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -54,8 +55,11 @@ def test_everything_comes_in_its_order_and_is_told_when_the_lock_is_free(either:
             stop()
         assert steps == [("before", False), ("done", False), ("after", False), ("told", True)]
         begun = ["effect_started"] if way == "outside" else []  # in a transaction that is for nobody to see
-        assert [each.kind for each in client.operations.history(subject)] == [
+        entries = client.operations.history(subject)
+        assert [each.kind for each in entries] == [
             "lock_acquired", "claimed", "precondition", *begun, "checkpoint", "postcondition", "success",
             "lock_released",
         ]  # fmt: skip
+        held = json.loads(entries[-1].detail)["held"]
+        assert (entries[-2].at - entries[0].at) / 1e6 <= held < 60, "from the lock to its release"
         assert [each.type for each in client.relays.events(subject)] == ["START", "COMPLETE"]

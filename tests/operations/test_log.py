@@ -318,6 +318,8 @@ def test_a_wrong_moment_is_named(sqlite_url: str, wrong: Any) -> None:
         ):
             with pytest.raises((TypeError, ValueError), match=r"^(since|before) must"):
                 call()
+        with pytest.raises(TypeError, match="before must be a datetime, not NoneType"):
+            client.operations.archive(None, print)  # type: ignore[arg-type]
 
 
 def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:

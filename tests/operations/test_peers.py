@@ -140,6 +140,7 @@ def test_an_error_that_passes_is_never_kept_as_the_answer(postgres_url: str) -> 
         psycopg.errors.SerializationFailure("40001"),
         psycopg.errors.DeadlockDetected("40P01"),
         ConnectionError("x"),
+        ExceptionGroup("of tasks", [ValueError("x"), psycopg.errors.SerializationFailure("40001")]),
     ]
     with holdfast.Client(postgres_url) as client:
         for number, error in enumerate(errors):

@@ -238,6 +238,10 @@ async def test_results_are_replayed_exactly(kind: str, tmp_path: Path) -> None:
                 assert (outcome.result, type(outcome.result), outcome.replayed) == (result, type(result), replayed)
 
 
+def locked_with(task: str) -> holdfast.OperationKey:
+    return holdfast.OperationKey(pipeline="etl", task=task, dataset="parcels", operation="load")
+
+
 @pytest.mark.parametrize("kind", ["psycopg", "sqlite3"])
 async def test_it_waits_for_an_external_one_with_the_same_lock(kind: str, tmp_path: Path) -> None:
     async with opened(kind, tmp_path) as each:
@@ -249,6 +253,9 @@ async def test_it_waits_for_an_external_one_with_the_same_lock(kind: str, tmp_pa
                 each.client.operation(name, tx=each.connection, timeout=0.1).run(work(each, "x"))
             finish().result(30)
         assert each.client.operation(name, tx=each.connection).run(work(each, "x")).result == "theirs"
+        with running(each.url, locked_with("one")):
+            other = each.client.operation(locked_with("other"), tx=each.connection, when_locked="skip")
+            assert other.run(work(each, "x")).status == "skipped"
         assert each.rows() == []
 
 

@@ -189,24 +189,27 @@ def test_platform_events_are_told_and_changenothing(place: tuple[str, str], yard
 def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
     place: tuple[str, str], yard: Yard, records: Records
 ) -> None:
-    """The lease goes between its asking the driver and its writing: the database refuses the write."""
+    """The lease goes between its asking the driver and its writing: the database refuses the write, and the removal."""
     records.make("b-1")
+    records.make("b-2", status={"phase": "Deleted"})
     yard.put("b-1")
     operator = holdfast.Client(place[0])
-    deposed = threading.Event()
+    deposed, turn = threading.Event(), threading.Lock()
 
     def depose(id: str) -> None:
-        if not deposed.is_set():
-            assert operator.leases.force_release("reconciler", actor="operator", reason="test")
-            operator.lease("reconciler", ttl=600).acquire()
-            deposed.set()
+        with turn:  # whoever comes second comes after it
+            if not deposed.is_set():
+                assert operator.leases.force_release("reconciler", actor="operator", reason="test")
+                operator.lease("reconciler", ttl=600).acquire()
+                deposed.set()
 
     yard.after_get, yard.before_watch = depose, fail
     with running(place, yard, elector={"ttl": 600.0, "renew_every": 0.2, "retry_every": 60.0}) as replica:
         eventually(deposed.is_set, "it is about to write")
         eventually(lambda: not replica.elector.status().leading, "it stands by")
         assert records.status("b-1") is None
-        assert (replica.counts.written, replica.counts.errors) == (0, 0)
+        assert records.phase("b-2") == "Deleted"
+        assert (replica.counts.written, replica.counts.removed, replica.counts.errors) == (0, 0, 0)
         calls = len(yard.calls)
         yard.put("b-1", None)
         threading.Event().wait(0.3)

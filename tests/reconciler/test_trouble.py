@@ -98,6 +98,45 @@ def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_l
         assert "no more to tell" in str(reconciler.status().last_error)
 
 
+def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_this(
+    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocking flavour leaves a thread waiting in the driver until that says something."""
+    waits, said, ended, goes_on = (threading.Event() for _ in range(4))
+
+    def silent() -> Iterator[None]:
+        yield None
+        waits.set()
+        said.wait(30)
+        try:
+            yield None
+        finally:
+            ended.set()
+
+    def talking() -> Iterator[None]:
+        while True:
+            yield None
+            goes_on.set()
+            time.sleep(0.01)
+
+    watches = iter([silent(), talking()])
+    monkeypatch.setattr(yard, "watch", lambda: next(watches))
+    with holdfast.Client(sqlite_url) as client:
+        reconciler = client.reconciler("box", yard)
+        for heard in (waits, goes_on):
+            term: Any = SimpleNamespace(stopping=threading.Event(), gained=0)
+            running = threading.Thread(target=reconciler.run, args=(term,), daemon=True)
+            running.start()
+            assert heard.wait(30)
+            if heard is goes_on:
+                said.set()
+                assert ended.wait(30)
+                eventually(lambda: reconciler.status().watching, "this one still does")
+            term.stopping.set()
+            running.join(30)
+            assert not running.is_alive()
+
+
 def test_a_driver_that_goes_away_in_the_middle_of_a_sweep_is_waited_for(
     place: Place, yard: Yard, records: Records
 ) -> None:

@@ -97,9 +97,9 @@ class AsyncProcessDriver:
             raise
 
     def watch(self, *, since: str | None = None) -> AsyncWatch:
-        """What happens from now on, or since a ``cursor`` of an earlier watch; DriverError 410 when the driver does not
-        remember that far, or was started anew, or when nobody has read here for so long that something would be
-        missed: list then, and watch from now on."""
+        """What happens from its first ``next`` on, which gives None, or since a ``cursor`` of an earlier watch;
+        DriverError 410 when the driver does not remember that far, or was started anew, or when nobody has read
+        here for so long that something would be missed: list then, and watch from now on."""
         return AsyncWatch(self, since)
 
     async def log(
@@ -148,7 +148,10 @@ class AsyncProcessDriver:
         try:
             line = await dial(self._host, self._port, self._timeout)
         except OSError as error:
-            raise DriverError(f"the driver at {self.address} cannot be reached: {error}") from error
+            why = error.strerror or error
+            raise DriverError(
+                f"the driver at {self.address} cannot be reached: {why}. Is it running? 'holdfast driver' starts one"
+            ) from error
         try:
             await line.send(request(method, path, host, self._headers, body), self._timeout)
             reply = Reply()

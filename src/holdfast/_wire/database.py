@@ -24,9 +24,11 @@ _DEFAULTS = {
 _SQLITE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
 # What may be repeated of libpq's complaint about a URL. Whatever it quotes may be the password, or a part of it.
 _COMPLAINTS = (
-    "unexpected spaces", "invalid percent-encoded token", "forbidden value %00", "invalid URI query parameter",
-    "missing key/value separator", "extra key/value separator", "IPv6 host address",
+    "unexpected spaces", "invalid percent-encoded token", "forbidden value %00", "missing key/value separator",
+    "extra key/value separator", "IPv6 host address",
 )  # fmt: skip
+_UNKNOWN = "invalid URI query parameter"
+_OPTIONS = "as in ?sslmode=require&connect_timeout=5; a '?' in the user or the password is written %3F"
 
 
 class Database(NamedTuple):
@@ -57,7 +59,9 @@ def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) 
             "or set HOLDFAST_URL. There is no default: replicas with a file each would all win every election."
         )
     if not isinstance(url, str):
-        raise TypeError(f"url must be a str, not {type(url).__name__}")
+        raise TypeError(
+            f"url must be a str, as 'sqlite:///app.db' or 'postgresql://host/name', not {type(url).__name__}"
+        )
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise ValueError("not a database URL: expected sqlite:///file.db or postgresql://host/name")
@@ -113,6 +117,10 @@ def _conninfo(url: str) -> tuple[str, str]:
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
     except ProgrammingError as error:
+        if _UNKNOWN in str(error):
+            raise ValueError(
+                f"not a valid PostgreSQL URL: {_UNKNOWN}: after '?' libpq's own alone, {_OPTIONS}"
+            ) from None
         raise _senseless(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
     hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
     if any("@" in host for host in hosts) or not all(port.isdecimal() for port in ports if port):

@@ -188,7 +188,10 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
             return _connect_host(conninfo, now() + share)
         except (OperationalError, OSError) as error:
             cause = error
-            problems.append(" ".join(str(error).split()) or f"no answer within {share:.1f} s")
+            told = " ".join(str(error).split()).partition(" Is the server running")[
+                0
+            ]  # libpq's advice; ours comes below
+            problems.append(told or f"no answer within {share:.1f} s")
     raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
 
 

@@ -37,6 +37,8 @@ def listen(listener: Listener) -> Callable[[], None]:
     """``listener(event, fields)`` is called where things happen, in any thread, and is to be quick. Call what comes
     back to end it."""
     global listeners
+    if not callable(listener):
+        raise TypeError(f"listener must be a function of an event and its fields, not {listener!r:.60}")
 
     def heard(event: str, fields: dict[str, Any]) -> None:  # one of its own, should it be given twice
         listener(event, fields)

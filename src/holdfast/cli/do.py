@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ from holdfast.cli.app import connected, myself
 
 if TYPE_CHECKING:
     from holdfast import Client
-    from holdfast.operator import Command, Outcome
+    from holdfast.operator import Command, Outcome, Parameter
 
 
 class Governed(click.Group):
@@ -106,6 +107,14 @@ def governed(
     return outcome
 
 
+def _checked(declared: Parameter, context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Under the name that it has here, which is not always that of the parameter."""
+    try:
+        return value if value is None else declared.check(option.opts[0], value)
+    except ValueError as error:
+        raise click.UsageError(str(error), context) from None
+
+
 def _made(declared: Command) -> click.Command:
     @click.pass_context
     def call(context: click.Context, /, reason: str, actor: str | None, dry_run: bool, **given: Any) -> None:
@@ -133,6 +142,7 @@ def _made(declared: Command) -> click.Command:
             needed: dict[str, Any] = {"default": each.default} if each.optional else {"required": True}
             if each.secret:
                 needed |= {"envvar": each.secret, "show_envvar": True}
+            needed["callback"] = partial(_checked, each)
             parameters.append(click.Option(option, type=each.kind, help=text, **needed))
         else:
             parameters.append(click.Argument([name], type=each.kind))

@@ -37,6 +37,8 @@ def export(context: click.Context, key: str | None, dataset: str | None, form: s
     with connected(context) as client:
         events = list(client.relays.events(key, dataset=dataset))
     try:
+        if not events:
+            raise LookupError(f"the log has nothing of {f'operation {key!r}' if key else f'dataset {dataset!r}'}")
         click.echo(_made(form, events, dataset).rstrip("\n"))
     except LookupError as error:
         click.echo(f"holdfast: {error}", err=True)
@@ -49,8 +51,6 @@ def _made(form: str, events: list[Event], dataset: str | None) -> str:
     from holdfast.cli import output
     from holdfast.integrations import exports, prov
 
-    if not events:
-        raise LookupError("the log has nothing of it")
     made: Any
     if form in ("prov", "turtle"):
         made = prov.document(events)

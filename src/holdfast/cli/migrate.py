@@ -70,8 +70,11 @@ def down(context: click.Context, to: int, reason: str, actor: str | None, yes: b
     """
     from holdfast.cli.do import governed
 
-    if not yes:
-        click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
+    try:
+        if not yes:
+            click.confirm(f"This removes every table above version {to} and what is in them. Go on?", abort=True)
+    except click.Abort:
+        raise click.ClickException("nothing was removed; with --yes nobody is asked") from None
     with connected(context) as client:
         done = []
         if client.migrations.version() > to:

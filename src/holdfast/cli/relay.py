@@ -115,7 +115,7 @@ def parked(context: click.Context, name: str, most: int, as_json: bool) -> None:
         console = output.console()
         output.show(console, output.listing(console, PARKED, rows))
     else:
-        click.echo("nothing is parked", err=True)
+        click.echo(f"nothing of relay {name!r} is parked", err=True)
 
 
 @relay.command()
@@ -133,7 +133,8 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
     """
     with connected(context) as client:
         asked = client.relays.retry(name, event)
-    click.echo(f"{asked} to be told again", err=True)
+    nothing = f"nothing of relay {name!r} is parked" + (f" as {event!r}" if event else "")
+    click.echo(f"{asked} to be told again" if asked else nothing, err=True)
     sys.exit(0 if asked else 1)
 
 

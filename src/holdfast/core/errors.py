@@ -49,8 +49,8 @@ class AcquireTimeout(NotAcquired, TimeoutError):
 
 
 class LockReentered(NotAcquired):
-    """This very thread or task has the lock already, or the task that awaits this one. Locks are not re-entrant; the
-    outer one is still held."""
+    """This very thread or task has the lock already, or the block of a task that awaits it. Locks are not re-entrant;
+    the outer one is still held."""
 
 
 class LeaseLost(HoldfastError):

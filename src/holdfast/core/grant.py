@@ -51,6 +51,14 @@ def check_name(value: object, what: str = "name", most: int = 200) -> str:
     return str.__str__(value)
 
 
+def check_said(value: object, what: str, most: int = 200) -> str:
+    """Who, and why, for the record: a blank says neither."""
+    text = check_name(value, what, most)
+    if not text.strip():
+        raise ValueError(f"{what} must not be blank: it is for the record")
+    return text
+
+
 def _control_character(text: str) -> str | None:
     import unicodedata  # only a strange name needs its tables
 

@@ -10,6 +10,8 @@ from holdfast.core.grant import OnLost, check_name
 from holdfast.core.tickets import Key, Name, State
 
 _INT4 = range(-(2**31), 2**31)
+_OFFSETS = 2**63 - 1
+"""Of bytes in a file: the kernel counts to the end of what is locked, so there is none at the last."""
 _REMEMBERED = 8192
 
 
@@ -39,22 +41,25 @@ def target(name: object, texts: _Texts) -> Target:
 class _Texts(dict[str, Target]):
     """By their names: found more quickly than made. What is none raises, every time.
 
-    Advisory locks are the whole database's, so a schema is part of the key: each has locks of its own."""
+    Advisory locks are the whole database's, so a schema is part of the key: each has locks of its own. Where a key is
+    an offset there are fewer. What is one there is one key here: two names for one byte wait for each other, instead of
+    unlocking it under each other."""
 
-    def __init__(self, schema: str) -> None:
-        self._schema = schema
+    def __init__(self, schema: str, offsets: bool) -> None:
+        self._schema, self._offsets = schema, offsets
 
     def __missing__(self, name: str) -> Target:
         name = check_name(name)
         if len(self) >= _REMEMBERED:
             self.clear()
         key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
+        key = key % _OFFSETS if self._offsets else key
         self[name] = found = Target(name, name, (b"%d" % key,), "", b"")
         return found
 
 
 texts = lru_cache(_Texts)
-"""Of a schema."""
+"""Of a schema, for keys that are offsets or not."""
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -79,8 +84,8 @@ def refusal(name: Name, state: State, *, waited: float | None, contended: bool) 
     """Why it was not acquired. ``waited``: for how long we were to wait; None when not at all."""
     if state == "reentered":
         return LockReentered(
-            f"lock {name!r} is already held by this very thread or task, or by one that awaits it: it cannot be taken "
-            "twice, and is still held",
+            f"lock {name!r} is already held by this very thread or task, or by the block of one that awaits it: it "
+            "cannot be taken twice, and is still held",
             name=str(name),
         )
     if state == "full":

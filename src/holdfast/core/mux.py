@@ -287,13 +287,17 @@ class Mux(Claims):
         holder = claim.holder
         if holder is not None and holder.state in ("released", "gone"):  # past us, it is just being unlocked
             holder = None
-        if holder is not None and holder.name == ticket.name and self._is_one(holder.owner, ticket.owner):
+        if holder is not None and holder.name == ticket.name and self._is_one(holder, ticket):
             return self._refuse(ticket, "reentered")
         if not ticket.waits and (holder is not None or claim.queue):
             return self._refuse(ticket, "busy")
         ticket.contended = claim.stage != "asking"
         self._line_up(claim, ticket)
         return self._done()
+
+    def _is_one(self, holder: Ticket, ticket: Ticket) -> bool:
+        """Would it wait for itself?"""
+        return holder.owner == ticket.owner or (holder.block and self._awaits(holder.owner, ticket.owner))
 
 
 __all__ = ["TURNS", "Mux"]

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from holdfast.core import results
-from holdfast.core.errors import HoldfastError, KeyReused, OperationFailed, OperationInProgress
+from holdfast.core.errors import FencedOut, HoldfastError, KeyReused, OperationFailed, OperationInProgress
 from holdfast.core.keys import OperationKey, PlainKey
 from holdfast.core.operation_terms import OnPartial
 
@@ -173,7 +173,8 @@ def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
         )
     else:
         message = (
-            f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, and what it did is not known. "
+            f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, or could not "
+            "write its end down, and what it did is not known. "
             "Give rollback= or verify=, or reset it, or approve its review"
         )
     status = prior.status or "failure"
@@ -183,6 +184,14 @@ def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
 def in_progress(key: Key, waited: float | None = None, why: str = "somebody else is at it") -> OperationInProgress:
     more = "" if waited is None else f"; waited {waited:.1f} s"
     return OperationInProgress(f"operation {key.label!r}: {why}{more}", key=key.digest, label=key.label)
+
+
+def late(what: str) -> FencedOut:
+    """What an owner is told whose lease has passed on."""
+    return FencedOut(
+        f"{what} has passed on to somebody else, because its lease did: what was done here is not recorded any more, "
+        "and whoever has it now decides what becomes of it"
+    )
 
 
 def describe(error: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from operator import eq
+from typing import Any
 
 from holdfast.core.tickets import Action, Claim, Close, Key, Op, Open, Send, Session, Ticket
 
@@ -23,7 +23,7 @@ class Sessions:
 
     ``lines``: the server has a fair line for each key. Where there is none, whoever has had its turns stands back.
     ``alone``: whoever takes keys past us does so in the thread that we are in.
-    ``is_one``: is whoever asks the one who holds? Then it would wait for itself.
+    ``awaits``: does one owner await another? Then its block does not end before that one is done.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Sessions:
         turns: int = TURNS,
         lines: bool = True,
         alone: bool = False,
-        is_one: Callable[[object, object], bool] = eq,
+        awaits: Callable[[Any, Any], bool] = lambda one, other: False,
     ) -> None:
-        self._lines, self._alone, self._is_one = lines, alone, is_one
+        self._lines, self._alone, self._awaits = lines, alone, awaits
         self.kept, self.limit, self.per_session, self.turns = kept, kept + extra, per_session, turns
         self.cap: int | None = None
         """How many locks there may be here. None: not known yet, or not needed."""

@@ -127,7 +127,7 @@ def refusal(pool: str, capacity: int, held: Held, waited: float | None) -> NotAc
     if held.remaining is None:
         message = f"no slot of pool {pool!r} is to be had: all {capacity} are taken, or just being changed by somebody"
     else:
-        soonest = f"the first until in {held.remaining:.1f} s unless renewed"
+        soonest = f"the first for {held.remaining:.1f} s more unless renewed"
         message = f"all {capacity} slots of pool {pool!r} are taken, {soonest}"
     if waited is None:
         return NotAcquired(message, name=pool, holder=held.holder)

@@ -19,8 +19,8 @@ class Ticket:
     ``thread`` and ``deadline`` are the pump's."""
 
     __slots__ = (
-        "bell", "claim", "contended", "deadline", "heirs", "key", "name", "owner", "problem", "session", "state",
-        "tell", "thread", "waits",
+        "bell", "block", "claim", "contended", "deadline", "heirs", "key", "name", "owner", "problem", "session",
+        "state", "tell", "thread", "waits",
     )  # fmt: skip
 
     def __init__(self, key: Key, name: str, owner: object, waits: bool) -> None:
@@ -36,6 +36,8 @@ class Ticket:
         """Somebody else has, or had, it: we are not merely waiting for an answer."""
         self.heirs: Claim | None = None
         """Who stands in line for a key that was taken past the state machine, see ``Mux.ask``."""
+        self.block = False
+        """It is held by a block, which gives it back when it ends; else by whoever has the grant."""
         self.bell: Any = None
         self.tell: Any = None
         self.thread: object = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import Policy
+from holdfast import Client, Policy
 from holdfast.gateway import tokens
 from holdfast.gateway.tokens import Token
 
@@ -81,6 +81,10 @@ def gather(
     wrong = [
         f"{name!r} in [gateway] is unknown; known are: {', '.join(sorted(KNOBS))}" for name in table.keys() - KNOBS
     ]
+    try:
+        Client(url, schema=schema).close()  # nothing is opened: would it make sense at all?
+    except ValueError as error:
+        wrong.append(str(error))
     found: dict[str, Any] = {}
     for name, read in KNOBS.items():
         variable = f"HOLDFAST_{name.upper()}"
@@ -179,7 +183,8 @@ def _pools(value: Any) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, slots in pairs:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-            raise ValueError(f"a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not {name!r:.80}")
+            told = f"{name or slots!r:.80}"
+            raise ValueError(f"a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not {told}")
         found[name] = int(_number(slots, 1, 10_000, whole=True))
     return found
 

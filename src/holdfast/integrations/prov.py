@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -36,6 +37,8 @@ class Prov:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
+        if self._path.suffix == ".ttl" and find_spec("rdflib") is None:  # later, every event would be parked for it
+            raise ModuleNotFoundError("Turtle needs rdflib: pip install 'holdfast[prov]'", name="rdflib")
 
     def publish(self, events: Sequence[Event]) -> None:
         made = [document([event]) for event in events]

@@ -20,16 +20,16 @@ def open_sink(spec: str) -> Any:
     if not colon or not rest:
         raise ValueError(f"a sink is {FORMS}, not {spec!r}")
     if kind in OURS:
-        return _needs(*OURS[kind])(rest)
+        return _ours(*OURS[kind], rest)
     return _own(spec, kind, rest)
 
 
-def _needs(module: str, name: str) -> Any:
+def _ours(module: str, name: str, rest: str) -> Any:
     """From a module of ours whose library may not be installed."""
     from importlib import import_module
 
     try:
-        return getattr(import_module(f"holdfast.integrations.{module}"), name)
+        return getattr(import_module(f"holdfast.integrations.{module}"), name)(rest)
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'holdfast[{module}]'") from None
 

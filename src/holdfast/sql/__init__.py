@@ -77,6 +77,8 @@ class Migration(NamedTuple):
 def check_schema(schema: str, dialect: Dialect) -> str:
     if schema == SCHEMA:
         return schema
+    if not isinstance(schema, str):
+        raise TypeError(f"schema must be a str, not {type(schema).__name__}")
     if not re.fullmatch(_IDENTIFIER, schema) or schema.startswith("pg_") or schema in _RESERVED:
         raise ValueError(
             "schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_', "

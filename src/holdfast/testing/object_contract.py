@@ -57,6 +57,10 @@ class ObjectContract:
             assert objects.put_if("box", f"b-{number}", payload, MustCreate()).payload == payload
             found = objects.get("box", f"b-{number}").payload
             assert (found, type(found)) == (payload, type(payload))
+        buffer = bytearray(b"written")
+        record = objects.put_if("box", "b-0", buffer, Unconditional())
+        buffer[:] = b"used again"
+        assert record == objects.get("box", "b-0")
 
     def test_of_two_creators_the_second_is_told_what_there_is(self, connect: Connect, url: str) -> None:
         first, second = connect(url).objects, connect(url).objects

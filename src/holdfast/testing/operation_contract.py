@@ -6,6 +6,7 @@ something outside of the database; how they are one with a transaction depends o
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -200,6 +201,13 @@ class OperationContract(MendingContract):
             client.operation(key, postconditions=[is_fresh]).run(effects.do(2))
         outcome = client.operation(key, preconditions=[lambda: None], postconditions=[lambda: True]).run(effects.do(3))
         assert (outcome.attempt, effects) == (3, [2, 3])
+        conditions = [each for each in client.operations.history(key) if each.kind.endswith("condition")]
+        told = [json.loads(each.detail) for each in conditions]
+        assert [(each.kind, said["name"], said["ok"]) for each, said in zip(conditions, told, strict=True)] == [
+            ("precondition", "has_rows", False), ("postcondition", "is_fresh", False),
+            ("precondition", "<lambda>", True), ("postcondition", "<lambda>", True),
+        ]  # fmt: skip
+        assert told[1]["error"] == "ValueError: an hour old"
 
     def test_a_result_that_is_too_big_is_refused(self, connect: Connect, url: str) -> None:
         with pytest.raises(ValueError, match="at most 1048576 bytes, not 1048577: return a reference"):

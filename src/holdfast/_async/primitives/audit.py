@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
-from holdfast.core.grant import check_name
+from holdfast.core.grant import check_name, check_said
 from holdfast.core.objects import check_most
 from holdfast.core.records import AuditRecord
 
@@ -22,8 +22,8 @@ class AsyncAudit:
         parameters = {
             "action": check_name(action, "action"),
             "subject": check_name(subject, "subject"),
-            "actor": check_name(actor, "actor"),
-            "reason": check_name(reason, "reason", most=1000),
+            "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", most=1000),
             "detail": None if detail is None else json.dumps(detail),
         }
         [row] = await self._engine.call("audit_begin", parameters)

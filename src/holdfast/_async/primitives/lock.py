@@ -47,7 +47,7 @@ class AsyncLock:
 
     async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> AsyncLockGrant:
         """The grant; AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if that is 0,
-        LockReentered at once if this very thread or task has it already, or the task that awaits this one."""
+        LockReentered at once if this very thread or task has it already, or the block of a task that awaits it."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
         grant = self.make()
         try:
@@ -86,6 +86,7 @@ class AsyncLock:
                     grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
                     state = await space.sessions.acquire(ticket, limit or CALL_TIMEOUT) or ticket.state
                 if state == "held" and self._on_lost == "flag":
+                    grant.ticket.block = True
                     self._entered.append(grant)
                     return grant
                 state = await self._go_on(grant, state, limit)
@@ -93,8 +94,7 @@ class AsyncLock:
                 grant.abandon()
                 raise
             if state == "held":
-                if grant.scope is not None:
-                    grant.scope.enter()
+                grant.enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:
@@ -208,7 +208,7 @@ class AsyncLockSpace:
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: AsyncEngine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine, self.texts = engine, texts(database.schema)
+        self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
         self.sessions = AsyncLocks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
@@ -269,8 +269,8 @@ class AsyncSkip:
         grant = self._lock.make()
         try:
             held = await self._lock.skips(grant)
-            if held and grant.scope is not None:
-                grant.scope.enter()
+            if held:
+                grant.enter()
             self._entered.append(grant)
             return grant if held else None
         except BaseException:

@@ -131,14 +131,19 @@ class AsyncLockGrant:
         self.ticket.tell = self.lose
 
     async def __aenter__(self) -> Self:
-        if self.scope is not None:
-            self.scope.enter()
+        self.enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.leave(kind, error, trace)
+
+    def enter(self) -> None:
+        """A block begins."""
+        self.ticket.block = True
+        if self.scope is not None:
+            self.scope.enter()
 
     async def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

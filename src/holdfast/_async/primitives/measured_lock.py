@@ -47,8 +47,7 @@ class AsyncMeasuredLock(AsyncLock):
         try:
             state = await self._take(grant, self._timeout)
             if state == "held":
-                if grant.scope is not None:
-                    grant.scope.enter()
+                grant.enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:

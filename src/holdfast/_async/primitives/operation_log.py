@@ -53,7 +53,7 @@ class AsyncOperationLog:
         """What the entries say of an operation, or of all that were touched ``since``: state and results, folded from
         the log, in the order of their keys. Nothing is executed."""
         found = []
-        async for chain in self._chains(_digest(key), _moment(since, "since")):
+        async for chain in self._chains(_digest(key), _since(since)):
             state = chain.state()
             self._permit("replay", key=chain.operation, label=chain.label, attempt=state.attempt, **chain.about)
             found.append(state)
@@ -67,7 +67,7 @@ class AsyncOperationLog:
         wrote, to prove what was put away together with what is still there."""
         away, tally, only = archive.read(archives), Tally(), _digest(key)
         lost = {each: entries[-1].number for each, entries in away.items() if since is None and only in (None, each)}
-        async for chain in self._chains(only, _moment(since, "since"), away):
+        async for chain in self._chains(only, _since(since), away):
             tally.add(chain)
             lost.pop(chain.operation, None)
         told = "it is in the archive, and the log does not know it"
@@ -88,7 +88,7 @@ class AsyncOperationLog:
         What is not finished stays, and so does what has lineage that is not published yet or a chain that is broken.
         """
         check_called(write, "write")
-        limit, done = int((_moment(before, "before") or 0.0) * 1_000_000), 0
+        limit, done = int(_moment(before, "before") * 1_000_000), 0
         left: dict[str, str] = {}
         async for page in self._pages(None, None):
             ready = []
@@ -193,10 +193,12 @@ def _digest(key: OperationKey | str | None) -> str | None:
     return None if key is None else as_key(key).digest
 
 
-def _moment(value: object, what: str) -> float | None:
+def _since(value: object) -> float | None:
+    return None if value is None else _moment(value, "since")
+
+
+def _moment(value: object, what: str) -> float:
     """Seconds since 1970."""
-    if value is None:
-        return None
     if not isinstance(value, datetime):
         raise TypeError(f"{what} must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast._async.engines.engine import AsyncEngine
-from holdfast._wire.aio_waiting import AsyncSignal, sleep
+from holdfast._wire.aio_waiting import AsyncSignal, here, sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core.changes import BATCH, Change, Position
@@ -32,6 +32,7 @@ class AsyncWatch:
         self._signal: AsyncSignal | None = None
         self._keeper: Keeper | None = None
         self._closed = False
+        self._reader: int | None = None
         self._poll = min(engine.poll * 2, 0.6)
         """Seconds, about, until it asks on its own; below one, so that the session stays open."""
 
@@ -52,7 +53,18 @@ class AsyncWatch:
 
         CursorExpired when changes that were not told yet have been trimmed. A database that is away is waited for.
         """
-        until = now() + check_timeout(timeout)
+        until, me = now() + check_timeout(timeout), here()
+        if self._reader not in (None, me):  # both would read from the same place, and tell the same
+            raise RuntimeError(
+                "somebody else is reading this watch: each reader needs one of its own, objects.watch(…)"
+            )
+        self._reader = me
+        try:
+            return await self._next(until)
+        finally:
+            self._reader = None
+
+    async def _next(self, until: float) -> Change | None:
         while not self._read and not self._closed:
             await self._look(until)
             if self._read or now() >= until:

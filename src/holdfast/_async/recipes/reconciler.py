@@ -141,9 +141,9 @@ class AsyncReconciler:
             try:
                 events = self._driver.watch()
                 async for event in events:
+                    self._tally.set(watching=True)  # each time: a thread that is left from the last term says otherwise
                     if not heard:
                         heard = True
-                        self._tally.set(watching=True)
                         await crew.spawn(self._swept, mandate)
                     if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
                         return

@@ -63,6 +63,9 @@ class AsyncSlots:
         self._auto_renew = auto_renew
         self._terms(None)
 
+    def __repr__(self) -> str:
+        return f"<Slots {self.pool!r} of {self.capacity}>"
+
     def slot(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotClaim:
         """A handle: ``acquire``, ``try_acquire``, ``async with``, ``or_skip``. ``owner``: whose it is, e.g. a session's
         id; one owner may have several."""

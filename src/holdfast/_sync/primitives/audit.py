@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from holdfast._sync.engines.engine import Engine
-from holdfast.core.grant import check_name
+from holdfast.core.grant import check_name, check_said
 from holdfast.core.objects import check_most
 from holdfast.core.records import AuditRecord
 
@@ -23,8 +23,8 @@ class Audit:
         parameters = {
             "action": check_name(action, "action"),
             "subject": check_name(subject, "subject"),
-            "actor": check_name(actor, "actor"),
-            "reason": check_name(reason, "reason", most=1000),
+            "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", most=1000),
             "detail": None if detail is None else json.dumps(detail),
         }
         [row] = self._engine.call("audit_begin", parameters)

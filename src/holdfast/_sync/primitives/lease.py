@@ -56,6 +56,9 @@ class Handle(ABC, Generic[G]):
         self._info = info
         self._entered: list[tuple[int, G]] = []
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} ttl={self._terms.ttl:g}>"
+
     @property
     def name(self) -> str:
         return self._terms.name

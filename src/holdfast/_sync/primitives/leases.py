@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast._sync.engines.engine import LOCKED, Engine
 from holdfast._wire.identity import check_token, new_token
 from holdfast.core.errors import LeaseLost, PolicyDenied, Refused
-from holdfast.core.grant import check_name
+from holdfast.core.grant import check_name, check_said
 from holdfast.core.objects import check_most
 from holdfast.core.records import HistoryRecord, LeaseRecord
 
@@ -68,8 +68,8 @@ class Leases:
         parameters = {
             "fence": fence,
             "name": check_name(name),
-            "actor": check_name(actor, "actor"),
-            "reason": check_name(reason, "reason", most=1000),
+            "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", most=1000),
         }
         try:
             statement = "lease_force_release" if fence is None else "lease_force_release_if"

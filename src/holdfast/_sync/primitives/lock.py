@@ -48,7 +48,7 @@ class Lock:
 
     def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> LockGrant:
         """The grant; AcquireTimeout after ``timeout`` seconds (None: wait for ever), NotAcquired at once if that is 0,
-        LockReentered at once if this very thread or task has it already, or the task that awaits this one."""
+        LockReentered at once if this very thread or task has it already, or the block of a task that awaits it."""
         limit = self._timeout if timeout is Unset.UNSET else check_timeout(timeout)
         grant = self.make()
         try:
@@ -87,6 +87,7 @@ class Lock:
                     grant.ticket = ticket = Ticket(key, wanted.label, None, limit > 0)
                     state = space.sessions.acquire(ticket, limit or CALL_TIMEOUT) or ticket.state
                 if state == "held" and self._on_lost == "flag":
+                    grant.ticket.block = True
                     self._entered.append(grant)
                     return grant
                 state = self._go_on(grant, state, limit)
@@ -94,8 +95,7 @@ class Lock:
                 grant.abandon()
                 raise
             if state == "held":
-                if grant.scope is not None:
-                    grant.scope.enter()
+                grant.enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:
@@ -209,7 +209,7 @@ class LockSpace:
     """Made by whoever has the space, with one call less on the way."""
 
     def __init__(self, engine: Engine, database: Database, *, kept: int, extra: int) -> None:
-        self.engine, self.texts = engine, texts(database.schema)
+        self.engine, self.texts = engine, texts(database.schema, database.dialect == "sqlite")
         self.sessions = Locks(database, engine.owner, engine.check_open, kept=kept, extra=extra)
         self.era = forks.era
         self._be_measured()
@@ -270,8 +270,8 @@ class Skip:
         grant = self._lock.make()
         try:
             held = self._lock.skips(grant)
-            if held and grant.scope is not None:
-                grant.scope.enter()
+            if held:
+                grant.enter()
             self._entered.append(grant)
             return grant if held else None
         except BaseException:

@@ -131,14 +131,19 @@ class LockGrant:
         self.ticket.tell = self.lose
 
     def __enter__(self) -> Self:
-        if self.scope is not None:
-            self.scope.enter()
+        self.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave(kind, error, trace)
+
+    def enter(self) -> None:
+        """A block begins."""
+        self.ticket.block = True
+        if self.scope is not None:
+            self.scope.enter()
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """The block is over."""

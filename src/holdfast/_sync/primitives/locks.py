@@ -10,7 +10,7 @@ from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._wire.locking.holders import Holder, holders
 from holdfast._wire.locking.kernel import offset
 from holdfast.core.errors import Refused, Unanswered
-from holdfast.core.grant import check_name
+from holdfast.core.grant import check_said
 from holdfast.core.records import LockRecord
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class LockMonitor:
         parameters = {
             "action": "lock.break",
             "subject": f"session {pid}",
-            "actor": check_name(actor, "actor"),
-            "reason": check_name(reason, "reason", most=1000),
+            "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", most=1000),
         }
         records = [each for each in self.list() if each.pid == pid]
         detail = json.dumps(

@@ -48,8 +48,7 @@ class MeasuredLock(Lock):
         try:
             state = self._take(grant, self._timeout)
             if state == "held":
-                if grant.scope is not None:
-                    grant.scope.enter()
+                grant.enter()
                 self._entered.append(grant)
                 return grant
         except BaseException:

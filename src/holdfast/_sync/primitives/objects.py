@@ -90,7 +90,7 @@ class Objects:
             row = self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
-        return ObjectRecord.of(type, row, payload, id=id)
+        return ObjectRecord.of(type, row, payload if raw is None else raw, id=id)
 
     def put_many(self, type: str, records: Records, under: LeaseGrant) -> dict[str, int]:
         """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
@@ -146,6 +146,9 @@ class Objects:
             if record is None:
                 raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
             payload = settled(change(record))
+            if payload is None or isinstance(payload, ObjectRecord):
+                told = payload.__class__.__name__  # a change in place, without a return
+                raise TypeError(f"change must return the payload as it is to be, not {told}; put_if can write null")
             try:
                 return self.put_if(type, id, payload, MatchVersion(record.version))
             except Conflict:

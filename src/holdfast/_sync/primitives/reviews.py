@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast._sync.engines.engine import Engine
 from holdfast.core.errors import Conflict
-from holdfast.core.grant import check_name
+from holdfast.core.grant import check_said
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.objects import check_most
 from holdfast.core.outcome import OperationRecord, known
@@ -52,8 +52,8 @@ class Reviews:
         self._decide(number, "rejected", actor, reason)
 
     def _decide(self, number: int, outcome: Literal["approved", "rejected"], actor: str, reason: str) -> None:
-        check_name(actor, "actor")
-        check_name(reason, "reason", 1000)
+        check_said(actor, "actor")
+        check_said(reason, "reason", 1000)
         record = self.get(number)
         if record is None:
             raise LookupError(f"there is no review {number}")

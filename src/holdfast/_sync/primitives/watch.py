@@ -14,7 +14,7 @@ from typing import Self
 from holdfast._sync.engines.engine import Engine
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
-from holdfast._wire.waiting import Signal, sleep
+from holdfast._wire.waiting import Signal, here, sleep
 from holdfast.core.changes import BATCH, Change, Position
 from holdfast.core.errors import Unanswered, Unreachable
 from holdfast.core.grant import check_timeout
@@ -33,6 +33,7 @@ class Watch:
         self._signal: Signal | None = None
         self._keeper: Keeper | None = None
         self._closed = False
+        self._reader: int | None = None
         self._poll = min(engine.poll * 2, 0.6)
         """Seconds, about, until it asks on its own; below one, so that the session stays open."""
 
@@ -53,7 +54,18 @@ class Watch:
 
         CursorExpired when changes that were not told yet have been trimmed. A database that is away is waited for.
         """
-        until = now() + check_timeout(timeout)
+        until, me = now() + check_timeout(timeout), here()
+        if self._reader not in (None, me):  # both would read from the same place, and tell the same
+            raise RuntimeError(
+                "somebody else is reading this watch: each reader needs one of its own, objects.watch(…)"
+            )
+        self._reader = me
+        try:
+            return self._next(until)
+        finally:
+            self._reader = None
+
+    def _next(self, until: float) -> Change | None:
         while not self._read and not self._closed:
             self._look(until)
             if self._read or now() >= until:

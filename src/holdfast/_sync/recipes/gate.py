@@ -18,7 +18,7 @@ from holdfast._sync.primitives.leases import Leases, Records
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, PolicyDenied
 from holdfast.core.gate import GATE, gate_lease, gate_terms, runtime_terms
-from holdfast.core.grant import LeaseTerms, check_name, check_seconds
+from holdfast.core.grant import LeaseTerms, check_said, check_seconds
 from holdfast.core.records import LeaseRecord
 
 log = logger("holdfast.gate")
@@ -34,7 +34,7 @@ class GateWindow:
     """``with client.gate(name, actor=…, reason=…) as grant``: open in the block, for the record."""
 
     def __init__(self, engine: Engine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
-        self._name, self._terms, self._reason = name, terms, check_name(reason, "reason", most=1000)
+        self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", most=1000)
         self._lease, self._audit = GateLease(engine, terms, timeout), Audit(engine)
         self._open: list[tuple[int, int, LeaseGrant]] = []
 

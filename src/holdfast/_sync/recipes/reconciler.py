@@ -142,9 +142,9 @@ class Reconciler:
             try:
                 events = self._driver.watch()
                 for event in events:
+                    self._tally.set(watching=True)  # each time: a thread that is left from the last term says otherwise
                     if not heard:
                         heard = True
-                        self._tally.set(watching=True)
                         crew.spawn(self._swept, mandate)
                     if mandate.stopping.is_set() or not self._hear(event, mandate, crew):
                         return

@@ -64,6 +64,9 @@ class Slots:
         self._auto_renew = auto_renew
         self._terms(None)
 
+    def __repr__(self) -> str:
+        return f"<Slots {self.pool!r} of {self.capacity}>"
+
     def slot(self, *, owner: str | None = None, timeout: float | None = 0.0) -> SlotClaim:
         """A handle: ``acquire``, ``try_acquire``, ``with``, ``or_skip``. ``owner``: whose it is, e.g. a session's
         id; one owner may have several."""

@@ -15,7 +15,7 @@ from holdfast._wire.database import Database
 from holdfast._wire.locking import background
 from holdfast._wire.locking.aio_mending import in_use
 from holdfast._wire.locking.aio_pump import AsyncPump
-from holdfast._wire.locking.awaiting import is_one
+from holdfast._wire.locking.awaiting import awaits
 from holdfast._wire.locking.bell import Bell
 from holdfast._wire.locking.pump import CALL_TIMEOUT, log
 from holdfast.core.errors import EngineError, Unanswered
@@ -157,7 +157,7 @@ class AsyncLocks:
     def _start(self) -> AsyncPump:
         self._usable()
         kept, extra = self._limits
-        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True, is_one=is_one)
+        mux = Mux(kept=kept, extra=extra, lines=self.database.dialect == "postgres", alone=True, awaits=awaits)
         self._pump = pump = AsyncPump(self.database, mux, get_running_loop())
         background.loop().call_soon_threadsafe(_look_after, ref(pump))
         return pump

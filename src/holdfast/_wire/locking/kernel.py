@@ -28,8 +28,6 @@ except ImportError:  # pragma: no cover - Windows
 KINDS = ("locks", "pairs")
 """Of side files: for names, and for numbers in a namespace. A schema has its own."""
 _FLOCK = "hhqqi4x"
-_LAST = 2**63 - 1
-"""No byte there: the kernel counts to the end of what is locked."""
 _NOTE_TIMEOUT = 5.0
 _SHORTEST, _LONGEST = 0.002, 0.006
 """Seconds between two questions. Not far apart: whoever has just let go has the better chances in the beginning."""
@@ -37,7 +35,7 @@ _SHORTEST, _LONGEST = 0.002, 0.006
 
 def offset(key: Key) -> int:
     if len(key) == 1:
-        return (int(key[0]) & _LAST) % _LAST
+        return int(key[0])
     return int(key[0]) << 32 | (int(key[1]) & 0xFFFFFFFF)
 
 

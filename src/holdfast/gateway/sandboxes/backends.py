@@ -83,9 +83,11 @@ class Backends:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await events.aclose()
-            await changes.close()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # whoever closes this may be cancelled, too
+                await events.aclose()
+                await changes.close()
 
     async def session_present(self, id: str) -> bool:
         """A sandbox that is to be supervised is not ready before its supervisor is connected somewhere."""

@@ -12,14 +12,13 @@ from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import measure
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import claimed
-from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers, telemetry
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.chain import Chain, Phrase, link, named, phrase
 from holdfast.core.errors import HoldfastError, Refused
-from holdfast.core.operation import NOTHING, Prior, told
+from holdfast.core.operation import NOTHING, Prior, late, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
@@ -187,7 +186,7 @@ class AsyncChunk:
             expected, pointer, number, entries = chain.waiting()
             ends.append((digest, expected, pointer, str(number), entries, *end))
         if ends and await self._call("operation_finish_many", {"keep": self._all.plan.terms.keep}, FINISH, ends):
-            raise fenced_out(self._grant.name)
+            raise late(f"a batch of {len(self._plans)} operations")
 
     async def _save(self, op: AsyncRunning) -> None:
         """What one of them notes while it runs is written at once."""
@@ -207,9 +206,9 @@ class AsyncChunk:
         except Refused as error:
             if error.sqlstate != drivers.SQLSTATE:
                 raise
-            raise fenced_out(grant.name) from error
+            raise late(f"a batch of {len(self._plans)} operations") from error
         if found and found[0]["state"] == "fenced":
-            raise fenced_out(grant.name)
+            raise late(f"a batch of {len(self._plans)} operations")
         return found
 
 

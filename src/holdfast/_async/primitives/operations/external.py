@@ -14,13 +14,12 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import claim_noted
-from holdfast._async.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, told
+from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, late, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -207,8 +206,8 @@ class AsyncExternal(AsyncAttempt):
 
     async def save(self, op: AsyncRunning) -> None:
         """What it has noted."""
-        if (state := await self._write(op, "partial")) != "done":
-            raise fenced_out(f"{op.key.label}: {state}")
+        if await self._write(op, "partial") != "done":
+            raise self._overtaken()
 
     async def _leave(self, op: AsyncRunning, said: dict[str, Any]) -> None:
         """What it has done is not known, or cannot be kept: that stays to be mended."""
@@ -224,7 +223,7 @@ class AsyncExternal(AsyncAttempt):
             await self.let_go()
 
     def _overtaken(self) -> HoldfastError:
-        return fenced_out(self.held.name)
+        return late(f"operation {self.plan.key.label!r}")
 
     async def _write(self, op: AsyncRunning, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
@@ -236,10 +235,10 @@ class AsyncExternal(AsyncAttempt):
         except Refused as error:
             if error.sqlstate != drivers.SQLSTATE:
                 raise
-            raise fenced_out(held.name) from error
+            raise late(f"operation {op.key.label!r}") from error
         state: str = row["state"]
         if state == "fenced":
-            raise fenced_out(held.name)
+            raise late(f"operation {op.key.label!r}")
         if state == "changed" and (await self._look()).pointer == parameters["pointer"]:
             state = "done"
         if state == "done":

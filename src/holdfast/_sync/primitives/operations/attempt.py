@@ -291,6 +291,8 @@ class Attempt(Governance, ABC):
             self.measured.over(how)
 
     def transient(self, error: BaseException) -> bool:
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self.transient, error.exceptions))
         return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))
 
     def remembers(self, error: BaseException) -> bool:

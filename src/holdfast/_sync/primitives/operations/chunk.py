@@ -13,14 +13,13 @@ from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import measure
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import claimed
-from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import Row, drivers, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import settled
 from holdfast.core.chain import Chain, Phrase, link, named, phrase
 from holdfast.core.errors import HoldfastError, Refused
-from holdfast.core.operation import NOTHING, Prior, told
+from holdfast.core.operation import NOTHING, Prior, late, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
@@ -188,7 +187,7 @@ class Chunk:
             expected, pointer, number, entries = chain.waiting()
             ends.append((digest, expected, pointer, str(number), entries, *end))
         if ends and self._call("operation_finish_many", {"keep": self._all.plan.terms.keep}, FINISH, ends):
-            raise fenced_out(self._grant.name)
+            raise late(f"a batch of {len(self._plans)} operations")
 
     def _save(self, op: Running) -> None:
         """What one of them notes while it runs is written at once."""
@@ -208,9 +207,9 @@ class Chunk:
         except Refused as error:
             if error.sqlstate != drivers.SQLSTATE:
                 raise
-            raise fenced_out(grant.name) from error
+            raise late(f"a batch of {len(self._plans)} operations") from error
         if found and found[0]["state"] == "fenced":
-            raise fenced_out(grant.name)
+            raise late(f"a batch of {len(self._plans)} operations")
         return found
 
 

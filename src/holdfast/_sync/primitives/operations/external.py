@@ -15,13 +15,12 @@ from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import claim_noted
-from holdfast._sync.primitives.protect import fenced_out
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, told
+from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, late, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -208,8 +207,8 @@ class External(Attempt):
 
     def save(self, op: Running) -> None:
         """What it has noted."""
-        if (state := self._write(op, "partial")) != "done":
-            raise fenced_out(f"{op.key.label}: {state}")
+        if self._write(op, "partial") != "done":
+            raise self._overtaken()
 
     def _leave(self, op: Running, said: dict[str, Any]) -> None:
         """What it has done is not known, or cannot be kept: that stays to be mended."""
@@ -225,7 +224,7 @@ class External(Attempt):
             self.let_go()
 
     def _overtaken(self) -> HoldfastError:
-        return fenced_out(self.held.name)
+        return late(f"operation {self.plan.key.label!r}")
 
     def _write(self, op: Running, status: str, **more: Any) -> str:
         """One that was sent twice because its answer was lost finds the end of the chain to be its own."""
@@ -237,10 +236,10 @@ class External(Attempt):
         except Refused as error:
             if error.sqlstate != drivers.SQLSTATE:
                 raise
-            raise fenced_out(held.name) from error
+            raise late(f"operation {op.key.label!r}") from error
         state: str = row["state"]
         if state == "fenced":
-            raise fenced_out(held.name)
+            raise late(f"operation {op.key.label!r}")
         if state == "changed" and (self._look()).pointer == parameters["pointer"]:
             state = "done"
         if state == "done":

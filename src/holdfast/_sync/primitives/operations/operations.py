@@ -19,7 +19,7 @@ from holdfast._wire.waiting import check_called
 from holdfast.core import pointer
 from holdfast.core.canonical import digest
 from holdfast.core.errors import HoldfastError, PolicyDenied
-from holdfast.core.grant import Unset, check_name
+from holdfast.core.grant import Unset, check_name, check_said
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.lineage import Contract, Lineage
 from holdfast.core.objects import check_most
@@ -199,8 +199,8 @@ class Operations(OperationLog):
     def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
         """Undo it with the function that is registered for it, whatever became of it; it may be run anew then. ``key``
         may be a WAL pointer, as ``find`` takes it. LookupError when there is nothing to undo, or that was done."""
-        check_name(actor, "actor")
-        check_name(reason, "reason", 1000)
+        check_said(actor, "actor")
+        check_said(reason, "reason", 1000)
         record = self.find(key)
         self._permit_reset(record, actor, reason)
         expected = None if pointer.hash_in(key) is None else record.pointer
@@ -211,8 +211,8 @@ class Operations(OperationLog):
         """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
         reviews is lifted, and its history is kept, with who reset it and why. OperationInProgress while somebody is at
         it. One that nobody has begun can be reset when it was refused in a review."""
-        check_name(actor, "actor")
-        check_name(reason, "reason", 1000)
+        check_said(actor, "actor")
+        check_said(reason, "reason", 1000)
         record = self.get(key)
         subject: OperationRecord | ReviewRecord | None = record or self._reviewed(as_key(key).digest)
         if subject is None:

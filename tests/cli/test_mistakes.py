@@ -1,0 +1,35 @@
+"""What a person gets wrong at the prompt is told by the name it has there: what, which, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.app import app
+
+MISTAKES = [
+    (["do", "gate.open", "g", "--for", "-1", "--reason", "x"], 2, "--for must be float from 1 to 86400, not -1.0"),
+    (["migrate", "down", "--to", "0", "--reason", "x"], 1, "nothing was removed; with --yes nobody is asked"),
+    (["relay", "parked", "gone"], 0, "nothing of relay 'gone' is parked"),
+    (["relay", "retry", "gone", "e1"], 1, "nothing of relay 'gone' is parked as 'e1'"),
+    (["ops", "export", "charge:42"], 1, "the log has nothing of operation 'charge:42'"),
+    (["ops", "export", "--dataset", "parcels"], 1, "the log has nothing of dataset 'parcels'"),
+    (["serve", "--pools", "gpu"], 2, "a pool is NAME=SLOTS, its name of letters, digits, '.', '_', '-', not 'gpu'"),
+    (["--url", "mysql://db1/app", "serve", "--port", "x"], 2, "unknown URL scheme 'mysql'"),
+    (["--schema", "A b", "serve"], 2, "schema must be 1 to 40 lower-case letters"),
+    (["driver", "ls"], 1, "No such file or directory. Is it running? 'holdfast driver' starts one"),
+    (["--url", "postgresql://h/x?flavour=1", "ls"], 2, "after '?' libpq's own alone, as in ?sslmode=require"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"), MISTAKES, ids=lambda each: " ".join(each)[:24] if isinstance(each, list) else ""
+)
+def test_a_mistake_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["--url", "sqlite:///app.db", *arguments] if arguments[0] != "--url" else arguments)
+    assert (told.exit_code, said in told.output or said in str(told.exception)) == (code, True), told.output
