@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from holdfast._wire.clock import now
 from holdfast.core.errors import Refused
 from holdfast.testing.server import until
 from tests.arena import Arena
+from tests.children import eventually, query
 from tests.conftest import MAJORS, migrated, server
 from tests.raw import Raw, acquisition, trials, waiters
 
@@ -213,3 +215,24 @@ def test_with_16_clients_on_one_name_fences_never_go_back(postgres_url: str) -> 
     assert len(fences) > 500
     back = [(one, two) for one, two in itertools.pairwise(fences) if two <= one]
     assert not back, f"{len(back)} of {len(fences)} grants got a fence below that of the grant before"
+
+
+def test_a_fence_drawn_before_the_row_was_ours_is_drawn_again(postgres_url: str) -> None:
+    """Whoever had the row until then may have drawn a later one."""
+    with (
+        psycopg.connect(postgres_url) as before,
+        psycopg.connect(postgres_url, autocommit=True) as after,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        before.execute(
+            "insert into holdfast.lease values ('a', 'b', gen_random_uuid(), gen_random_uuid(), 0, clock_timestamp())"
+        )
+        acquire = "select fence from holdfast.lease_acquire('a', 'c', 30)"
+        acquiring = pool.submit(lambda: after.execute(acquire).fetchall())
+        waits = f"select 1 from pg_stat_activity where pid = {after.info.backend_pid} and wait_event_type = 'Lock'"
+        eventually(lambda: query(postgres_url, waits), "it has drawn, and waits for the row")
+        [[earlier]] = before.execute("select holdfast.next_fence()").fetchall()
+        before.execute("delete from holdfast.lease where name = 'a'")
+        before.commit()
+        [[fence]] = acquiring.result(20)
+        assert fence > earlier

@@ -86,6 +86,29 @@ def test_a_transaction_begun_when_the_beat_was_over_is_refused(
         connection.rollback()
 
 
+def test_time_is_that_of_the_question_and_not_of_the_beginning_of_the_transaction(
+    url: str, client: holdfast.Client, name: str
+) -> None:
+    """Its lease was alive when they began: what is over meanwhile is over, and a TTL is counted from now."""
+    grant = client.lease(name, ttl=0.3, auto_renew=False).acquire()
+    with ExitStack() as stack:
+        first, second, thief = (stack.enter_context(psycopg.connect(url)) for _ in range(3))
+        for connection in (first, second, thief):
+            assert connection.execute("select name from holdfast.lease_list(%s)", [name]).fetchall() == [(name,)]
+        eventually(lambda: client.leases.get(name) is None, "it has expired")
+        with pytest.raises(FencedOut):
+            grant.protect(first)
+        with pytest.raises(FencedOut):
+            grant.protect(second, at="commit")
+        [[from_now]] = thief.execute("select extract(epoch from clock_timestamp()) + 30").fetchall()
+        taken = thief.execute("select status from holdfast.lease_acquire(%s, 'thief', 30)", [name]).fetchall()
+        [[until]] = thief.execute("select expires_at from holdfast.lease_list(%s)", [name]).fetchall()
+        for connection in (first, second, thief):
+            connection.rollback()
+    assert taken == [("taken_over",)]
+    assert until >= float(from_now)
+
+
 @FORMS
 @KEEPING
 def test_an_old_snapshot_does_not_hide_a_takeover(

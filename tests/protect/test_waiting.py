@@ -119,14 +119,21 @@ def test_a_thief_is_told_busy_and_others_of_the_same_dead_beat_go_on(
 def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_release_gives_up(
     url: str, client: holdfast.Client, operator: holdfast.Client, connection: psycopg.Connection[Any], name: str
 ) -> None:
-    """As long as the forced release waits, leases come and go, and the heartbeat of the protected one goes on."""
+    """As long as the forced release waits, leases come and go, and the heartbeat of the protected one goes on. A
+    release from SQL, which waits in the server, gives up as well."""
     grant = client.lease(name, ttl=3, renew_every=0.2).acquire()
     grant.protect(connection)
     renewals, rounds, slowest = set(), 0, 0.0
-    with ThreadPoolExecutor(1) as pool, holdfast.Client(url) as bystander:
+
+    def release_from_sql() -> None:
+        with psycopg.connect(url, options="-c statement_timeout=20s") as waiting:
+            waiting.execute("select holdfast.lease_release(%s, %s::uuid)", [name, grant.token])
+
+    with ThreadPoolExecutor(2) as pool, holdfast.Client(url) as bystander:
+        from_sql = pool.submit(release_from_sql)
         forced = pool.submit(lambda: operator.leases.force_release(name, actor="test", reason="too long"))
         eventually(lambda: ask(url, FORCING), "the forced release has asked")
-        while not forced.done():
+        while not forced.done() or not from_sql.done():
             for each in (client, operator, bystander):
                 begun = time.monotonic()
                 with each.lease(f"{name}-other", ttl=3).acquire(), each.lease(f"{name}-another").acquire():
@@ -136,6 +143,7 @@ def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_rel
             rounds += not forced.done()
         with pytest.raises(EngineError, match=f"{name}.* cannot be taken away while"):
             forced.result()
+        assert isinstance(from_sql.exception(), psycopg.errors.LockNotAvailable)
     assert rounds > 10
     assert slowest < 1.5, "whoever is held up by it is so until its end, seconds later"
     assert len(renewals) > 5

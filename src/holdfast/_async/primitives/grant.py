@@ -69,8 +69,7 @@ class AsyncLeaseGrant:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
         if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
-        asked_at = now()
-        limit = min(CALL_TIMEOUT, max(1.0, self._current.left(asked_at)))
+        asked_at, limit = now(), self._limit()
         [row] = await self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._end(LeaseLost("it expired or was taken over before it was renewed"))
@@ -190,6 +189,10 @@ class AsyncLeaseGrant:
         """Seconds since the database last confirmed it, at the most."""
         return self._current.age(now())
 
+    def _limit(self) -> float:
+        """Seconds that an answer is worth waiting for."""
+        return min(CALL_TIMEOUT, max(1.0, self._current.left(now())))
+
     @property
     def _current(self) -> Trust:
         return self._trust if self._pulse is None else self._pulse.trust
@@ -246,8 +249,9 @@ class AsyncLeaseGrant:
     async def _still_ours(self) -> bool:
         """A transaction was refused, which need not be this lease's fault: it may be under two, or have a snapshot in
         which there is none yet. Unless the database says so, it is over."""
+        asked = {"name": self.name, "token": self.token}
         try:
-            if await self._engine.call("lease_status", {"name": self.name, "token": self.token}):
+            if await self._engine.call("lease_status", asked, timeout=self._limit()):
                 return True
         except EngineError as problem:
             log.debug("lease %r: a transaction was refused, and nobody says whether it is held: %s", self.name, problem)

@@ -70,8 +70,7 @@ class LeaseGrant:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
         if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
-        asked_at = now()
-        limit = min(CALL_TIMEOUT, max(1.0, self._current.left(asked_at)))
+        asked_at, limit = now(), self._limit()
         [row] = self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._end(LeaseLost("it expired or was taken over before it was renewed"))
@@ -191,6 +190,10 @@ class LeaseGrant:
         """Seconds since the database last confirmed it, at the most."""
         return self._current.age(now())
 
+    def _limit(self) -> float:
+        """Seconds that an answer is worth waiting for."""
+        return min(CALL_TIMEOUT, max(1.0, self._current.left(now())))
+
     @property
     def _current(self) -> Trust:
         return self._trust if self._pulse is None else self._pulse.trust
@@ -247,8 +250,9 @@ class LeaseGrant:
     def _still_ours(self) -> bool:
         """A transaction was refused, which need not be this lease's fault: it may be under two, or have a snapshot in
         which there is none yet. Unless the database says so, it is over."""
+        asked = {"name": self.name, "token": self.token}
         try:
-            if self._engine.call("lease_status", {"name": self.name, "token": self.token}):
+            if self._engine.call("lease_status", asked, timeout=self._limit()):
                 return True
         except EngineError as problem:
             log.debug("lease %r: a transaction was refused, and nobody says whether it is held: %s", self.name, problem)
