@@ -37,6 +37,16 @@ def test_a_slow_transaction_is_not_skipped_and_holds_up_nobody(postgres_url: str
         assert drain(watch) == []
 
 
+def test_a_write_in_a_session_whose_triggers_are_off_is_told(postgres_url: str) -> None:
+    """``session_replication_role = replica``, as bulk loads set it, leaves out plain triggers."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        watch = client.objects.watch(since=client.objects.cursor())
+        mine.execute("set session_replication_role = replica")
+        client.objects.put_if("box", "b-1", 1, MustCreate(), tx=mine)
+        mine.commit()
+        assert [each.id for each in drain(watch)] == ["b-1"]
+
+
 def test_an_object_is_told_in_the_order_of_its_writes_whatever_their_transactions_numbers(postgres_url: str) -> None:
     """The transaction that began first writes last: the order of the transactions' numbers would tell it first."""
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as old:

@@ -117,6 +117,7 @@ end $$;
 
 create constraint trigger object_late after insert on holdfast.object_late
     deferrable initially deferred for each row execute function holdfast.object_late();
+alter table holdfast.object_late enable always trigger object_late;  -- whatever the session's replication role
 
 -- The same inside COMMIT. The row that brings the trigger about is deleted at once, as in lease_protect_at_commit.
 create function holdfast.object_log_at_commit(version bigint, type text, id text, kind text, token uuid) returns void
