@@ -108,10 +108,10 @@ class AsyncLock:
         try:
             entered = self._entered
             grant = entered[0] if len(entered) == 1 else _innermost(entered)
-            if self._on_lost == "flag":
-                await grant.give_back()
-            else:
+            if self._on_lost != "flag":
                 await grant.leave(kind, error, trace)
+            elif grant.takes_back():
+                await self._space.sessions.release(grant.ticket)
         except EngineError as problem:
             grant.put_off(problem)
         except BaseException:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast._sync.primitives.grant import EXIT_STATUS
 from holdfast._wire import forks
-from holdfast._wire.locking.locks import NOTHING
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, HoldfastError, LeaseLost
@@ -66,13 +65,9 @@ class LockGrant:
             self.abandon()
             raise
 
-    def give_back(self) -> object:
-        """The same for whoever does not ask, and says ``abandon`` when it is cut short."""
-        return self._space.sessions.release(self.ticket) if self.takes_back() else NOTHING
-
     def takes_back(self) -> bool:
-        """Is it to be unlocked? Of all who release it, in whatever threads, one is told so: another may have it by the
-        time the second one comes."""
+        """Is it to be unlocked? Of all who release it, in whatever threads, one is told so, and unlocks it, or says
+        ``abandon`` when it is cut short: another may have it by the time the second one comes."""
         if self._era != forks.era or self.ticket.state != "held":
             return False
         try:

@@ -191,4 +191,4 @@ def _look_after(known: ReferenceType[AsyncPump]) -> None:
     in_use.discard(pump)
 
 
-__all__ = ["CALL_TIMEOUT", "NOTHING", "AsyncLocks", "owner"]
+__all__ = ["CALL_TIMEOUT", "AsyncLocks", "owner"]

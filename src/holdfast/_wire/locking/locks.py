@@ -239,4 +239,4 @@ class Locks:
             pump.post(pump.resume, session)
 
 
-__all__ = ["CALL_TIMEOUT", "NOTHING", "Locks", "owner"]
+__all__ = ["CALL_TIMEOUT", "Locks", "owner"]
