@@ -111,9 +111,10 @@ class Connection:
             if lost := lost or way.drops:
                 self.spoilt = True
                 continue
-            with suppress(OSError):  # gone, which its own direction tells
-                target.write(data)
-                await target.drain()
+            with suppress(OSError):
+                if not target.is_closing():  # gone, which its own direction tells
+                    target.write(data)
+                    await target.drain()
         if lost:  # the end got lost as well: the other side waits until the connection is ended
             await asyncio.Event().wait()
         target.close()
