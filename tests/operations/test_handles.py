@@ -318,3 +318,12 @@ def test_usage_and_execute_are_enough(postgres_url: str) -> None:
         assert [each.result for each in client.operations.run_many("abcd", lambda key: key)] == [1, 2, "c", "d"]
         assert client.operations.recover() == {}
         assert client.operations.verify().broken == ()
+
+
+def test_a_function_that_is_not_written_in_python_is_decorated_as_any_other(sqlite_url: str) -> None:
+    """Some of them do not say what they take."""
+    with holdfast.Client(sqlite_url) as client:
+        largest: Any = client.operation(key=lambda *values: f"largest-{values[0]}")(max)
+        assert (largest(1, 2).result, largest(1, 2).replayed) == (2, True)
+        with pytest.raises(holdfast.KeyReused):
+            largest(1, 3)

@@ -52,9 +52,8 @@ class AsyncOperation:
 
         @wraps(function)
         async def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
-            given = signature.bind(
-                *args, **kwargs
-            ).arguments  # what does not fit is an error before there is an attempt
+            # What does not fit is an error before there is an attempt.
+            given = signature.bind(*args, **kwargs).arguments
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
             sent = self._fingerprint or digest((name, given), "the arguments")
             payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload
@@ -139,7 +138,10 @@ def _taken(function: Function) -> Signature:
     """What it takes from whoever calls it: everything but ``op``."""
     import inspect
 
-    found = inspect.signature(function)
+    try:
+        found = inspect.signature(function)
+    except ValueError:  # one that is not written in Python
+        found = inspect.signature(lambda *args, **kwargs: None)
     return found.replace(parameters=[each for name, each in found.parameters.items() if name != "op"])
 
 
