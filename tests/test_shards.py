@@ -75,6 +75,14 @@ def test_they_are_entered_once(connect: Connect, sqlite_url: str) -> None:
         pass
 
 
+def test_a_block_ends_at_once_and_not_with_the_next_look(connect: Connect, either: str) -> None:
+    """Who waits for the end must not hear the bell in the place of the one that is to end: that sleeps on, here for
+    a minute."""
+    for _ in range(5):
+        with connect(either).shards("sweep", 2, ttl=600.0) as shards:
+            assert len(shards.held) == 2
+
+
 def test_entering_that_is_interrupted_keeps_nothing(either: str) -> None:
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client:

@@ -28,8 +28,13 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[holdfast.Pr
                     answer(one)
 
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        threading.Thread(target=serve, daemon=True).start()
+        serves = threading.Thread(target=serve, daemon=True)
+        serves.start()
         yield holdfast.ProcessDriver(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.4)
+        OVER.set()
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)  # closing alone would let it wait for the next one for ever
+        serves.join()
 
 
 def said(status: str, body: bytes) -> Callable[[socket.socket], object]:
@@ -63,7 +68,6 @@ def test_what_is_no_answer_of_a_driver_is_told_as_none(answer: Any, told: str) -
             assert refused.value.status is None
             OVER.set()  # the thread that drips has a next one to serve
             OVER.clear()
-    OVER.set()
 
 
 def test_what_a_later_driver_says_besides_is_no_obstacle() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import queue
 import signal
 import threading
 import time
@@ -27,24 +26,24 @@ def check_work(work: Callable[..., Any]) -> None:
 
 
 class Bell:
-    """Rung from any thread and from a signal's handler, which an Event could make wait for itself; heard by one."""
+    """Rung from any thread and from a signal's handler, which an Event could make wait for itself; heard by one.
+
+    A bare lock, taken while nothing rings. A queue would not do: if its ``get(timeout)`` is woken for nothing, by a
+    signal whose handler takes its time, just as its time ends, Python 3.11 waits for ever."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._silence = threading.Lock()
+        self._silence.acquire()
 
     def ring(self) -> None:
-        self._rings.put(None)
+        with suppress(RuntimeError):  # it rings already
+            self._silence.release()
 
     def wait(self, timeout: float) -> None:
         """In short naps: a signal that comes just before a nap is handled after it, not within."""
         until = now() + timeout
-        while (left := until - now()) > 0 and self._rings.empty():
-            with suppress(queue.Empty):
-                self._rings.get(timeout=min(left, _NAP))
-                break
-        with suppress(queue.Empty):
-            while True:
-                self._rings.get_nowait()
+        while not self._silence.acquire(timeout=max(0.0, min(until - now(), _NAP))) and now() < until:
+            pass
 
 
 class Job:

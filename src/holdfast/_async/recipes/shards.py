@@ -40,7 +40,7 @@ class AsyncShards:
         """The replicas that were there at the last look, ourselves among them."""
         self.gained = 0
         """How many shards we have ever taken."""
-        self._bell = AsyncBell()
+        self._bell, self._over = AsyncBell(), AsyncBell()
         self._grants: dict[int, AsyncLeaseGrant] = {}
         self._member: AsyncLeaseGrant | None = None
         self._job: AsyncJob | None = None
@@ -89,7 +89,7 @@ class AsyncShards:
             for grant in self._all():
                 grant.abandon()
             raise
-        self._job = AsyncJob(self._run, self, self._bell.ring)
+        self._job = AsyncJob(self._run, self, self._over.ring)
         return self
 
     async def __aexit__(
@@ -97,7 +97,7 @@ class AsyncShards:
     ) -> None:
         self.stop()
         while self._job is not None and not self._job.ended:
-            await self._bell.wait(1.0)
+            await self._over.wait(1.0)
         self._engine.working.discard(self)
         answers = True
         for grant in self._all():

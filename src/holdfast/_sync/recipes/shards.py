@@ -41,7 +41,7 @@ class Shards:
         """The replicas that were there at the last look, ourselves among them."""
         self.gained = 0
         """How many shards we have ever taken."""
-        self._bell = Bell()
+        self._bell, self._over = Bell(), Bell()
         self._grants: dict[int, LeaseGrant] = {}
         self._member: LeaseGrant | None = None
         self._job: Job | None = None
@@ -90,7 +90,7 @@ class Shards:
             for grant in self._all():
                 grant.abandon()
             raise
-        self._job = Job(self._run, self, self._bell.ring)
+        self._job = Job(self._run, self, self._over.ring)
         return self
 
     def __exit__(
@@ -98,7 +98,7 @@ class Shards:
     ) -> None:
         self.stop()
         while self._job is not None and not self._job.ended:
-            self._bell.wait(1.0)
+            self._over.wait(1.0)
         self._engine.working.discard(self)
         answers = True
         for grant in self._all():
