@@ -357,6 +357,17 @@ def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
             assert [each.id for each in drain(objects.watch(since=held))] == ["b-1", "b-2", "b-3"]
 
 
+@pytest.mark.parametrize("drawn", [102398, 102399])
+def test_the_log_is_trimmed_where_all_is_written_in_transactions_of_the_users(postgres_url: str, drawn: int) -> None:
+    """Each draws two numbers: where one writes at a time, round ones are all versions, or all places."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        client.objects.put_if("box", "b-0", 0, MustCreate())
+        mine.execute("select setval('holdfast.object_version', %s)", [drawn])
+        client.objects.put_if("box", "b-1", 0, MustCreate(), tx=mine)
+        mine.commit()
+    assert query(postgres_url, "select id from holdfast.object_change") == [("b-1",)]
+
+
 def test_between_two_attempts_of_an_update_there_is_a_pause_of_chance(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,6 @@ update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(1
 delete from holdfast_lease where name = :name and not :keeps;
 delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1 where id = :old_beat and :tell;
-delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000 and (select max(id) from holdfast_history) % 100 = 0;
 select 1 as done;
 
 -- name: lease_abandon
