@@ -189,7 +189,11 @@ class AsyncEngine(ABC):
             return session
         from holdfast._async.engines.looking import looking
 
-        return await looking(session, self.database.dialect, timeout)
+        try:
+            return await looking(session, self.database.dialect, timeout)
+        except BaseException:
+            session.close()
+            raise
 
     async def close(self) -> None:
         self._notice_fork()

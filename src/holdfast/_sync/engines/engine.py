@@ -190,7 +190,11 @@ class Engine(ABC):
             return session
         from holdfast._sync.engines.looking import looking
 
-        return looking(session, self.database.dialect, timeout)
+        try:
+            return looking(session, self.database.dialect, timeout)
+        except BaseException:
+            session.close()
+            raise
 
     def close(self) -> None:
         self._notice_fork()

@@ -7,6 +7,10 @@
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
+-- name: session_look
+-- From here on this connection takes queries alone. Whoever only looks waits for nobody who writes.
+pragma query_only = on;
+
 -- name: schema_applied
 select version, name, applied_at from holdfast_schema_version order by version;
 
