@@ -46,10 +46,11 @@ class ShardTerms:
         """From names and holders: who is there, and who has which shard."""
         members, owners, shard = set(), {}, self.shard(0)[:-1]
         for lease, holder in leases:
+            number = lease.removeprefix(shard)
             if lease.startswith(self.member("")):
                 members.add(holder)
-            elif lease.startswith(shard) and lease.removeprefix(shard).isdigit():
-                owners[int(lease.removeprefix(shard))] = holder
+            elif number != lease and number.isascii() and number.isdigit():
+                owners[int(number)] = holder
         return members, owners
 
 
