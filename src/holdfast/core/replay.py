@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,12 +64,12 @@ def step(state: State, entry: Entry) -> State:
         case "effect_started":
             return replace(state, effect_started=True)
         case "checkpoint":
-            told = _detail(entry)
+            told = entry.told
             return replace(state, checkpoints={**state.checkpoints, str(told.get("name")): told.get("value")})
         case "success":
             return replace(state, status="success", result_hash=entry.payload_hash, result=entry.payload, error=None)
         case "failure":
-            return replace(state, status="failure", error=_text(_detail(entry).get("error")))
+            return replace(state, status="failure", error=_text(entry.told.get("error")))
         case "rollback":
             return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None)
         case "reset":
@@ -100,16 +99,8 @@ def snapshot(state: State) -> dict[str, Any]:
 def _restored(state: State, entry: Entry) -> State:
     if state.attempt:  # the entries before it are there as well
         return state
-    told, known = _detail(entry).get("state"), snapshot(state)
+    told, known = entry.told.get("state"), snapshot(state)
     return replace(state, **{name: told[name] for name in known if name in told}) if isinstance(told, dict) else state
-
-
-def _detail(entry: Entry) -> Mapping[str, Any]:
-    try:
-        told = json.loads(entry.detail)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 def _text(value: object) -> str | None:

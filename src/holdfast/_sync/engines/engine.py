@@ -31,7 +31,6 @@ LOCKED, DENIED = "55P03", "42501"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
 
-
 NOTHING: Mapping[str, Any] = {}
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
