@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
-from holdfast._async.primitives.connections import AUTOCOMMIT, recognise
+from holdfast._async.primitives.connections import recognise
+from holdfast._async.primitives.connections.phrasing import AUTOCOMMIT
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.protect import fenced_out
 from holdfast._async.primitives.watch import AsyncWatch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from holdfast._async.primitives.connections import known_as
 from holdfast._wire import drivers
 from holdfast.core.rows import RowKey, quoted
 
@@ -20,22 +21,15 @@ Row = dict[str, Any]
 
 
 async def row_lock(connection: Any, row: RowKey) -> Row | None:
-    adapters: dict[tuple[str, str], Any] = {
-        ("psycopg", "AsyncConnection"): _psycopg,
-        ("sqlite3", "Connection"): _sqlite3,
-        ("sqlalchemy", "AsyncConnection"): _sqlalchemy,
-        ("sqlalchemy", "AsyncSession"): _sqlalchemy,
-        ("sqlalchemy", "async_scoped_session"): _sqlalchemy,
-    }
-    for ancestor in type(connection).__mro__:
-        lock = adapters.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
-        if lock is not None:
-            found: Row | None = await lock(connection, row)
-            return found
-    raise TypeError(
-        f"cannot lock a row with a {type(connection).__module__}.{type(connection).__qualname__}: give a connection of "
-        "psycopg, a connection or session of SQLAlchemy, or a sqlite3.Connection"
-    )
+    kind: Any = type(connection)
+    lock = known_as(kind, _ADAPTERS)
+    if lock is None:
+        raise TypeError(
+            f"cannot lock a row with a {kind.__module__}.{kind.__qualname__}: give a connection of psycopg, a "
+            "connection or session of SQLAlchemy, or a sqlite3.Connection"
+        )
+    found: Row | None = await lock(connection, row)
+    return found
 
 
 async def _psycopg(connection: Any, row: RowKey) -> Row | None:
@@ -158,3 +152,12 @@ def _no_transaction(remedy: str) -> ValueError:
     return ValueError(
         f"no transaction is open on this connection, so there is nothing the lock could live in: use {remedy}"
     )
+
+
+_ADAPTERS: dict[tuple[str, str], Any] = {
+    ("psycopg", "AsyncConnection"): _psycopg,
+    ("sqlite3", "Connection"): _sqlite3,
+    ("sqlalchemy", "AsyncConnection"): _sqlalchemy,
+    ("sqlalchemy", "AsyncSession"): _sqlalchemy,
+    ("sqlalchemy", "async_scoped_session"): _sqlalchemy,
+}

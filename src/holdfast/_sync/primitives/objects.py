@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast._sync.engines.engine import Engine
-from holdfast._sync.primitives.connections import AUTOCOMMIT, recognise
+from holdfast._sync.primitives.connections import recognise
+from holdfast._sync.primitives.connections.phrasing import AUTOCOMMIT
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.protect import fenced_out
 from holdfast._sync.primitives.watch import Watch

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from holdfast._sync.primitives.connections import known_as
 from holdfast._wire import drivers
 from holdfast.core.rows import RowKey, quoted
 
@@ -21,22 +22,15 @@ Row = dict[str, Any]
 
 
 def row_lock(connection: Any, row: RowKey) -> Row | None:
-    adapters: dict[tuple[str, str], Any] = {
-        ("psycopg", "Connection"): _psycopg,
-        ("sqlite3", "Connection"): _sqlite3,
-        ("sqlalchemy", "Connection"): _sqlalchemy,
-        ("sqlalchemy", "Session"): _sqlalchemy,
-        ("sqlalchemy", "scoped_session"): _sqlalchemy,
-    }
-    for ancestor in type(connection).__mro__:
-        lock = adapters.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
-        if lock is not None:
-            found: Row | None = lock(connection, row)
-            return found
-    raise TypeError(
-        f"cannot lock a row with a {type(connection).__module__}.{type(connection).__qualname__}: give a connection of "
-        "psycopg, a connection or session of SQLAlchemy, or a sqlite3.Connection"
-    )
+    kind: Any = type(connection)
+    lock = known_as(kind, _ADAPTERS)
+    if lock is None:
+        raise TypeError(
+            f"cannot lock a row with a {kind.__module__}.{kind.__qualname__}: give a connection of psycopg, a "
+            "connection or session of SQLAlchemy, or a sqlite3.Connection"
+        )
+    found: Row | None = lock(connection, row)
+    return found
 
 
 def _psycopg(connection: Any, row: RowKey) -> Row | None:
@@ -159,3 +153,12 @@ def _no_transaction(remedy: str) -> ValueError:
     return ValueError(
         f"no transaction is open on this connection, so there is nothing the lock could live in: use {remedy}"
     )
+
+
+_ADAPTERS: dict[tuple[str, str], Any] = {
+    ("psycopg", "Connection"): _psycopg,
+    ("sqlite3", "Connection"): _sqlite3,
+    ("sqlalchemy", "Connection"): _sqlalchemy,
+    ("sqlalchemy", "Session"): _sqlalchemy,
+    ("sqlalchemy", "scoped_session"): _sqlalchemy,
+}

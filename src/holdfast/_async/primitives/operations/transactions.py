@@ -11,7 +11,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from holdfast._async.primitives.connections import AsyncConnection, AsyncPsycopg, commit_known
+from holdfast._async.primitives.connections import AsyncConnection
+from holdfast._async.primitives.connections.psycopg import AsyncPsycopg, commit_known
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused

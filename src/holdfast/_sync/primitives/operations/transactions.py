@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from holdfast._sync.primitives.connections import Connection, Psycopg, commit_known
+from holdfast._sync.primitives.connections import Connection
+from holdfast._sync.primitives.connections.psycopg import Psycopg, commit_known
 from holdfast._wire import Row
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused

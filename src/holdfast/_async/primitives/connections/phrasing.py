@@ -1,0 +1,25 @@
+"""Our statements, in the words of each driver; and what its user is told."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from holdfast._wire.database import Database
+from holdfast.sql import statements
+
+AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
+
+
+def phrased(database: Database, name: str, style: str) -> str:
+    """The statement with its parameters as the driver writes them."""
+    return script(database, name, style)[0]
+
+
+@lru_cache
+def script(database: Database, name: str, style: str) -> list[str]:
+    """The same of one that takes several steps, of which the first that answers has done it."""
+    statement = statements(database.dialect, database.schema)[name]
+    found = [step.sql for step in statement.steps]
+    for number, parameter in reversed(list(enumerate(statement.parameters, 1))):  # or $1 would be found in $10
+        found = [sql.replace(f"${number}", style.format(parameter)) for sql in found]
+    return found

@@ -1,0 +1,77 @@
+"""A connection or a session of SQLAlchemy, over any driver."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from holdfast._async.primitives.connections.phrasing import AUTOCOMMIT, phrased, script
+from holdfast._async.primitives.connections.sqlite import check_file
+from holdfast._wire import Row, drivers
+from holdfast._wire.database import Database
+
+
+class AsyncSqlAlchemy:
+    def __init__(self, database: Database, connection: Any, what: str) -> None:
+        self._database, self._what = database, what
+        self._connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction())
+
+    def begins_by_itself(self) -> bool:
+        return True
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = self._connection.begin()
+        return block
+
+    def nested(self) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = self._connection.begin_nested()
+        return block
+
+    def mark(self) -> None: ...
+
+    def unbroken(self) -> bool:
+        """SQLAlchemy executes nothing in a block whose transaction was ended."""
+        return True
+
+    async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
+        from sqlalchemy import String, bindparam, text
+
+        connection = await self._checked()
+        drivers.teach_sqlalchemy(connection)
+        protecting = text(phrased(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
+        secret = parameters | {"token": drivers.Secret(parameters["token"])}
+        result = await connection.execute(protecting, secret)
+        found: int | None = result.scalar()
+        if found is not None and drivers.autocommits(connection):
+            raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
+        return found
+
+    async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        from sqlalchemy import text
+
+        connection = await self._checked()
+        if drivers.would_autocommit(connection):
+            raise ValueError(AUTOCOMMIT)
+        for sql in script(self._database, statement, ":{}"):
+            result = await connection.execute(text(sql), parameters)
+            row = result.mappings().first() if result.returns_rows else None
+            if row is not None:
+                return dict(row)
+        return {}
+
+    async def _checked(self) -> Any:
+        """The connection, which is one to our database."""
+        from sqlalchemy import text
+
+        connection = self._connection
+        if hasattr(connection, "get_bind"):  # a session
+            connection = await connection.connection()
+        if not (dialect := drivers.speaks(connection)).startswith(self._database.dialect):
+            raise ValueError(f"{self._what} in {self._database}: a transaction of {dialect} cannot be used with it")
+        if dialect == "sqlite":
+            listing = (await connection.execute(text("pragma database_list"))).fetchall()
+            check_file(self._database, listing, self._what)
+        return connection
