@@ -20,6 +20,7 @@ from holdfast._wire import forks
 from holdfast._wire import sqlite as wire
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.database import parse
+from holdfast._wire.sqlite_file import boot_id
 from holdfast.core.errors import Refused, Unreachable
 from holdfast.sql import migrations, statements
 from tests.conftest import migrated
@@ -64,7 +65,7 @@ print(count, flush=True)
 @pytest.fixture
 def raw(sqlite_url: str) -> Iterator[Raw]:
     made = Raw(migrated(sqlite_url))
-    made.call("hello", boot=wire.boot_id() or "")
+    made.call("hello", boot=boot_id() or "")
     yield made
     made.close()
 
@@ -190,7 +191,7 @@ def test_ctrl_c_is_heard_while_another_process_writes(raw: Raw) -> None:
 def test_a_new_boot_lifts_the_fence_and_the_same_boot_does_not(raw: Raw) -> None:
     """In WAL mode the last commits may be lost with the machine, and the fences that were given out in them."""
     before, newest = raw.acquire("a")["fence"], migrations("sqlite")[-1].version
-    assert raw.call("hello", boot=wire.boot_id() or "") == [{"version": newest}]
+    assert raw.call("hello", boot=boot_id() or "") == [{"version": newest}]
     assert raw.acquire("b")["fence"] == before + 1
     assert raw.call("hello", boot="another boot") == [{"version": newest}]
     lifted = raw.acquire("c")["fence"]

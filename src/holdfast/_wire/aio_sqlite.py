@@ -36,10 +36,6 @@ class AsyncSqliteSession:
         return self
 
     @property
-    def boot(self) -> str | None:
-        return self._opened.boot
-
-    @property
     def _opened(self) -> SqliteSession:
         if self._session is None:
             raise Unanswered("the session is closed")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast._wire import Row
-from holdfast._wire.sqlite import boot_id
+from holdfast._wire.sqlite_file import boot_id
 from holdfast.core.health.sqlite import filesystem
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast._async.engines.engine import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast._wire import Row
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
-from holdfast._wire.sqlite import boot_id
+from holdfast._wire.sqlite_file import boot_id
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 from holdfast.core.rights import migrate_command
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from holdfast._sync.engines.engine import CALL_TIMEOUT, NOTHING, Answers, Calls, Engine, Session
 from holdfast._wire import Row
-from holdfast._wire.sqlite import SqliteSession, boot_id
+from holdfast._wire.sqlite import SqliteSession
+from holdfast._wire.sqlite_file import boot_id
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch
 from holdfast.core.rights import migrate_command
 

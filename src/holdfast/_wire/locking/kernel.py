@@ -152,7 +152,7 @@ class KernelLockWire:
         file = self._files[space]
         if file is None:
             if not os.path.exists(self._paths[space]):
-                from holdfast._wire.sqlite import check_header
+                from holdfast._wire.sqlite_file import check_header
 
                 check_header(self._database)
             try:
