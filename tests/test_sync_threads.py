@@ -107,7 +107,7 @@ def test_a_slow_call_does_not_hold_up_another_thread_beyond_its_limit(
 def test_close_does_not_wait_for_a_slow_call_without_a_limit(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast._sync.client.CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr("holdfast._sync.primitives.closing.CLOSE_TIMEOUT", 0.2)
     monkeypatch.setattr("holdfast._sync.engines.engine.CALL_TIMEOUT", 0.2)
     with Proxy(postgres_url) as link, ThreadPoolExecutor(1) as pool:
         client = holdfast.Client(link.url)

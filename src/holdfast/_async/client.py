@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from holdfast._async.engines import open_engine
+from holdfast._async.primitives import closing
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.door import AsyncRecipes
 from holdfast._wire import forks
 from holdfast._wire.database import parse
-from holdfast._wire.log import logger
-from holdfast.core.errors import HoldfastError, PolicyDenied, SchemaMismatch
+from holdfast.core.errors import PolicyDenied
 from holdfast.core.grant import Failover, LeaseTerms, OnLost, Unset, check_free_name, check_sessions
 from holdfast.sql import Migration
 
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
     from holdfast.core.policy import Rule, Rules
     from holdfast.core.tickets import Name
-
-log = logger("holdfast.client")
-
-CLOSE_TIMEOUT = 5.0
 
 
 class AsyncClient(AsyncRecipes):
@@ -271,30 +267,10 @@ class AsyncClient(AsyncRecipes):
                 "close it"
             )
         try:
-            await self._end_work()
+            await closing.end_work(self._engine)
         finally:
             self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
-            await self._end_rest()
-
-    async def _end_work(self) -> None:
-        working = list(self._engine.working) if self._engine.era == forks.era else []
-        try:
-            for each in working:
-                each.stop()
-            for each in working:
-                await each.leave()
-        finally:
-            for each in working:
-                each.let_expire()
-
-    async def _end_rest(self) -> None:
-        try:
-            if self._engine.era == forks.era and not self._engine.looks:
-                if self._locks is not None:
-                    await self._locks.close()
-                await self._end_beats()
-        finally:
-            await self._engine.close()
+            await closing.end_rest(self._engine, self._locks)
 
     async def __aenter__(self) -> Self:
         return self
@@ -313,29 +289,3 @@ class AsyncClient(AsyncRecipes):
         space = AsyncLockSpace(self._engine, database, kept=kept, extra=extra)
         self._locks = first = cast("AsyncLockSpace", self._firsts.setdefault("locks", space))
         return first
-
-    async def _end_beats(self) -> None:
-        """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""
-        keeper = self._engine.keeper
-        beats, shared = keeper.retire(self._engine.owner)
-        last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
-        single = self._engine.unkept | {holding.token: holding.name for holding in shared}
-        last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
-        try:
-            while last:
-                await self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
-                last.pop()
-            if beats or single:
-                await self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
-        except SchemaMismatch:
-            last = []  # the tables are gone, and what it held with them
-        except HoldfastError as error:
-            log.warning(
-                "what %r held is released later, the database did not take it now: %s",
-                self,
-                error,
-                extra={"event": "client.released_late", "database": str(self._database), "error": str(error)},
-            )
-        finally:
-            for statement, parameters in last:
-                keeper.say_later(statement, parameters)

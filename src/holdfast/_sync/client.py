@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from holdfast._sync.engines import open_engine
+from holdfast._sync.primitives import closing
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.recipes.door import Recipes
 from holdfast._wire import forks
 from holdfast._wire.database import parse
-from holdfast._wire.log import logger
-from holdfast.core.errors import HoldfastError, PolicyDenied, SchemaMismatch
+from holdfast.core.errors import PolicyDenied
 from holdfast.core.grant import Failover, LeaseTerms, OnLost, Unset, check_free_name, check_sessions
 from holdfast.sql import Migration
 
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from holdfast.core.operation_terms import Function, OnPartial, WhenLocked
     from holdfast.core.policy import Rule, Rules
     from holdfast.core.tickets import Name
-
-log = logger("holdfast.client")
-
-CLOSE_TIMEOUT = 5.0
 
 
 class Client(Recipes):
@@ -272,30 +268,10 @@ class Client(Recipes):
                 "close it"
             )
         try:
-            self._end_work()
+            closing.end_work(self._engine)
         finally:
             self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
-            self._end_rest()
-
-    def _end_work(self) -> None:
-        working = list(self._engine.working) if self._engine.era == forks.era else []
-        try:
-            for each in working:
-                each.stop()
-            for each in working:
-                each.leave()
-        finally:
-            for each in working:
-                each.let_expire()
-
-    def _end_rest(self) -> None:
-        try:
-            if self._engine.era == forks.era and not self._engine.looks:
-                if self._locks is not None:
-                    self._locks.close()
-                self._end_beats()
-        finally:
-            self._engine.close()
+            closing.end_rest(self._engine, self._locks)
 
     def __enter__(self) -> Self:
         return self
@@ -314,29 +290,3 @@ class Client(Recipes):
         space = LockSpace(self._engine, database, kept=kept, extra=extra)
         self._locks = first = cast("LockSpace", self._firsts.setdefault("locks", space))
         return first
-
-    def _end_beats(self) -> None:
-        """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""
-        keeper = self._engine.keeper
-        beats, shared = keeper.retire(self._engine.owner)
-        last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
-        single = self._engine.unkept | {holding.token: holding.name for holding in shared}
-        last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
-        try:
-            while last:
-                self._engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
-                last.pop()
-            if beats or single:
-                self._engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
-        except SchemaMismatch:
-            last = []  # the tables are gone, and what it held with them
-        except HoldfastError as error:
-            log.warning(
-                "what %r held is released later, the database did not take it now: %s",
-                self,
-                error,
-                extra={"event": "client.released_late", "database": str(self._database), "error": str(error)},
-            )
-        finally:
-            for statement, parameters in last:
-                keeper.say_later(statement, parameters)
