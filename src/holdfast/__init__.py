@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast._sync.recipes.driver import Driver
     from holdfast.checksums import checksum_file
     from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
+    from holdfast.core.dataset import Dataset
     from holdfast.core.energy import Energy, Estimate
     from holdfast.core.errors import (
         AcquireTimeout,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from holdfast.core.keys import OperationKey, time_bucket
     from holdfast.core.lineage import Contract
     from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
-    from holdfast.core.policy import Allow, Dataset, Deny, PolicyContext, Review
+    from holdfast.core.policy import Allow, Deny, PolicyContext, Review
     from holdfast.files import file_lock
     from holdfast.inheritance import inherited
     from holdfast.policies import Policy
@@ -57,7 +58,7 @@ _HOME = {
     "BackendCondition": "holdfast.core.conditions",
     "Client": "holdfast._sync.client",
     "Contract": "holdfast.core.lineage",
-    "Dataset": "holdfast.core.policy",
+    "Dataset": "holdfast.core.dataset",
     "Deny": "holdfast.core.policy",
     "Driver": "holdfast._sync.recipes.driver",
     "DriverEvent": "holdfast.core.conditions",

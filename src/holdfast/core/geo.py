@@ -11,16 +11,14 @@ h3 comes with the ``geo`` extra, and is imported by whoever calls this.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from holdfast.core.cells import as_list, as_mapping, cells_of
 
 CELL = "h3"
 """The property that names the cell."""
-MOST = 100_000
-"""Cells that a geometry may come to."""
 _GEOMETRIES = frozenset(
     {"Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon", "GeometryCollection"}
 )
@@ -52,7 +50,7 @@ def mask_h3(geojson: Mapping[str, Any], resolution: int) -> dict[str, Any]:
         elif _is_cell(h3, named, geometry, resolution):
             features.append(_feature(_outline(h3, named), {**kept, CELL: named}))
         else:
-            cells = sorted(_cells(h3, geometry, resolution, where))
+            cells = sorted(cells_of(h3, geometry, resolution, where))
             features += [_feature(_outline(h3, cell), {**kept, CELL: cell}) for cell in cells]
     return {"type": "FeatureCollection", "features": features}
 
@@ -102,10 +100,10 @@ def _unmasked(h3: Any, value: object, resolution: int, where: str) -> Iterator[s
         if name not in known and _tells(h3, name, member, resolution):
             yield f"{where}.{name} tells a position"
     if value["type"] == "FeatureCollection":
-        for number, each in enumerate(_list(value.get("features"), f"{where}.features")):
+        for number, each in enumerate(as_list(value.get("features"), f"{where}.features")):
             yield from _unmasked(h3, each, resolution, f"{where}.features[{number}]")
         return
-    properties = _mapping(value.get("properties") or {}, f"{where}.properties")
+    properties = as_mapping(value.get("properties") or {}, f"{where}.properties")
     for name, each in properties.items():
         if name != CELL and _tells(h3, name, each, resolution):
             yield f"{where}.properties.{name} tells a position"
@@ -116,73 +114,19 @@ def _unmasked(h3: Any, value: object, resolution: int, where: str) -> Iterator[s
 
 def _parts(value: object, where: str) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any], str]]:
     """Geometries with their properties."""
-    found = _mapping(value, where)
+    found = as_mapping(value, where)
     kind = found.get("type")
     if kind == "FeatureCollection":
-        for number, each in enumerate(_list(found.get("features"), f"{where}.features")):
+        for number, each in enumerate(as_list(found.get("features"), f"{where}.features")):
             yield from _parts(each, f"{where}.features[{number}]")
     elif kind == "Feature":
         geometry = found.get("geometry")
-        properties = _mapping(found.get("properties") or {}, f"{where}.properties")
-        yield None if geometry is None else _mapping(geometry, f"{where}.geometry"), properties, f"{where}.geometry"
+        properties = as_mapping(found.get("properties") or {}, f"{where}.properties")
+        yield None if geometry is None else as_mapping(geometry, f"{where}.geometry"), properties, f"{where}.geometry"
     elif kind in _GEOMETRIES:
         yield found, {}, where
     else:
         raise ValueError(f"{where} must be GeoJSON, with a type that is one of {', '.join(sorted(_KINDS))}: {kind!r}")
-
-
-def _cells(h3: Any, geometry: Mapping[str, Any], resolution: int, where: str) -> set[str]:
-    kind = geometry.get("type")
-    if kind == "GeometryCollection":
-        parts = _list(geometry.get("geometries"), f"{where}.geometries")
-        return {cell for part in parts for cell in _cells(h3, _mapping(part, where), resolution, where)}
-    given, path = geometry.get("coordinates"), f"{where}.coordinates"
-    match kind:
-        case "Point":
-            return _touched(h3, [_position(given, path)], resolution)
-        case "MultiPoint":
-            return _touched(h3, _positions(given, path, 0), resolution)
-        case "LineString":
-            return _line(h3, _positions(given, path, 2), resolution, path)
-        case "MultiLineString":
-            lines = _list(given, path)
-            return {cell for line in lines for cell in _line(h3, _positions(line, path, 2), resolution, path)}
-        case "Polygon":
-            return _area(h3, given, resolution, path)
-        case "MultiPolygon":
-            return {cell for each in _list(given, path) for cell in _area(h3, each, resolution, path)}
-        case _:
-            raise ValueError(f"{where} must be a geometry of GeoJSON, not of type {kind!r}")
-
-
-def _touched(h3: Any, positions: Iterable[tuple[float, float]], resolution: int) -> set[str]:
-    return {h3.latlng_to_cell(lat, lng, resolution) for lng, lat in positions}
-
-
-def _line(h3: Any, positions: Sequence[tuple[float, float]], resolution: int, where: str) -> set[str]:
-    step = h3.average_hexagon_edge_length(resolution, unit="km") / 2
-    found = _touched(h3, positions, resolution)
-    for (lng, lat), (lng2, lat2) in pairwise(positions):
-        count = math.ceil(h3.great_circle_distance((lat, lng), (lat2, lng2), unit="km") / step)
-        _check_size(count, resolution, where)
-        east = (lng2 - lng + 180) % 360 - 180  # the shorter way, be it across the date line
-        parts = [number / count for number in range(1, count)]
-        found |= _touched(h3, ((lng + east * part, lat + (lat2 - lat) * part) for part in parts), resolution)
-    return found
-
-
-def _area(h3: Any, given: object, resolution: int, where: str) -> set[str]:
-    rings = [_positions(ring, where, 4) for ring in _list(given, where)]
-    if not rings:
-        raise ValueError(f"{where} must have a ring")
-    east, north = ([position[axis] for position in rings[0]] for axis in (0, 1))
-    width, height = max(east) - min(east), max(north) - min(north)
-    across = 111.32 * math.cos(math.radians(min(map(abs, north))))
-    _check_size(width * height * 111.32 * across / h3.average_hexagon_area(resolution, unit="km^2"), resolution, where)
-    outer, *holes = [[(lat, lng) for lng, lat in ring] for ring in rings]
-    shape = h3.LatLngPoly(outer, *holes)
-    inside = h3.h3shape_to_cells_experimental(shape, resolution, contain="overlap")
-    return {*inside, *_touched(h3, (position for ring in rings for position in ring), resolution)}
 
 
 def _is_cell(h3: Any, cell: object, geometry: object, resolution: int) -> bool:
@@ -242,43 +186,6 @@ def _read(text: str) -> object:
 def _is_plain(value: object) -> bool:
     """Whether there is no object in it, which could be GeoJSON."""
     return not isinstance(value, Mapping) and (not isinstance(value, list | tuple) or all(map(_is_plain, value)))
-
-
-def _position(value: object, where: str) -> tuple[float, float]:
-    found = _list(value, where)
-    numbers = [each for each in found[:2] if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(numbers) != 2 or not (abs(numbers[0]) <= 180 and abs(numbers[1]) <= 90):
-        raise ValueError(
-            f"{where} must be [longitude, latitude] in degrees, from -180 and -90 to 180 and 90: {value!r}"
-        )
-    return numbers[0], numbers[1]
-
-
-def _positions(value: object, where: str, least: int) -> list[tuple[float, float]]:
-    found = [_position(each, where) for each in _list(value, where)]
-    if len(found) < least:
-        raise ValueError(f"{where} must have {least} positions or more, not {len(found)}")
-    return found
-
-
-def _list(value: object, where: str) -> Sequence[Any]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{where} must be a list, not {type(value).__name__}")
-    return value
-
-
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must be an object of GeoJSON, not {type(value).__name__}")
-    return value
-
-
-def _check_size(cells: float, resolution: int, where: str) -> None:
-    if cells > MOST:
-        raise ValueError(
-            f"{where} comes to some {cells:,.0f} cells of resolution {resolution}, and {MOST:,} is the most: take a "
-            "coarser resolution"
-        )
 
 
 def _check_resolution(resolution: object) -> None:
