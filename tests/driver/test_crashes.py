@@ -7,6 +7,7 @@ change of a file or process of a sandbox, as Python's own audit tells it."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -333,6 +336,23 @@ async def test_a_supervisor_that_is_stopped_cannot_hold_up_a_delete(
     await until(lambda: box.gone.is_set(), "it is gone")
     assert not runs(box.facts.started["pid"])
     assert not runs(box.facts.started["supervisor"])
+    await all_runs.close()
+
+
+async def test_a_lock_that_cannot_be_looked_at_for_a_while_does_not_end_the_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when there is no descriptor to be had."""
+    monkeypatch.setattr(driver_runs, "TICK", 0.01)
+    said: list[Any] = []
+    all_runs = Runs(tmp_path, 10, said.append)
+    await all_runs.open()
+    box, _ = all_runs.create("a", parse({"argv": ["sleep", "1000"]}))
+    await until(lambda: box.facts.running, "it runs")
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "supervised", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        await until(lambda: len([each for each in said if each.get("reason") == "Trouble"]) > 1, "again and again")
+    await all_runs.end_all()
     await all_runs.close()
 
 

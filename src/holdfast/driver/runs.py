@@ -234,8 +234,11 @@ class Runs:
                     self._visit(box)
 
     def _runs_well(self, box: Box) -> bool:
-        """Then there is nothing to look at but its lock."""
+        """Then there is nothing to look at but its lock; where that cannot be seen now, a whole look says why."""
         facts = box.facts
         if not facts.running or facts.deleting is not None or facts.damage:
             return False
-        return store.supervised(box.folder, missing=False)
+        try:
+            return store.supervised(box.folder, missing=False)
+        except OSError:
+            return False
