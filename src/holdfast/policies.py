@@ -14,6 +14,11 @@ from holdfast.core.policy import Rule, Rules
 
 
 class Policy(Rules):
+    """What may be done to which datasets: ``Policy(datasets, *rules)``, or ``Policy.read(file, *rules)``.
+
+    ``datasets``: by pattern (``*`` and ``?``), a ``Dataset`` or a dict of its fields. ``rules``: functions of a
+    ``PolicyContext`` that answer ``Allow()``, ``Deny(reason)`` or ``Review(reason)``; the strictest answer counts."""
+
     @classmethod
     def read(cls, path: str | os.PathLike[str], *rules: Rule) -> Self:
         """The tables ``[datasets."pattern"]`` of a TOML file, with ``rules`` of one's own beside them. ValueError with

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from holdfast._async.engines import open_engine
-from holdfast._async.primitives import closing
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.door import AsyncRecipes
 from holdfast._wire import forks
@@ -266,6 +265,8 @@ class AsyncClient(AsyncRecipes):
                 f"{self!r} guards this process with {sorted(self._engine.guards)}: leave the guard's block before you "
                 "close it"
             )
+        from holdfast._async.primitives import closing  # here: a start does without it
+
         try:
             await closing.end_work(self._engine)
         finally:

@@ -233,6 +233,7 @@ class AsyncWatch:
                 return None
 
     async def aclose(self) -> None:
+        """Hang up; ``cursor`` says where another watch can go on."""
         if self._line is not None:
             self._line.close()
 

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from holdfast._sync.engines import open_engine
-from holdfast._sync.primitives import closing
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.recipes.door import Recipes
 from holdfast._wire import forks
@@ -267,6 +266,8 @@ class Client(Recipes):
                 f"{self!r} guards this process with {sorted(self._engine.guards)}: leave the guard's block before you "
                 "close it"
             )
+        from holdfast._sync.primitives import closing  # here: a start does without it
+
         try:
             closing.end_work(self._engine)
         finally:

@@ -234,6 +234,7 @@ class Watch:
                 return None
 
     def close(self) -> None:
+        """Hang up; ``cursor`` says where another watch can go on."""
         if self._line is not None:
             self._line.close()
 

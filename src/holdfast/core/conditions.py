@@ -11,6 +11,8 @@ READY = "Ready"
 
 
 class Phase(StrEnum):
+    """What a record says of the thing that is run for it, as ``phase_of`` judges it."""
+
     PROVISIONING = "Provisioning"
     READY = "Ready"
     ERROR = "Error"
@@ -48,6 +50,7 @@ class Backend:
 
     @property
     def ready(self) -> BackendCondition | None:
+        """The condition that its phase follows from; None when the driver says nothing of it."""
         return next((each for each in self.conditions if each.type == READY), None)
 
     def stored(self) -> dict[str, Any]:

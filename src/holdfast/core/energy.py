@@ -47,9 +47,11 @@ class Energy:
                 raise ValueError(f"{each.name} must be from 0 to 1000000, not {value!r}")
 
     def begin(self) -> Callable[[float, float, Clock], Estimate]:
+        """As every meter has it: what comes back is called at the end."""
         return self.estimate
 
     def estimate(self, cpu_seconds: float, wall_seconds: float, clock: Clock = "thread") -> Estimate:
+        """What so much time comes to."""
         joules = cpu_seconds * self.watts + wall_seconds * self.idle_watts
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         return Estimate(joules, joules / JOULES_PER_KWH * self.grams_per_kwh, f"cpu_time:{clock}", known)

@@ -14,6 +14,8 @@ Records = list[AuditRecord]
 
 
 class AsyncAudit:
+    """``client.audit``: the record of what operators did. ``list`` reads it; the rest is for those who write it."""
+
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 

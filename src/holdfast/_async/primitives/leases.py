@@ -33,6 +33,8 @@ class Guarding(Protocol):
 
 
 class AsyncLeases:
+    """``client.leases``: all leases in the database, whoever holds them. One to be had is ``client.lease(name)``."""
+
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 

@@ -46,6 +46,8 @@ Labels = Mapping[str, str]
 
 
 class AsyncObjects:
+    """``client.objects``: records that are compared before they are swapped, and the log of their changes."""
+
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._hex = engine.database.dialect == "postgres"

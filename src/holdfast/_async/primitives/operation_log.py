@@ -42,6 +42,8 @@ class Archived:
 
 
 class AsyncOperationLog:
+    """What can be asked of the log, and what keeps it within bounds."""
+
     def __init__(self, engine: AsyncEngine, rules: Rules | None = None) -> None:
         self._engine, self._rules = engine, rules
 

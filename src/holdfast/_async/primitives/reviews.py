@@ -24,6 +24,8 @@ _STATUSES = ("open", "approved", "rejected", "reset")
 
 
 class AsyncReviews:
+    """``client.reviews``: operations that wait for somebody's word, and those that have had it."""
+
     def __init__(self, engine: AsyncEngine, rules: Rules | None) -> None:
         self._engine, self._rules = engine, rules
 

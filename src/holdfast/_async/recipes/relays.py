@@ -24,6 +24,8 @@ Parked = list[ParkedRecord]
 
 
 class AsyncRelays:
+    """``client.relays``: all relays of the database. One to be run is ``client.relay(name, sink)``."""
+
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 

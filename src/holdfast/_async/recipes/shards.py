@@ -62,6 +62,7 @@ class AsyncShards:
         return frozenset(number for number, grant in list(self._grants.items()) if not grant.lost)
 
     def shard_of(self, key: str) -> int:
+        """The number of the shard that ``key`` falls into, the same in every replica."""
         return shard_of(key, self._terms.count)
 
     def grant_for(self, key: str) -> AsyncLeaseGrant | None:

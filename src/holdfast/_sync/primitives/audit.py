@@ -15,6 +15,8 @@ Records = list[AuditRecord]
 
 
 class Audit:
+    """``client.audit``: the record of what operators did. ``list`` reads it; the rest is for those who write it."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

@@ -34,6 +34,8 @@ class Guarding(Protocol):
 
 
 class Leases:
+    """``client.leases``: all leases in the database, whoever holds them. One to be had is ``client.lease(name)``."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

@@ -47,6 +47,8 @@ Labels = Mapping[str, str]
 
 
 class Objects:
+    """``client.objects``: records that are compared before they are swapped, and the log of their changes."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._hex = engine.database.dialect == "postgres"

@@ -43,6 +43,8 @@ class Archived:
 
 
 class OperationLog:
+    """What can be asked of the log, and what keeps it within bounds."""
+
     def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
         self._engine, self._rules = engine, rules
 

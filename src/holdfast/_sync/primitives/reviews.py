@@ -25,6 +25,8 @@ _STATUSES = ("open", "approved", "rejected", "reset")
 
 
 class Reviews:
+    """``client.reviews``: operations that wait for somebody's word, and those that have had it."""
+
     def __init__(self, engine: Engine, rules: Rules | None) -> None:
         self._engine, self._rules = engine, rules
 

@@ -25,6 +25,8 @@ Parked = list[ParkedRecord]
 
 
 class Relays:
+    """``client.relays``: all relays of the database. One to be run is ``client.relay(name, sink)``."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

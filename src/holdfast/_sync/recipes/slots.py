@@ -31,10 +31,12 @@ class SlotGrant(LeaseGrant):
 
     @property
     def slot(self) -> int:
+        """Its number."""
         return int(self.name.rpartition(":")[2])
 
     @property
     def owner(self) -> str:
+        """Whom it was claimed for."""
         return self.holder
 
 

@@ -54,6 +54,9 @@ class Handlers(NamedTuple):
 
 
 class Operations(OperationLog):
+    """``client.operations``: what became of operations, many at once, and what is done about those that were left
+    half done. One to be run is ``client.operation(key)``."""
+
     def __init__(self, engine: Engine, rules: Rules | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
         self._energy = energy
