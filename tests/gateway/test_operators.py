@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -283,11 +284,19 @@ async def test_what_holdfast_toml_declares_of_datasets_holds_for_operators_as_we
         await run(http, "operation.reset", actor="elder Mary", **order)
 
 
-async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(url: str) -> None:
+async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that could not be begun takes up no place."""
     app = create_app(Settings(url, driver="unix:/nowhere/driver.sock"))
     over = threading.Event()
     async with app.router.lifespan_context(app):
         desk: Desk = app.state.gateway.rooms["commands"]
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            for _ in range(MOST):
+                with pytest.raises(Problem, match="can't start new thread"):
+                    await desk.run(lambda client: client)
         works = [asyncio.ensure_future(desk.run(lambda client: over.wait(30) and client)) for _ in range(MOST)]
         await asyncio.sleep(0)
         with pytest.raises(Problem) as refused:

@@ -126,7 +126,11 @@ class Desk:
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=thread, name="holdfast command", daemon=True).start()
+        try:
+            threading.Thread(target=thread, name="holdfast command", daemon=True).start()
+        except RuntimeError as error:  # no thread to be had now: its place is another's
+            self._running.discard(future)
+            raise Problem(503, f"it cannot be begun now: {error}", headers={"Retry-After": "1"}) from error
         return future
 
     async def serve(self) -> None:
