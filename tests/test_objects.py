@@ -358,6 +358,17 @@ def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
             assert [each.id for each in drain(objects.watch(since=held))] == ["b-1", "b-2", "b-3"]
 
 
+@pytest.mark.parametrize("short", [1, 2])
+def test_the_log_is_trimmed_where_every_other_change_is_a_deletion(sqlite_url: str, short: int) -> None:
+    """Round numbers are all creations, or all deletions."""
+    with holdfast.Client(sqlite_url) as client:
+        client.objects.put_if("box", "b-0", 0, MustCreate())
+        query(sqlite_url, f"update holdfast_object_version set first = (first / 1024 + 101) * 1024 - {short}")
+        made = client.objects.put_if("box", "b-1", 0, MustCreate())
+        client.objects.delete_if("box", "b-1", made.version)
+    assert query(sqlite_url, "select distinct id from holdfast_object_change") == [("b-1",)]
+
+
 @pytest.mark.parametrize("drawn", [102398, 102399])
 def test_the_log_is_trimmed_where_all_is_written_in_transactions_of_the_users(postgres_url: str, drawn: int) -> None:
     """Each draws two numbers: where one writes at a time, round ones are all versions, or all places."""

@@ -33,17 +33,18 @@ create table holdfast_object_change (
 create view holdfast_object_place as
 select max(first, coalesce((select max(version) from holdfast_object_change) >> 20, 0)) as last from holdfast_object_version;
 
--- The newest 100,000 changes stay.
 create trigger holdfast_object_created after insert on holdfast_object begin
     insert into holdfast_object_change values (new.version, new.type, new.id, 'created')
-    ; delete from holdfast_object_change where (new.version >> 20) & 1023 = 0 and version < ((new.version >> 20) - 99999) << 20
     ; end;
 create trigger holdfast_object_updated after update on holdfast_object begin
     insert into holdfast_object_change values (new.version, new.type, new.id, 'updated')
-    ; delete from holdfast_object_change where (new.version >> 20) & 1023 = 0 and version < ((new.version >> 20) - 99999) << 20
     ; end;
 create trigger holdfast_object_deleted after delete on holdfast_object begin
     insert into holdfast_object_change select (last + 1) << 20, old.type, old.id, 'deleted' from holdfast_object_place
+    ; end;
+-- The newest 100,000 changes stay, whatever they were.
+create trigger holdfast_object_trim after insert on holdfast_object_change when (new.version >> 20) & 1023 = 0 begin
+    delete from holdfast_object_change where version < ((new.version >> 20) - 99999) << 20
     ; end;
 
 insert into holdfast_schema_version (version, name) values (4, 'object');
