@@ -222,26 +222,35 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
     assert sessions.most_inside == 4
 
 
-def test_a_hook_for_events_that_hangs_holds_up_no_record(place: Place, yard: Yard, records: Records) -> None:
+def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_than_so_much(
+    place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast._wire.running.MOST_UNTOLD", 3)
     make(records, yard, "b-1")
     told, over = [], threading.Event()
 
     def blocking(event: Any) -> None:
-        told.append(event)
+        told.append(event.reason)
         over.wait(60)
 
     async def on_a_loop(event: Any) -> None:
-        told.append(event)
-        await asyncio.Event().wait()
+        told.append(event.reason)
+        await asyncio.to_thread(over.wait, 60)
 
     hook: Callable[[Any], Any] = on_a_loop if place[1] == "async" else blocking
     with running(place, yard, on_event=hook) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
-        yard.tell("platform", "b-1")
+        yard.tell("platform", "b-1", "first")
         eventually(lambda: told, "it is told")
+        for number in range(5):
+            yard.tell("platform", "b-1", f"then {number}")
         yard.put("b-1", False, terminal=True)
         records.becomes("b-1", "Error")
-    over.set()
+        assert replica.counts.untold == 2
+        assert len([each for each in caplog.messages if "the last 3 are kept" in each]) == 1
+        over.set()
+        eventually(lambda: len(told) == 4, "it is told what was kept")
+        assert told == ["first", "then 2", "then 3", "then 4"]
 
 
 def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(

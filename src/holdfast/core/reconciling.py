@@ -98,6 +98,8 @@ class Counts:
     sweeps_abandoned: int = 0
     """Because the driver or the database failed."""
     events: int = 0
+    untold: int = 0
+    """Platform events that ``on_event`` was never told, because it hung."""
     seen: int = 0
     """Records compared with the driver, in sweeps."""
     written: int = 0
