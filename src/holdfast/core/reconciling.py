@@ -14,6 +14,9 @@ from holdfast.core.conditions import Backend, Phase, phase_of
 from holdfast.core.grant import check_seconds
 
 LONGEST = 86_400.0
+ANSWER = 30.0
+"""Seconds that a driver, or ``session_present``, has for one record; and a driver for its list, unless there are more
+between two sweeps."""
 
 
 class Keep(NamedTuple):
