@@ -121,6 +121,31 @@ def test_whatever_is_done_to_the_tables_is_found(either: str, statement: str, ex
         assert not client.operations.health().passed()
 
 
+def test_a_row_that_says_otherwise_than_its_entries_is_found_whatever_it_says(client: Any) -> None:
+    for name, statement in {
+        "done": "fingerprint = null",
+        "second try": 'error = \'{{"type": "x"}}\'',
+        "failed": "effect_started = not effect_started",
+        "half done": "error = '{{\"reset\": true}}'",  # it would be run as if nobody had begun it
+    }.items():
+        change(client.url, f"update {{log}} set {statement} where label = '{name}'")
+        assert problems(client, key=name) == {"log"}, name
+
+
+def test_what_is_taken_up_to_be_undone_is_partial_and_may_turn_out_to_be_done(client: Any) -> None:
+    """Whoever undoes a failed attempt may fail at that, or die; then it is asked whether the effect is there."""
+
+    def undo(op: Any) -> None:
+        raise OSError("not now")
+
+    with pytest.raises(OSError, match="not now"):
+        client.operation("failed", rollback=undo).run(lambda: 1)
+    assert client.operations.replay("failed")[0].status == client.operations.get("failed").status == "partial"
+    assert problems(client) == set()
+    assert client.operation("failed", verify=lambda op: op.done(7)).run(lambda: 1).result == 7
+    assert problems(client) == set()
+
+
 def test_chains_are_read_page_by_page(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast._sync.primitives import operation_log
 

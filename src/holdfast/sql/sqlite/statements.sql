@@ -479,7 +479,7 @@ with known (key) as (
                         and (:since is null or at >= :since))
      order by key limit :most)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
-       g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
+       g.fingerprint, g.effect_started, g.error, g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
@@ -487,7 +487,8 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
 with known (key) as (
     select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :most)
     union select idem_key from (select idem_key from holdfast_wal order by id desc limit :most))
-select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
+select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
+       g.fingerprint, g.effect_started, g.error
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 

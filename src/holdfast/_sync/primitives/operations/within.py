@@ -20,7 +20,7 @@ from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast.core.errors import HoldfastError
-from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, failed, in_progress, told
 from holdfast.core.outcome import Outcome
 
 PASSES = 10
@@ -262,7 +262,7 @@ def failure(attempt: Attempt, op: Running, error: Exception, **more: Any) -> Row
     said = told(error, remembered=attempt.remembers(error))
     op.began = False
     op.chain.take_back()  # a success that was not committed was none
-    op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+    op.note("failure", failed(said))
     op.released()
     known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failed + 1, **more)
     return {**known, "told": as_told(known)}
