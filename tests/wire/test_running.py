@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 from holdfast._wire.aio_running import AsyncBell
-from holdfast._wire.running import Bell
+from holdfast._wire.running import Bell, Flag
+from tests.children import eventually
 
 
 def test_a_handler_that_takes_its_time_does_not_make_a_wait_endless() -> None:
@@ -78,3 +79,20 @@ def test_on_a_loop_it_is_heard_by_who_begins_to_wait_as_it_rings() -> None:
     assert asyncio.run(wait()) < 2
     waits.set()
     ringing.join()
+
+
+def test_a_handler_may_set_the_flag_that_its_own_thread_waits_for() -> None:
+    """It comes when that thread has taken the lock; or when it has looked, but not lain down yet to be woken."""
+    taken, looked = Flag(), Flag()
+
+    def wait() -> None:
+        with taken._cond:
+            taken.set()
+        looked.wait()
+
+    waits = threading.Thread(target=wait, daemon=True)
+    waits.start()
+    eventually(taken.is_set, "it does not wait for itself")
+    looked._flag = True  # type: ignore[attr-defined]
+    waits.join(10)
+    assert not waits.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import signal
 import threading
 import time
@@ -14,7 +15,6 @@ from typing import Any, ClassVar, Protocol
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import settled
 
-Flag = threading.Event
 _LAST_GRACE = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _NAP = 0.5
@@ -25,6 +25,21 @@ MOST_UNTOLD = 1000
 def check_work(work: Callable[..., Any]) -> None:
     if not callable(work):
         raise TypeError(f"work must be a function that takes the term, not {work!r}")
+
+
+class Flag(threading.Event):
+    """An Event that a signal's handler may set, though it may have interrupted the very thread that waits for it: with
+    its lock taken, which must not be waited for then, or just before it lies down, where it hears nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = math.inf if timeout is None else now() + timeout
+        while not super().wait(min(until - now(), _NAP)) and now() < until:
+            pass
+        return self.is_set()
 
 
 class Bell:
