@@ -154,6 +154,7 @@ end $$;
 -- The same inside the transaction that is to have the effect, with its lock, as JSON, because a row costs as much again:
 -- state is free, or busy when somebody else has the lock. Never waits. began: by which the end can tell that it is in the
 -- same transaction still. fixed: this transaction goes on seeing what it saw first, so there is no use in asking again.
+-- home: by which the caller can tell another database from its own; a constant, which costs nothing.
 create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -175,7 +176,7 @@ begin
       into state, known;
     return '{"state":"' || state || '","began":"' || extract(epoch from transaction_timestamp())
            || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
-           || ',"now":' || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
+           || (',"home":' || 'holdfast.meta'::regclass::oid::text || ',"now":') || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
 end $$;
 
 -- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
@@ -227,11 +228,12 @@ end $$;
 
 -- The same as the end of the transaction that has the effect, which a COMMIT may follow unseen: so it is 40001 instead of
 -- "changed", and HF003 when it is another transaction than the one that it began in. told: what operation_write is told, in one
--- text, because arguments cost more than what is done with them; parts end with U+001F, and an empty one is null.
+-- text, because arguments cost more than what is done with them; parts end with U+001F, and an empty one is null. After U+001E it is a
+-- text of JSON, in ASCII: the encoding of the user's connection may lack what is in a name.
 create function holdfast.operation_end(told text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    f text[] := string_to_array(told, chr(31), '');
+    f text[] := string_to_array(case when ascii(told) = 30 then substr(told, 2)::json #>> '{}' else told end, chr(31), '');
     at timestamptz := clock_timestamp();
 begin
     if f[1] is distinct from extract(epoch from transaction_timestamp())::text then
