@@ -10,7 +10,7 @@ import click
 from holdfast.cli.app import connected
 from holdfast.cli.mending import govern, recorded
 
-STATUSES = ("open", "approved", "rejected", "reset")
+STATUSES = ("open", "approved", "rejected", "reset", "done")
 TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC)", "detail")
 
 

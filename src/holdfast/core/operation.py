@@ -108,6 +108,8 @@ class Begun(NamedTuple):
     """The lock is ours."""
     began: str | None
     fixed: bool
+    home: int | None
+    """Of the tables that it stands in, for PostgreSQL: not the same in two databases, unless one is a copy."""
     prior: Prior
 
     @classmethod
@@ -115,7 +117,7 @@ class Begun(NamedTuple):
         said = json.loads(row["answer"])
         known = said.get("known")
         prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
-        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
+        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior)
 
 
 NOTHING = Prior.nothing(0.0)

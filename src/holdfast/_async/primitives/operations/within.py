@@ -41,6 +41,8 @@ class AsyncWithin(AsyncAttempt):
             asked_at = now()
             try:
                 found = Begun.of(await self._transaction.begin("operation_begin", claim(self.plan)))
+                if found.home != self.plan.engine.home:
+                    await at_home(self.plan, found.home)
                 prior = found.prior
                 act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
@@ -102,6 +104,8 @@ class AsyncJoined(AsyncAttempt):
         while True:
             asked_at = now()
             found = Begun.of(await self._known.write("operation_begin", claim(self.plan)))
+            if found.home != self.plan.engine.home:
+                await at_home(self.plan, found.home)
             prior = found.prior
             act = self.decide(prior)
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and await self._is_unseen(prior)
@@ -197,6 +201,18 @@ def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
     if known.in_transaction():
         return AsyncJoined(plan, known)
     return AsyncWithin(plan, known, connection)
+
+
+async def at_home(plan: AsyncPlan, home: int | None) -> None:
+    """ValueError unless the client finds these tables in its database, too: elsewhere nobody would look for what is
+    done. It is asked anew before that is said, for they may have been made anew."""
+    [row] = await plan.engine.call("operation_begin", {"key": "", "lease": ""})
+    plan.engine.home = Begun.of(row).home
+    if plan.engine.home != home:
+        raise ValueError(
+            f"the connection is to another database than the client's, and the log of operations is in "
+            f"{plan.engine.database}: only a transaction in that will do"
+        )
 
 
 async def undivided(plan: AsyncPlan, *, known: AsyncConnection) -> bool:

@@ -42,6 +42,8 @@ class Within(Attempt):
             asked_at = now()
             try:
                 found = Begun.of(self._transaction.begin("operation_begin", claim(self.plan)))
+                if found.home != self.plan.engine.home:
+                    at_home(self.plan, found.home)
                 prior = found.prior
                 act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
@@ -103,6 +105,8 @@ class Joined(Attempt):
         while True:
             asked_at = now()
             found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
+            if found.home != self.plan.engine.home:
+                at_home(self.plan, found.home)
             prior = found.prior
             act = self.decide(prior)
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and self._is_unseen(prior)
@@ -198,6 +202,18 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
     if known.in_transaction():
         return Joined(plan, known)
     return Within(plan, known, connection)
+
+
+def at_home(plan: Plan, home: int | None) -> None:
+    """ValueError unless the client finds these tables in its database, too: elsewhere nobody would look for what is
+    done. It is asked anew before that is said, for they may have been made anew."""
+    [row] = plan.engine.call("operation_begin", {"key": "", "lease": ""})
+    plan.engine.home = Begun.of(row).home
+    if plan.engine.home != home:
+        raise ValueError(
+            f"the connection is to another database than the client's, and the log of operations is in "
+            f"{plan.engine.database}: only a transaction in that will do"
+        )
 
 
 def undivided(plan: Plan, *, known: Connection) -> bool:

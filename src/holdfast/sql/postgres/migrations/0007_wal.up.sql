@@ -119,7 +119,7 @@ begin
 end $$;
 
 -- Never reads the whole log: what is unfinished, expired or unpublished has an index, and beyond "enough" the rest is counted as
--- the server estimates it.
+-- the server estimates it. What somebody has reset or rolled back, as its error says, is not counted as failed.
 create function holdfast.operation_health(stale double precision, enough int,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
     out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint, out now double precision)
@@ -131,9 +131,9 @@ begin
     select count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
            count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < at - make_interval(secs => stale)),
            extract(epoch from at - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
-           count(*) filter (where g.status = 'failure')
+           count(*) filter (where g.status = 'failure' and g.error not like '%"actor": %')
       into partial, orphaned, stale_partials, oldest, failed
-      from (select l.status, l.updated_at, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
+      from (select l.status, l.updated_at, l.error, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
               from holdfast.idempotency_log l where l.status <> 'success' order by l.updated_at limit enough) g;
     select count(*) into operations from (select from holdfast.idempotency_log l limit enough) l;
     if operations = enough then
@@ -145,7 +145,7 @@ begin
         select from holdfast.idempotency_log l where l.result is not null and l.expires_at <= at limit enough) l;
     bytes := pg_total_relation_size('holdfast.wal') + pg_total_relation_size('holdfast.idempotency_log');
     select count(*), extract(epoch from at - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
-    select count(*) into reviews from holdfast.review r where r.closed_at is null;
+    select count(*) into reviews from holdfast.review_now r where r.status = 'open';
     now := extract(epoch from at);
 end $$;
 
