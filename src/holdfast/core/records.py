@@ -85,7 +85,7 @@ class AuditRecord:
 class ReviewRecord:
     """An operation that somebody has to look at, or has. ``reason``: "attempts" (it failed as often as it may, or was
     left half done), "locked" (somebody else was at it, and that was to be escalated) or "policy". ``status``: open |
-    approved | rejected | reset."""
+    approved | rejected | reset | done: there is nothing left to decide, for the operation was done since."""
 
     id: int
     key: str

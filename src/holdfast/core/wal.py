@@ -193,6 +193,8 @@ def _lifecycle(entries: Sequence[Entry]) -> Iterable[Problem]:
             if entry.attempt <= latest:
                 told = f"attempt {entry.attempt} is claimed after attempt {latest}"
             open_attempt = latest = max(latest, entry.attempt)
+        elif entry.kind == "lock_acquired" and entry.attempt == latest:
+            open_attempt = latest  # one that has ended is taken up again, to be undone
         elif entry.kind == "archived":
             latest, open_attempt = max(latest, entry.attempt), None
         elif entry.kind in ("success", "failure"):

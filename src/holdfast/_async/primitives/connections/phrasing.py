@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from holdfast._wire.database import Database
@@ -23,3 +25,14 @@ def script(database: Database, name: str, style: str) -> list[str]:
     for number, parameter in reversed(list(enumerate(statement.parameters, 1))):  # or $1 would be found in $10
         found = [sql.replace(f"${number}", style.format(parameter)) for sql in found]
     return found
+
+
+@contextmanager
+def encodable() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{error.object!r:.200} has a letter that the encoding of this connection, {error.encoding}, lacks: "
+            "SET client_encoding TO 'UTF8'"
+        ) from error

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
-from holdfast._async.primitives.connections.phrasing import phrased
+from holdfast._async.primitives.connections.phrasing import encodable, phrased
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Unanswered
@@ -72,7 +72,8 @@ class AsyncPsycopg:
 
         drivers.teach_psycopg()
         async with AsyncCursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
-            await cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+            with encodable():
+                await cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
             found: int | None = await cursor.fetchone()
             return found
 
@@ -81,5 +82,6 @@ class AsyncPsycopg:
         from psycopg.rows import dict_row
 
         async with AsyncCursor(self._connection, row_factory=dict_row) as cursor:
-            await cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+            with encodable():
+                await cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
             return await cursor.fetchone() or {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from holdfast._sync.primitives.connections.phrasing import phrased
+from holdfast._sync.primitives.connections.phrasing import encodable, phrased
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Unanswered
@@ -73,7 +73,8 @@ class Psycopg:
 
         drivers.teach_psycopg()
         with Cursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
-            cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+            with encodable():
+                cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
             found: int | None = cursor.fetchone()
             return found
 
@@ -82,5 +83,6 @@ class Psycopg:
         from psycopg.rows import dict_row
 
         with Cursor(self._connection, row_factory=dict_row) as cursor:
-            cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+            with encodable():
+                cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
             return cursor.fetchone() or {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from holdfast._sync.primitives.connections.phrasing import AUTOCOMMIT, phrased, script
+from holdfast._sync.primitives.connections.phrasing import AUTOCOMMIT, encodable, phrased, script
 from holdfast._sync.primitives.connections.sqlite import check_file
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
@@ -44,7 +44,8 @@ class SqlAlchemy:
         drivers.teach_sqlalchemy(connection)
         protecting = text(phrased(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
         secret = parameters | {"token": drivers.Secret(parameters["token"])}
-        result = connection.execute(protecting, secret)
+        with encodable():
+            result = connection.execute(protecting, secret)
         found: int | None = result.scalar()
         if found is not None and drivers.autocommits(connection):
             raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
@@ -57,7 +58,8 @@ class SqlAlchemy:
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
         for sql in script(self._database, statement, ":{}"):
-            result = connection.execute(text(sql), parameters)
+            with encodable():
+                result = connection.execute(text(sql), parameters)
             row = result.mappings().first() if result.returns_rows else None
             if row is not None:
                 return dict(row)

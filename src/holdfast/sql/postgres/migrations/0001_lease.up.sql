@@ -59,7 +59,7 @@ comment on column holdfast.beat.session_key is 'advisory key its session holds: 
 
 -- No foreign key to beat: it would make a multixact of every acquire. A missing beat counts as dead.
 create table holdfast.lease (
-    name        text primary key,
+    name        text collate "C" primary key,
     holder      text not null,
     beat        uuid not null,
     token       uuid not null,
