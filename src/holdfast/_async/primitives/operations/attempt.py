@@ -1,137 +1,33 @@
-"""What both ways to run an operation share: what is known of it, what follows from that, and how it is written down."""
+"""What both ways to run an operation share: what is known of it, and what follows from that."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.primitives.operations.calling import call
 from holdfast._async.primitives.operations.governing import AsyncGovernance, NeedsReview
+from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._async.primitives.operations.running import AsyncRunning, Done
-from holdfast._wire import Row, drivers
-from holdfast._wire.aio_waiting import settled, sleep
+from holdfast._wire import drivers
+from holdfast._wire.aio_waiting import sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
-from holdfast.core import operation, replay, results, wal
+from holdfast.core import operation, replay, wal
 from holdfast.core.errors import EngineError, OperationFailed
-from holdfast.core.keys import lock_key
-from holdfast.core.lineage import NOTHING, Lineage
-from holdfast.core.operation import LEASE, Act, Key, Prior
-from holdfast.core.operation_terms import Function, OperationTerms
+from holdfast.core.operation import Act, Prior
+from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 from holdfast.core.wal import Entry
-
-if TYPE_CHECKING:
-    from holdfast.core.energy import Meter
-    from holdfast.core.policy import Governed
 
 log = logger("holdfast.operation")
 
 PAGE = 1000
-_TOLD = (
-    "began", "label", "key", "expected", "pointer", "number", "entries", "status", "attempt", "fence", "fingerprint",
-    "result", "result_hash", "error", "keep", "effect_started", "failures", "rollback", "outbox", "pipeline", "task",
-    "dataset", "operation", "checksum", "params_hash", "late",
-)  # fmt: skip
-"""In the order in which the end of a transaction is told of them."""
 _around: ContextVar[tuple[AsyncAttempt, ...]] = ContextVar("holdfast_operations", default=())
 """The operations that whoever asks is inside of."""
-
-
-class AsyncPlan(NamedTuple):
-    """All that was said about an operation."""
-
-    engine: AsyncEngine
-    key: Key
-    fingerprint: str | None
-    terms: OperationTerms
-    rollback: Function | None = None
-    handler: str | None = None
-    """The name under which rollback and probe are registered."""
-    verify: Function | None = None
-    preconditions: Sequence[Function] = ()
-    postconditions: Sequence[Function] = ()
-    owner: str | None = None
-    lineage: Lineage = NOTHING
-    governed: Governed | None = None
-    """What the policy is to be asked with, if it has to."""
-    energy: Meter | None = None
-    """What says what the execution cost, if that is wanted."""
-
-    @property
-    def lease(self) -> str:
-        """The name of the lease under which it is done, if it is not done in a transaction."""
-        return self.owner or lease_of(self.key.lock_key or 0)
-
-    @property
-    def whole(self) -> Row | None:
-        """What asks for the lock of the dataset itself, if that is sovereign: the other one is of one operation."""
-        if not self.terms.sovereign or self.key.dataset is None:
-            return None
-        lock = lock_key(self.key.dataset, "")
-        return {"key": "", "lock": lock, "lease": lease_of(lock)}
-
-    def parameters(self, op: AsyncRunning, status: str, **more: Any) -> Row:
-        """What is written of it, with the entries that are waiting."""
-        key, written = self.key, op.chain.waiting()
-        known = {
-            "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,
-            "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash,
-            "fingerprint": self.fingerprint, "rollback": self.handler, "status": status, "attempt": op.attempt,
-            "fence": op.fence, "effect_started": op.began, "outbox": op.told() if status == "success" else None,
-            "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
-            "lock": None, "failures": 0,
-        }  # fmt: skip
-        return {**known, **written._asdict(), **more}
-
-
-def lease_of(lock: int) -> str:
-    return f"{LEASE}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
-
-
-async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
-    """With ``op`` if it takes one."""
-    place = place_of(function)
-    if place is None:
-        return await settled(function(*args, **kwargs))
-    if 0 <= place <= len(args):
-        return await settled(function(*args[:place], op, *args[place:], **kwargs))
-    return await settled(function(*args, op=op, **kwargs))
-
-
-async def costing(meter: Meter, function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:
-    """Call it, and note what that costs."""
-    from holdfast._wire.aio_metering import spending
-
-    return await spending(op, meter, call, function, op, *args, **kwargs)
-
-
-def place_of(function: Function) -> int | None:
-    """Where among its arguments it takes ``op``; -1: by its name alone; None: it does not."""
-    code = getattr(function, "__code__", None)
-    if code is None or hasattr(function, "__wrapped__"):
-        return _signed(function)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if "op" not in names:
-        return None
-    place: int = names.index("op")
-    return -1 if place >= code.co_argcount else place - hasattr(function, "__self__")  # self is not given here
-
-
-def _signed(function: Function) -> int | None:
-    import inspect
-
-    try:
-        taken = inspect.signature(function).parameters
-    except ValueError:  # one that is not written in Python
-        return None
-    if "op" not in taken:
-        return None
-    return -1 if taken["op"].kind is inspect.Parameter.KEYWORD_ONLY else list(taken).index("op")
 
 
 async def read_entries(engine: AsyncEngine, key: str) -> list[Entry]:
@@ -331,20 +227,3 @@ class AsyncAttempt(AsyncGovernance, ABC):
         states = replay.fold(await read_entries(self.plan.engine, digest))
         noted = states[digest].checkpoints if digest in states else {}
         return AsyncRunning(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
-
-
-def as_told(parameters: Row) -> str:
-    """What the end of a transaction is told, as one text, which every connection has the letters for."""
-    told = line(map(parameters.get, _TOLD))
-    return told if told.isascii() else "\x1e" + json.dumps(told)
-
-
-def line(parts: Iterable[Any]) -> str:
-    """None of them has a control character in it, or is empty: names may not, and the rest is JSON or hexadecimal."""
-    return "\x1f".join(["" if part is None else str(part) for part in parts])
-
-
-def kept(value: Any) -> dict[str, Any]:
-    """A result as it is written; ValueError when it cannot be."""
-    encoded = results.encode(value)
-    return {"result": encoded.hex(), "result_hash": sha256(encoded).hexdigest()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast._async.primitives.operations.attempt import AsyncPlan
 from holdfast._async.primitives.operations.chunk import AsyncChunk, Busy
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import measure, run
+from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from holdfast._async.primitives.operations.attempt import AsyncPlan, call, costing, kept, place_of
+from holdfast._async.primitives.operations.calling import call, costing, place_of
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.operation import measure
+from holdfast._async.primitives.operations.plan import AsyncPlan, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import claimed
 from holdfast._wire import Row, drivers, telemetry

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, kept
+from holdfast._async.primitives.operations.attempt import AsyncAttempt
+from holdfast._async.primitives.operations.plan import AsyncPlan, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import claim_noted
 from holdfast._wire import drivers

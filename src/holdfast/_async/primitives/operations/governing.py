@@ -15,7 +15,7 @@ from holdfast.core.errors import OperationFailed, PolicyDenied
 from holdfast.core.operation import Act, Prior
 
 if TYPE_CHECKING:
-    from holdfast._async.primitives.operations.attempt import AsyncPlan
+    from holdfast._async.primitives.operations.plan import AsyncPlan
     from holdfast._wire.measured import Measured
     from holdfast.core.policy import PolicyContext
 

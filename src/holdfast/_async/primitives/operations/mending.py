@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal
 
-from holdfast._async.primitives.operations.attempt import call
+from holdfast._async.primitives.operations.calling import call
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast.core.errors import HoldfastError, OperationFailed

@@ -7,8 +7,10 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, call, costing
+from holdfast._async.primitives.operations.attempt import AsyncAttempt
+from holdfast._async.primitives.operations.calling import call, costing
 from holdfast._async.primitives.operations.external import AsyncExternal
+from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.within import within
 from holdfast._wire import telemetry

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.operation_log import AsyncOperationLog
-from holdfast._async.primitives.operations.attempt import AsyncPlan, read_entries
+from holdfast._async.primitives.operations.attempt import read_entries
 from holdfast._async.primitives.operations.batch import AsyncBatch, Progress
 from holdfast._async.primitives.operations.mending import AsyncMending
 from holdfast._async.primitives.operations.operation import AsyncOperation, Planned
+from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.log import logger

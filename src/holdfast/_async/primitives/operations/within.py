@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
-from holdfast._async.primitives.operations.attempt import AsyncAttempt, AsyncPlan, as_told, kept
+from holdfast._async.primitives.operations.attempt import AsyncAttempt
+from holdfast._async.primitives.operations.plan import AsyncPlan, as_told, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast._async.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers

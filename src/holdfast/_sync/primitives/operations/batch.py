@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast._sync.primitives.operations.attempt import Plan
 from holdfast._sync.primitives.operations.chunk import Busy, Chunk
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import measure, run
+from holdfast._sync.primitives.operations.plan import Plan
 from holdfast._wire import telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.identity import new_token

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from holdfast._sync.primitives.operations.attempt import Plan, call, costing, kept, place_of
+from holdfast._sync.primitives.operations.calling import call, costing, place_of
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.operation import measure
+from holdfast._sync.primitives.operations.plan import Plan, kept
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import claimed
 from holdfast._wire import Row, drivers, telemetry

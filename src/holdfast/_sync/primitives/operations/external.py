@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, kept
+from holdfast._sync.primitives.operations.attempt import Attempt
+from holdfast._sync.primitives.operations.plan import Plan, kept
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import claim_noted
 from holdfast._wire import drivers

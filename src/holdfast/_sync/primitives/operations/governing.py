@@ -16,7 +16,7 @@ from holdfast.core.errors import OperationFailed, PolicyDenied
 from holdfast.core.operation import Act, Prior
 
 if TYPE_CHECKING:
-    from holdfast._sync.primitives.operations.attempt import Plan
+    from holdfast._sync.primitives.operations.plan import Plan
     from holdfast._wire.measured import Measured
     from holdfast.core.policy import PolicyContext
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal
 
-from holdfast._sync.primitives.operations.attempt import call
+from holdfast._sync.primitives.operations.calling import call
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
 from holdfast.core.errors import HoldfastError, OperationFailed

@@ -8,8 +8,10 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, call, costing
+from holdfast._sync.primitives.operations.attempt import Attempt
+from holdfast._sync.primitives.operations.calling import call, costing
 from holdfast._sync.primitives.operations.external import External
+from holdfast._sync.primitives.operations.plan import Plan
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.within import within
 from holdfast._wire import telemetry

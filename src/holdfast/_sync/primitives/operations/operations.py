@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.operation_log import OperationLog
-from holdfast._sync.primitives.operations.attempt import Plan, read_entries
+from holdfast._sync.primitives.operations.attempt import read_entries
 from holdfast._sync.primitives.operations.batch import Batch, Progress
 from holdfast._sync.primitives.operations.mending import Mending
 from holdfast._sync.primitives.operations.operation import Operation, Planned
+from holdfast._sync.primitives.operations.plan import Plan
 from holdfast._wire import telemetry
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import check_called

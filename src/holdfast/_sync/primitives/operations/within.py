@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
-from holdfast._sync.primitives.operations.attempt import Attempt, Plan, as_told, kept
+from holdfast._sync.primitives.operations.attempt import Attempt
+from holdfast._sync.primitives.operations.plan import Plan, as_told, kept
 from holdfast._sync.primitives.operations.running import Running
 from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
