@@ -60,6 +60,11 @@ def recognise(database: Database, connection: Any, what: str = "the lease is") -
     return found
 
 
+def subject_of(connection: Any) -> Any:
+    """What a scoped session stands for here, or the connection itself."""
+    return connection.registry() if hasattr(connection, "registry") else connection
+
+
 @lru_cache
 def _adapter(kind: type) -> Any:
     for ancestor in kind.__mro__:
@@ -173,7 +178,7 @@ class AsyncPsycopg:
 class AsyncSqlAlchemy:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         self._database, self._what = database, what
-        self._connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
+        self._connection = subject_of(connection)
 
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())

@@ -147,6 +147,11 @@ async def read_entries(engine: AsyncEngine, key: str) -> list[Entry]:
         after = rows[-1]["number"]
 
 
+def around() -> tuple[AsyncAttempt, ...]:
+    """What whoever asks is inside of."""
+    return _around.get()
+
+
 class AsyncAttempt(AsyncGovernance, ABC):
     """One way to run an operation: begin, then succeed or fail."""
 
