@@ -66,19 +66,50 @@ def test_an_adopted_lease_takes_no_on_lost_that_it_could_not_keep(connect: Conne
     assert client.lease("import").adopt(token).token == token
 
 
-def test_a_block_whose_lease_was_lost_to_silence_does_not_wait_for_an_answer(
-    connect: Connect, postgres_url: str
-) -> None:
+def test_in_a_silence_nobody_waits_for_longer_than_the_lease_is_trusted(connect: Connect, postgres_url: str) -> None:
+    """To leave a block whose lease is lost by then; one that is left at once; the work of an elector; and shards."""
+    begun, silent, took = threading.Barrier(4), threading.Event(), dict[str, float]()
+
+    def leave(what: str, block: Any) -> None:
+        with block:
+            begun.wait(30)
+            silent.wait(30)
+            began = time.monotonic()
+        took[what] = time.monotonic() - began
+
+    def lead(term: Any) -> None:
+        begun.wait(30)
+        term.stopping.wait(30)
+
     with Proxy(postgres_url) as way:
-        client = connect(way.url)
+        client, elsewhere, third = connect(way.url), holdfast.Client(way.url), holdfast.Client(way.url)
+        elector = elsewhere.elector("work", ttl=1.5, renew_every=0.3, retry_every=0.3)
+        others = [
+            threading.Thread(target=leave, args=("block", elsewhere.lease("block", ttl=1.5))),
+            threading.Thread(target=leave, args=("shards", third.shards("sweep", 3, ttl=1.5))),
+            threading.Thread(target=elector.run, args=(lead,)),
+        ]
+        for each in others:
+            each.start()
         with client.lease("import", ttl=1.5) as grant:
+            begun.wait(30)
             way.stall()
+            silent.set()
+            elector.stop()
+            stopped_at = time.monotonic()
             eventually(lambda: grant.lost, "its trust is over")
             told_at = time.monotonic()
         left_at = time.monotonic()
+        others[2].join()
+        took["elector"] = time.monotonic() - stopped_at
+        for each in others:
+            each.join()
         way.heal()
         assert left_at - told_at < 5, "a call waits for ten"
-        eventually(lambda: rows(postgres_url)["lease"] == 0, "it is released when somebody answers")
+        assert max(took.values()) < 5, took
+        eventually(lambda: rows(postgres_url)["lease"] == 0, "all are released when somebody answers")
+        elsewhere.close()
+        third.close()
 
 
 def test_housekeeping_that_has_to_wait_costs_no_lease_that_lives_with_its_session(postgres_url: str) -> None:
@@ -108,7 +139,9 @@ def test_what_cannot_be_released_at_exit_keeps_nothing_else(postgres_url: str) -
         assert "other" not in [each.name for each in client.leases.list()]
 
 
-def test_history_is_bounded_where_nobody_purges(either: str) -> None:
+@pytest.mark.parametrize("holder", [None, "cron"])
+def test_history_is_bounded_where_nobody_purges(either: str, holder: str | None) -> None:
+    """Whether what ends is released, or always taken over by the same holder."""
     dot, instant = ("_", "0.0") if either.startswith("sqlite") else (".", "now()")
     with holdfast.Client(either) as client:
         client.lease("import", auto_renew=False).acquire().release()
@@ -118,8 +151,10 @@ def test_history_is_bounded_where_nobody_purges(either: str) -> None:
             f" insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
             f" select 'old', 'old', i, {instant}, {instant}, 'released' from n",
         )
-        for _ in range(100):
-            client.lease("import", auto_renew=False).acquire().release()
+        for _ in range(101):
+            grant = client.lease("import", auto_renew=False, holder=holder).acquire()
+            if holder is None:
+                grant.release()
         [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
         assert kept < 10_101
 

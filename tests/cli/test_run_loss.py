@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import chain, repeat
 
 import pytest
 
 import holdfast
+from holdfast.cli import watcher
 from holdfast.testing import Postgres, Proxy
 from tests.children import eventually, query
 from tests.cli.runs import FAMILY, STUBBORN, Run, alive, finish, gone
@@ -241,3 +243,18 @@ def test_a_heartbeat_that_comes_back_in_time_lets_the_command_go_on() -> None:
             assert all(map(alive, family))
             run.process.terminate()
             assert run.wait() == 128 + signal.SIGTERM
+
+
+def test_time_that_runs_out_between_two_looks_at_the_clock_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is the watcher that the machine lets wait: what is left is less than nothing then."""
+    times, ended = chain([0.0, 4.9], repeat(5.1)), []
+    monkeypatch.setattr(watcher, "clock", lambda: next(times))
+    monkeypatch.setattr(watcher, "end", lambda group, by: ended.append((group, by)))
+    reader, writer = os.pipe()
+    os.write(writer, b"group 7\nuntil 5.0\n")
+    try:
+        watcher._watch(reader, 1.0)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert ended == [(7, 6.0)]

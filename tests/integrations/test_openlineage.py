@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,32 @@ def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event])
     with answering(307, ("Location", "/elsewhere")) as (url, got):
         OpenLineage(url).publish(events)
     assert [each["run"]["runId"] for path, each in got if path == "/elsewhere"] == [each.run for each in events]
+
+
+@pytest.mark.parametrize("begins", [b"HTTP/1.1 201 ", b"HTTP/1.1 201 Created\r\nContent-Length: 100000\r\n\r\n"])
+def test_by_http_an_answer_that_comes_drop_by_drop_is_none(events: list[holdfast.Event], begins: bytes) -> None:
+    """In its head or after it. Each drop comes well within the time that the whole has; the server gives up at last, so
+    that this fails if we do not."""
+    late = threading.Event()
+
+    def serve() -> None:
+        one, _ = listening.accept()
+        with closing(one), suppress(OSError):
+            one.recv(65536)
+            one.sendall(begins)
+            for _ in range(100):
+                time.sleep(0.03)
+                one.sendall(b"x")
+            late.set()
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        serves = threading.Thread(target=serve, daemon=True)
+        serves.start()
+        sink = OpenLineage(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.2)
+        with pytest.raises(holdfast.SinkDown, match="time"):
+            sink.publish(events[:1])
+        serves.join()
+    assert not late.is_set()
 
 
 def test_on_the_console_and_through_the_clients_own_transports(

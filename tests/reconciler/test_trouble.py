@@ -19,6 +19,7 @@ from tests.children import eventually, query
 from tests.reconciler.replicas import Records, fail, nothing, running
 
 Place = tuple[str, str]
+WATCH_ENDED = "the watch on the driver ended"
 
 
 def make(records: Records, yard: Yard, *ids: str) -> None:
@@ -31,7 +32,9 @@ def numbered(letter: str, count: int) -> list[str]:
     return [f"{letter}-{number:02}" for number in range(count)]
 
 
-def test_records_that_fail_do_not_stop_the_sweep(place: Place, yard: Yard, records: Records) -> None:
+def test_records_that_fail_do_not_stop_the_sweep(
+    place: Place, yard: Yard, records: Records, caplog: pytest.LogCaptureFixture
+) -> None:
     """Far more of them in a row than are under way at a time, and the driver is well: the others get their turn."""
     broken, well = numbered("b", 40), numbered("w", 5)
     make(records, yard, *broken, *well)
@@ -44,7 +47,9 @@ def test_records_that_fail_do_not_stop_the_sweep(place: Place, yard: Yard, recor
         eventually(lambda: replica.counts.sweeps == 1, "the sweep is complete")
         assert replica.counts.sweeps_abandoned == 0
         assert replica.counts.errors == replica.counts.driver_failures - yard.calls.count("watch") + 1 == 41
-        assert "'b-39'" in replica.counts.last_error or "watch" in replica.counts.last_error
+        told = [each for each in caplog.messages if "could not be handled" in each]
+        assert [sum(f"'{id}'" in each for each in told) for id in broken] == [1] * 40
+        assert replica.counts.last_error.split(":")[0] in {*(each.split(": ")[1] for each in told), WATCH_ENDED}
         assert {records.phase(id) for id in broken} == {None}
         assert yard.calls.count("list") < 6, "whose fault it is, is not asked each time"
         yard.before_get = yard.before_watch = nothing
@@ -222,26 +227,77 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
     assert sessions.most_inside == 4
 
 
-def test_a_hook_for_events_that_hangs_holds_up_no_record(place: Place, yard: Yard, records: Records) -> None:
+def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_than_so_much(
+    place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast._wire.running.MOST_UNTOLD", 3)
     make(records, yard, "b-1")
     told, over = [], threading.Event()
 
     def blocking(event: Any) -> None:
-        told.append(event)
+        told.append(event.reason)
         over.wait(60)
 
     async def on_a_loop(event: Any) -> None:
-        told.append(event)
-        await asyncio.Event().wait()
+        told.append(event.reason)
+        await asyncio.to_thread(over.wait, 60)
 
     hook: Callable[[Any], Any] = on_a_loop if place[1] == "async" else blocking
     with running(place, yard, on_event=hook) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
-        yard.tell("platform", "b-1")
+        yard.tell("platform", "b-1", "first")
         eventually(lambda: told, "it is told")
+        for number in range(5):
+            yard.tell("platform", "b-1", f"then {number}")
         yard.put("b-1", False, terminal=True)
         records.becomes("b-1", "Error")
-    over.set()
+        assert replica.counts.untold == 2
+        assert len([each for each in caplog.messages if "the last 3 are kept" in each]) == 1
+        over.set()
+        eventually(lambda: len(told) == 4, "it is told what was kept")
+        assert told == ["first", "then 2", "then 3", "then 4"]
+
+
+def test_what_never_returns_holds_up_nobody_else(
+    place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first list, one record of the driver's and one of the hook's, where one at a time is under way. Then each of
+    them returns after all."""
+    for flavour in ("_sync", "_async"):
+        monkeypatch.setattr(f"holdfast.{flavour}.recipes.mend.ANSWER", 0.2)
+    make(records, yard, "a", "get", "hook", "z")
+    before = {*threading.enumerate()}
+    yard.before_watch, hangs, over = fail, {"list", "get", "hook"}, threading.Event()
+
+    def hang(what: str) -> bool:
+        return what not in hangs or over.wait(60)
+
+    async def on_a_loop(id: str) -> bool:
+        if id == "hook" and not over.is_set():
+            await asyncio.Event().wait()
+        return True
+
+    yard.before_list, yard.before_get = lambda: hang("list"), lambda id: id == "hook" or hang(id)
+    hook: Callable[[str], Any] = on_a_loop if place[1] == "async" else hang
+    with running(place, yard, sweep_every=0.05, concurrency=1, session_present=hook) as replica:
+        try:
+            eventually(lambda: replica.counts.sweeps_abandoned, "the list is not waited for any longer")
+            assert "driver.list() has not returned within 0.2 s" in caplog.text
+            hangs.discard("list")
+            records.becomes("z", "Ready")
+            eventually(lambda: replica.counts.sweeps >= 4, "it sweeps on")
+            assert records.phase("a") == "Ready"
+            assert (records.phase("get"), records.phase("hook")) == (None, None)
+            assert replica.counts.errors >= 8, "each time it is one error a record"
+            if place[1] == "sync":
+                left = [each for each in {*threading.enumerate()} - before if each.name == "holdfast-asking"]
+                assert len(left) < 12, "not one for each time that it is asked"
+            with replica.exclusive("get"):
+                over.set()
+            records.becomes("get", "Ready")
+            records.becomes("hook", "Ready")
+        finally:
+            over.set()
 
 
 def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(

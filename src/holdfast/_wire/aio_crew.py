@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
+from holdfast._wire.aio_waiting import settled
+
 
 async def pause(flag: asyncio.Event, seconds: float) -> bool:
     """Wait, or until the flag is set: True if it is."""
@@ -17,8 +19,8 @@ async def pause(flag: asyncio.Event, seconds: float) -> bool:
 
 
 class AsyncCrew:
-    """So many at a time and no more. What it is given raises nothing; leaving it waits for what is under way, and
-    leaving it by an error or a cancellation cancels that."""
+    """So many at a time and no more. What it is given raises nothing. Leaving it cancels what is under way, where a
+    thread is waited for: whoever wants that here says ``finish`` before."""
 
     def __init__(self, most: int) -> None:
         self._room = asyncio.Semaphore(most)
@@ -96,3 +98,16 @@ class AsyncKeyed:
             entry[1] -= 1
             if not entry[1]:
                 del self._locks[key]
+
+
+class AsyncAsker:
+    """Asks what may never answer, and waits for so long and no longer: then it is cancelled."""
+
+    async def ask(self, what: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await settled(function(*arguments))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        raise TimeoutError(f"{what} has not returned within {seconds:g} s")

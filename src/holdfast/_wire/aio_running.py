@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from holdfast._wire.aio_waiting import AsyncSignal, settled
+from holdfast._wire.running import Untold
 
 AsyncFlag = asyncio.Event
 
@@ -26,18 +26,16 @@ class AsyncBell:
         self._early = False
 
     def ring(self) -> None:
-        if self._signal is None:
-            self._early = True
-        else:
+        self._early = True  # before we look: whoever begins to wait this very moment sees one or the other
+        if self._signal is not None:
             self._signal.set()
 
     async def wait(self, timeout: float) -> None:
         if self._signal is None:
             self._signal = AsyncSignal()
-        if self._early:
-            self._early = False
-            return
-        await self._signal.wait(max(0.0, timeout))
+            if self._early:
+                return
+        await self._signal.wait(timeout)
 
 
 class AsyncJob:
@@ -64,13 +62,14 @@ class AsyncTeller:
 
     def __init__(self, function: Callable[[Any], object], failed: Callable[[Exception], None]) -> None:
         self._function, self._failed = function, failed
-        self._untold: deque[Any] = deque()
+        self._untold = Untold(failed)
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, what: object) -> None:
-        self._untold.append(what)
+    def tell(self, what: object) -> bool:
+        """False when so much is untold that the oldest of it was forgotten."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="holdfast-teller")
+        return self._untold.add(what)
 
     async def finish(self, timeout: float) -> None:
         """Wait for what is not told yet, and then for no more."""

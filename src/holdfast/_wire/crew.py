@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from holdfast._wire import telemetry
+from holdfast._wire.clock import now
+from holdfast._wire.waiting import settled
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 C = TypeVar("C", bound="DataclassInstance")
+
+_LINGER = 5.0
+"""Seconds that a thread stays which has nothing to ask."""
+_MOST_LATE = 256
+"""Questions that have not been answered yet, though nobody waits any more: with so many of them no other is asked."""
 
 
 def pause(flag: threading.Event, seconds: float) -> bool:
@@ -90,6 +97,80 @@ class Keyed:
                 entry[1] -= 1
                 if not entry[1]:
                     del self._locks[key]
+
+
+class Asker:
+    """Asks what may never answer, and waits for so long and no longer.
+
+    No thread can be ended: the one that asks is left behind then. So that these are few, the same is asked again only
+    after twice the time, and fails at once until then, unless the answer comes after all."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Asking] = []
+        self._late: dict[str, tuple[int, float]] = {}
+        """By question: how often nobody answered it in time, and when it may be asked again."""
+
+    def ask(self, what: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        times, again_at = self._late.get(what, (0, 0.0))
+        if now() < again_at or len(self._late) >= _MOST_LATE:
+            raise TimeoutError(f"{what} is not called: it has not returned from before, or too many others have not")
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(settled(function(*arguments)))
+            except BaseException as error:
+                answer.set_exception(error)
+            self._late.pop(what, None)
+
+        self._free().ask(run)
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            if answer.done():
+                raise
+        self._late[what] = times + 1, now() + seconds * 2**times
+        if answer.done():  # this very moment
+            self._late.pop(what, None)
+        raise TimeoutError(f"{what} has not returned within {seconds:g} s")
+
+    def _free(self) -> _Asking:
+        with suppress(IndexError):
+            while not (found := self._idle.pop()).is_alive():  # in a fork none of them is
+                pass
+            return found
+        return _Asking(self._idle)
+
+
+class _Asking(threading.Thread):
+    """Asks one question after the other, and waits among the idle in between."""
+
+    def __init__(self, idle: list[_Asking]) -> None:
+        super().__init__(name="holdfast-asking", daemon=True)
+        self._idle, self._go = idle, threading.Lock()
+        self._go.acquire()
+        self._question: Callable[[], None] | None = None
+        self.start()
+
+    def ask(self, question: Callable[[], None]) -> None:
+        self._question = question
+        self._go.release()
+
+    def run(self) -> None:
+        while self._go.acquire(timeout=_LINGER) or not self._left():
+            question, self._question = self._question, None
+            assert question is not None
+            question()
+            del question
+            self._idle.append(self)
+
+    def _left(self) -> bool:
+        try:
+            self._idle.remove(self)
+        except ValueError:  # somebody has just chosen us
+            self._go.acquire()
+            return False
+        return True
 
 
 class Tally(Generic[C]):

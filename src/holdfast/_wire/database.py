@@ -125,7 +125,8 @@ def _conninfo(url: str) -> tuple[str, str]:
             ) from None
         raise _senseless(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
     hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
-    if any("@" in host for host in hosts) or not all(port.isdecimal() for port in ports if port):
+    name = url.partition("://")[2].partition("/")[2].partition("?")[0]
+    if any("@" in place for place in (*hosts, name)) or not all(port.isdecimal() for port in ports if port):
         raise _senseless("no host and port to be found")
     return make_conninfo(**_DEFAULTS | given | _ENCODING), _label(given, hosts, ports)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import signal
 import threading
 import time
@@ -14,15 +15,31 @@ from typing import Any, ClassVar, Protocol
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import settled
 
-Flag = threading.Event
 _LAST_GRACE = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _NAP = 0.5
+MOST_UNTOLD = 1000
+"""What a hook that hangs is to be told is kept so far: the latest of it."""
 
 
 def check_work(work: Callable[..., Any]) -> None:
     if not callable(work):
         raise TypeError(f"work must be a function that takes the term, not {work!r}")
+
+
+class Flag(threading.Event):
+    """An Event that a signal's handler may set, though it may have interrupted the very thread that waits for it: with
+    its lock taken, which must not be waited for then, or just before it lies down, where it hears nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = math.inf if timeout is None else now() + timeout
+        while not super().wait(min(until - now(), _NAP)) and now() < until:
+            pass
+        return self.is_set()
 
 
 class Bell:
@@ -93,21 +110,42 @@ def _end_unfinished() -> None:
         each.let_expire()
 
 
+class Untold(deque[Any]):
+    """What a function of the user's is still to be told. When that is too much the oldest is forgotten, and this is
+    said once, until it has caught up."""
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        super().__init__(maxlen=MOST_UNTOLD)
+        self._failed, self._said = failed, False
+
+    def add(self, what: Any) -> bool:
+        """False when one was forgotten for it."""
+        full = len(self) == self.maxlen
+        self._said &= bool(self)
+        self.append(what)
+        if full and not self._said:
+            self._said = True
+            self._failed(OverflowError(f"it hangs: of what it is still to be told only the last {len(self)} are kept"))
+        return not full
+
+
 class Teller:
     """Calls a function of the user's, one time after the other, beside what goes on: it may take its time, or hang."""
 
     def __init__(self, function: Callable[[Any], object], failed: Callable[[Exception], None]) -> None:
         self._function, self._failed = function, failed
         self._mutex = threading.Lock()
-        self._untold: deque[Any] = deque()
+        self._untold = Untold(failed)
         self._thread: threading.Thread | None = None
 
-    def tell(self, what: object) -> None:
+    def tell(self, what: object) -> bool:
+        """False when so much is untold that the oldest of it was forgotten."""
         with self._mutex:
-            self._untold.append(what)
+            kept = self._untold.add(what)
             if self._thread is None or not self._thread.is_alive():  # in a fork it is not there any more
                 self._thread = threading.Thread(target=self._run, name="holdfast-teller", daemon=True)
                 self._thread.start()
+            return kept
 
     def finish(self, timeout: float) -> None:
         """Wait for what is not told yet, and then for no more."""

@@ -57,10 +57,11 @@ class Watcher:
 def _watch(reader: int, grace: float) -> None:
     group, until, rest = 0, float("inf"), b""
     while True:
-        if until <= clock():
+        left = until - clock()
+        if left <= 0:
             end(group, until + grace)
             return
-        if not select.select([reader], [], [], min(until - clock(), _LOOK_EVERY) if group else None)[0]:
+        if not select.select([reader], [], [], min(left, _LOOK_EVERY) if group else None)[0]:
             continue
         received = os.read(reader, 4096)
         if not received:

@@ -86,15 +86,12 @@ class ElectorTerms(NamedTuple):
         ttl: float,
         renew_every: float,
         retry_every: float,
-        grace: float | None,
-        holder: str | None,
-        failover: Failover,
-        overrun: Overrun,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
     ) -> ElectorTerms:
-        lease = LeaseTerms.check(
-            name, ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=renew_every,
-            on_lost="flag", failover=failover,
-        )  # fmt: skip
+        lease = LeaseTerms.check(name, ttl=ttl, holder=holder, renew_every=renew_every, failover=failover)
         if check_seconds(retry_every, "retry_every", 0.001, MAX_TTL) > lease.ttl:
             raise ValueError(f"retry_every must be at most ttl={ttl:g}, not {retry_every!r}: nobody would take over")
         grace = lease.ttl / 6 if grace is None else check_seconds(grace, "grace", 0.0, MAX_TTL)

@@ -14,6 +14,9 @@ from holdfast.core.conditions import Backend, Phase, phase_of
 from holdfast.core.grant import check_seconds
 
 LONGEST = 86_400.0
+ANSWER = 30.0
+"""Seconds that a driver, or ``session_present``, has for one record; and a driver for its list, unless there are more
+between two sweeps."""
 
 
 class Keep(NamedTuple):
@@ -98,6 +101,8 @@ class Counts:
     sweeps_abandoned: int = 0
     """Because the driver or the database failed."""
     events: int = 0
+    untold: int = 0
+    """Platform events that ``on_event`` was never told, because it hung."""
     seen: int = 0
     """Records compared with the driver, in sweeps."""
     written: int = 0

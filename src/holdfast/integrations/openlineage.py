@@ -25,7 +25,10 @@ try:
     from openlineage.client.serde import Serde
     from openlineage.client.transport.http import HttpConfig, HttpTransport
     from openlineage.client.transport.transport import Transport
-    from requests import HTTPError, RequestException, Response
+    from requests import HTTPError, RequestException, Response, Session
+    from urllib3.util import Retry
+
+    from holdfast.integrations.in_time import InTime
 except ModuleNotFoundError as error:
     raise missing(error, "openlineage") from None
 
@@ -112,12 +115,15 @@ class MessageRunFacet(RunFacet):
 
 class OpenLineage:
     """``to``: a file, ``-`` for the console, an ``http://`` or ``https://`` URL, or a transport of the client's.
-    ``namespace`` is that of jobs and datasets."""
+    ``namespace`` is that of jobs and datasets. By URL a server has ``timeout`` seconds for the whole of an answer."""
 
     def __init__(self, to: str | Path | Transport, *, namespace: str = "holdfast", timeout: float = 5.0) -> None:
         self._namespace, self._to = namespace, to
         if isinstance(to, str) and to.startswith(("http://", "https://")):
-            self._to = HttpTransport(HttpConfig(to, timeout=timeout, retry={"total": 0}))
+            session, adapter = Session(), InTime(max_retries=Retry(0))
+            for scheme in ("http://", "https://"):  # wherever it sends us
+                session.mount(scheme, adapter)
+            self._to = HttpTransport(HttpConfig(to, timeout=timeout, session=session, adapter=adapter))
 
     def publish(self, events: Sequence[Event]) -> None:
         made = [run_event(event, self._namespace) for event in events]

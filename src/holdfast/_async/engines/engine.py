@@ -30,7 +30,6 @@ LOCKED, DENIED = "55P03", "42501"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
 
-
 NOTHING: Mapping[str, Any] = {}
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -198,7 +197,11 @@ class AsyncEngine(ABC):
             return session
         from holdfast._async.engines.looking import looking
 
-        return await looking(session, self.database.dialect, timeout)
+        try:
+            return await looking(session, self.database.dialect, timeout)
+        except BaseException:
+            session.close()
+            raise
 
     async def close(self) -> None:
         self._notice_fork()

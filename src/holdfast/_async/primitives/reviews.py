@@ -39,6 +39,7 @@ class AsyncReviews:
         return [ReviewRecord.of(row) for row in await self._engine.call("review_list", asked)]
 
     async def get(self, number: int) -> ReviewRecord | None:
+        """The review of that number, whatever was said of it, or None."""
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"number must be that of a review, an int, not {type(number).__name__}")
         asked = {"status": None, "id": number, "key": None, "most": 1}

@@ -216,7 +216,7 @@ class AsyncElector:
                 self._see(self.holder)
             await AsyncTenure(self._terms, self._course, grant).serve(work)
         finally:
-            self._grant, self._leader, self._since = None, None, None
+            self._grant = self._leader = self._since = self._renewed_at = None
             self._course.tell_over()
 
     def _see(self, leader: str | None) -> None:

@@ -10,15 +10,14 @@ from holdfast._async.primitives.objects import AsyncObjects
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
 from holdfast._async.recipes.writing import AsyncWriter
 from holdfast._wire import telemetry
-from holdfast._wire.aio_crew import AsyncKeyed, pause
-from holdfast._wire.aio_waiting import settled
+from holdfast._wire.aio_crew import AsyncAsker, AsyncKeyed, pause
 from holdfast._wire.clock import now
 from holdfast._wire.crew import Tally
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
 from holdfast.core.objects import ObjectRecord
-from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
+from holdfast.core.reconciling import ANSWER, Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
 
 log = logger("holdfast.reconciler")
 T = TypeVar("T")
@@ -38,6 +37,7 @@ class AsyncMender:
         self._session_present = session_present
         self.objects = AsyncObjects(engine)
         self._writer = AsyncWriter(self.objects)
+        self._asker = AsyncAsker()
         self.serial = AsyncKeyed()
         self.tally = Tally(Counts(), "reconciler.counted")
         self.queued: set[str] = set()
@@ -78,7 +78,7 @@ class AsyncMender:
             if horizon is not None and record.version > horizon:
                 self.tally.add(left_alone=1)
                 return
-            backend = await self.ask(self._driver.get, id)
+            backend = await self._ask(f"driver.get({id!r})", ANSWER, self._driver.get, id)
             if backend is not None and backend.id != id:
                 raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
             decision = self._decide(record, backend, await self._session(id, backend))
@@ -131,7 +131,7 @@ class AsyncMender:
     async def _session(self, id: str, backend: Backend | None) -> bool:
         if self._session_present is None or backend is None:
             return True
-        return bool(await settled(self._session_present(id)))
+        return bool(await self._asker.ask(f"session_present({id!r})", ANSWER, self._session_present, id))
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
         at = now() + (self._ahead or 0.0)
@@ -149,7 +149,7 @@ class AsyncMender:
     async def list(self) -> dict[str, Backend]:
         """All backends, at the beginning of a sweep."""
         self._failing, self._patience = 0, 2 * self._terms.concurrency
-        return {each.id: each for each in await self.ask(self._driver.list)}
+        return await self._ask_for_all()
 
     @property
     def wonders(self) -> bool:
@@ -162,7 +162,7 @@ class AsyncMender:
         failures = 0
         while not mandate.stopping.is_set():
             try:
-                await self.ask(self._driver.list)
+                await self._ask_for_all()
             except Exception as error:
                 failures += 1
                 self.complain("a sweep waits for the driver", error)
@@ -171,10 +171,16 @@ class AsyncMender:
                 self._patience *= 2
                 return
 
-    async def ask(self, question: Callable[..., Awaitable[T]], *arguments: str) -> T:
+    async def _ask_for_all(self) -> dict[str, Backend]:
+        return await self._ask("driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
+
+    async def _listed(self) -> dict[str, Backend]:
+        return {each.id: each for each in await self._driver.list()}
+
+    async def _ask(self, what: str, within: float, question: Callable[..., Awaitable[T]], *arguments: str) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
-            answer = await question(*arguments)
+            answer: T = await self._asker.ask(what, within, question, *arguments)
         except Exception:
             self._failing += 1
             self.tally.add(driver_failures=1)

@@ -167,8 +167,8 @@ class AsyncReconciler:
                 return True
             self._mender.queued.add(event.id)
             return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._teller is not None:
-            self._teller.tell(event)
+        if self._teller is not None and not self._teller.tell(event):
+            self._tally.add(untold=1)
         return True
 
     def _not_told(self, error: Exception) -> None:

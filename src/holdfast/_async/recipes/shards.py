@@ -10,7 +10,7 @@ import os
 from types import TracebackType
 from typing import Self
 
-from holdfast._async.engines.engine import AsyncEngine
+from holdfast._async.engines.engine import CALL_TIMEOUT, AsyncEngine
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire import forks
@@ -46,6 +46,8 @@ class AsyncShards:
         self._job: AsyncJob | None = None
         self._left: AsyncSignal | None = None
         self._entered = False
+        self._answers = True
+        """Whether the database did when it was last asked."""
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -99,10 +101,9 @@ class AsyncShards:
         while self._job is not None and not self._job.ended:
             await self._over.wait(1.0)
         self._engine.working.discard(self)
-        answers = True
         for grant in self._all():
-            if answers:
-                answers = await self._give_back(grant)
+            if self._answers:
+                await self._give_back(grant)
             else:  # the keeper sees to it: each would wait for an answer as long as the first one did
                 grant.abandon()
         if self._left is not None:
@@ -128,6 +129,7 @@ class AsyncShards:
             except Exception as error:
                 if self._engine.closed:
                     return
+                self._answers = False
                 log.warning(
                     "%r: no answer, looks again: %s",
                     self,
@@ -140,7 +142,9 @@ class AsyncShards:
         """Look, release, take; how long until the next look."""
         await self._be_there()
         self._forget_lost()
-        leases = await self._engine.call("shard_list", {"shards": self._terms.name})
+        patience = min(CALL_TIMEOUT, max(1.0, self._terms.ttl))  # nothing is ours beyond that
+        leases = await self._engine.call("shard_list", {"shards": self._terms.name}, timeout=patience)
+        self._answers = True
         members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
         todo = plan(self.holder, self._terms.count, members, owners)
@@ -207,12 +211,11 @@ class AsyncShards:
         """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
         await self._give_back(self._grants.pop(number))
 
-    async def _give_back(self, grant: AsyncLeaseGrant) -> bool:
-        """Whether the database answered."""
+    async def _give_back(self, grant: AsyncLeaseGrant) -> None:
         try:
-            await grant.release()
-            return True
+            await grant.release(timeout=grant.limit())
         except EngineError as error:
+            self._answers = False
             grant.abandon()
             log.info(
                 "%r: %s is released later: %s",
@@ -221,7 +224,6 @@ class AsyncShards:
                 error,
                 extra={"event": "lease.released_late", "lease": grant.name, "error": str(error)},
             )
-            return False
 
     def _all(self) -> list[AsyncLeaseGrant]:
         """Every lease that we have, that which says that we are there last; none of them from here on."""

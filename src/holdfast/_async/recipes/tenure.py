@@ -154,7 +154,7 @@ class AsyncTenure:
             if self._grant.lost:
                 self._grant.abandon()
                 return
-            await self._grant.release()
+            await self._grant.release(timeout=self._grant.limit())
         except EngineError as error:
             self._grant.abandon()
             log.info(

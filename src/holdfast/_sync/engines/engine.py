@@ -31,7 +31,6 @@ LOCKED, DENIED = "55P03", "42501"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
 
-
 NOTHING: Mapping[str, Any] = {}
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -199,7 +198,11 @@ class Engine(ABC):
             return session
         from holdfast._sync.engines.looking import looking
 
-        return looking(session, self.database.dialect, timeout)
+        try:
+            return looking(session, self.database.dialect, timeout)
+        except BaseException:
+            session.close()
+            raise
 
     def close(self) -> None:
         self._notice_fork()

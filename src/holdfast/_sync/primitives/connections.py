@@ -24,7 +24,6 @@ from holdfast.sql import statements
 
 AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
 
-
 _IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, 3)
 """As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
 

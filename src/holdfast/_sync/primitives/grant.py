@@ -70,7 +70,7 @@ class LeaseGrant:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
         if self._over is not None or self._engine.closed or self._pid != os.getpid():
             self.check()
-        asked_at, limit = now(), self._limit()
+        asked_at, limit = now(), self.limit()
         [row] = self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
             self._end(LeaseLost("it expired or was taken over before it was renewed"))
@@ -143,7 +143,7 @@ class LeaseGrant:
                 if self.lost:  # maybe because nobody answers: then nobody would now
                     self.abandon()
                 else:
-                    self.release()
+                    self.release(timeout=self.limit())
             except EngineError as problem:
                 log.warning(
                     "lease %r is released later, the database did not take it now: %s",
@@ -190,8 +190,8 @@ class LeaseGrant:
         """Seconds since the database last confirmed it, at the most."""
         return self._current.age(now())
 
-    def _limit(self) -> float:
-        """Seconds that an answer is worth waiting for."""
+    def limit(self) -> float:
+        """Seconds that an answer is worth waiting for: beyond what it can be trusted nobody believes in it."""
         return min(CALL_TIMEOUT, max(1.0, self._current.left(now())))
 
     @property
@@ -252,7 +252,7 @@ class LeaseGrant:
         which there is none yet. Unless the database says so, it is over."""
         asked = {"name": self.name, "token": self.token}
         try:
-            if self._engine.call("lease_status", asked, timeout=self._limit()):
+            if self._engine.call("lease_status", asked, timeout=self.limit()):
                 return True
         except EngineError as problem:
             log.debug("lease %r: a transaction was refused, and nobody says whether it is held: %s", self.name, problem)

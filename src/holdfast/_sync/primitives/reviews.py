@@ -38,6 +38,7 @@ class Reviews:
         return [ReviewRecord.of(row) for row in self._engine.call("review_list", asked)]
 
     def get(self, number: int) -> ReviewRecord | None:
+        """The review of that number, whatever was said of it, or None."""
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"number must be that of a review, an int, not {type(number).__name__}")
         asked = {"status": None, "id": number, "key": None, "most": 1}

@@ -214,7 +214,7 @@ class Elector:
                 self._see(self.holder)
             Tenure(self._terms, self._course, grant).serve(work)
         finally:
-            self._grant, self._leader, self._since = None, None, None
+            self._grant = self._leader = self._since = self._renewed_at = None
             self._course.tell_over()
 
     def _see(self, leader: str | None) -> None:

@@ -12,13 +12,12 @@ from holdfast._sync.recipes.driver import Driver, Mandate
 from holdfast._sync.recipes.writing import Writer
 from holdfast._wire import telemetry
 from holdfast._wire.clock import now
-from holdfast._wire.crew import Keyed, Tally, pause
+from holdfast._wire.crew import Asker, Keyed, Tally, pause
 from holdfast._wire.log import logger
-from holdfast._wire.waiting import settled
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
 from holdfast.core.objects import ObjectRecord
-from holdfast.core.reconciling import Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
+from holdfast.core.reconciling import ANSWER, Counts, Decision, Keep, ReconcilerTerms, Remove, decide, pause_after
 
 log = logger("holdfast.reconciler")
 T = TypeVar("T")
@@ -38,6 +37,7 @@ class Mender:
         self._session_present = session_present
         self.objects = Objects(engine)
         self._writer = Writer(self.objects)
+        self._asker = Asker()
         self.serial = Keyed()
         self.tally = Tally(Counts(), "reconciler.counted")
         self.queued: set[str] = set()
@@ -76,7 +76,7 @@ class Mender:
             if horizon is not None and record.version > horizon:
                 self.tally.add(left_alone=1)
                 return
-            backend = self.ask(self._driver.get, id)
+            backend = self._ask(f"driver.get({id!r})", ANSWER, self._driver.get, id)
             if backend is not None and backend.id != id:
                 raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
             decision = self._decide(record, backend, self._session(id, backend))
@@ -127,7 +127,7 @@ class Mender:
     def _session(self, id: str, backend: Backend | None) -> bool:
         if self._session_present is None or backend is None:
             return True
-        return bool(settled(self._session_present(id)))
+        return bool(self._asker.ask(f"session_present({id!r})", ANSWER, self._session_present, id))
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
         at = now() + (self._ahead or 0.0)
@@ -145,7 +145,7 @@ class Mender:
     def list(self) -> dict[str, Backend]:
         """All backends, at the beginning of a sweep."""
         self._failing, self._patience = 0, 2 * self._terms.concurrency
-        return {each.id: each for each in self.ask(self._driver.list)}
+        return self._ask_for_all()
 
     @property
     def wonders(self) -> bool:
@@ -158,7 +158,7 @@ class Mender:
         failures = 0
         while not mandate.stopping.is_set():
             try:
-                self.ask(self._driver.list)
+                self._ask_for_all()
             except Exception as error:
                 failures += 1
                 self.complain("a sweep waits for the driver", error)
@@ -167,10 +167,16 @@ class Mender:
                 self._patience *= 2
                 return
 
-    def ask(self, question: Callable[..., T], *arguments: str) -> T:
+    def _ask_for_all(self) -> dict[str, Backend]:
+        return self._ask("driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
+
+    def _listed(self) -> dict[str, Backend]:
+        return {each.id: each for each in self._driver.list()}
+
+    def _ask(self, what: str, within: float, question: Callable[..., T], *arguments: str) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
-            answer = question(*arguments)
+            answer: T = self._asker.ask(what, within, question, *arguments)
         except Exception:
             self._failing += 1
             self.tally.add(driver_failures=1)

@@ -11,7 +11,7 @@ import os
 from types import TracebackType
 from typing import Self
 
-from holdfast._sync.engines.engine import Engine
+from holdfast._sync.engines.engine import CALL_TIMEOUT, Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._wire import forks
@@ -47,6 +47,8 @@ class Shards:
         self._job: Job | None = None
         self._left: Signal | None = None
         self._entered = False
+        self._answers = True
+        """Whether the database did when it was last asked."""
 
     def _name_instance(self) -> None:
         """A fork of this process is another one, and must not be taken for it."""
@@ -100,10 +102,9 @@ class Shards:
         while self._job is not None and not self._job.ended:
             self._over.wait(1.0)
         self._engine.working.discard(self)
-        answers = True
         for grant in self._all():
-            if answers:
-                answers = self._give_back(grant)
+            if self._answers:
+                self._give_back(grant)
             else:  # the keeper sees to it: each would wait for an answer as long as the first one did
                 grant.abandon()
         if self._left is not None:
@@ -129,6 +130,7 @@ class Shards:
             except Exception as error:
                 if self._engine.closed:
                     return
+                self._answers = False
                 log.warning(
                     "%r: no answer, looks again: %s",
                     self,
@@ -141,7 +143,9 @@ class Shards:
         """Look, release, take; how long until the next look."""
         self._be_there()
         self._forget_lost()
-        leases = self._engine.call("shard_list", {"shards": self._terms.name})
+        patience = min(CALL_TIMEOUT, max(1.0, self._terms.ttl))  # nothing is ours beyond that
+        leases = self._engine.call("shard_list", {"shards": self._terms.name}, timeout=patience)
+        self._answers = True
         members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
         todo = plan(self.holder, self._terms.count, members, owners)
@@ -208,12 +212,11 @@ class Shards:
         """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
         self._give_back(self._grants.pop(number))
 
-    def _give_back(self, grant: LeaseGrant) -> bool:
-        """Whether the database answered."""
+    def _give_back(self, grant: LeaseGrant) -> None:
         try:
-            grant.release()
-            return True
+            grant.release(timeout=grant.limit())
         except EngineError as error:
+            self._answers = False
             grant.abandon()
             log.info(
                 "%r: %s is released later: %s",
@@ -222,7 +225,6 @@ class Shards:
                 error,
                 extra={"event": "lease.released_late", "lease": grant.name, "error": str(error)},
             )
-            return False
 
     def _all(self) -> list[LeaseGrant]:
         """Every lease that we have, that which says that we are there last; none of them from here on."""

@@ -154,7 +154,7 @@ class Tenure:
             if self._grant.lost:
                 self._grant.abandon()
                 return
-            self._grant.release()
+            self._grant.release(timeout=self._grant.limit())
         except EngineError as error:
             self._grant.abandon()
             log.info(

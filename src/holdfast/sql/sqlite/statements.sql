@@ -7,6 +7,10 @@
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
+-- name: session_look
+-- From here on this connection takes queries alone. Whoever only looks waits for nobody who writes.
+pragma query_only = on;
+
 -- name: schema_applied
 select version, name, applied_at from holdfast_schema_version order by version;
 
@@ -79,7 +83,6 @@ update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(1
 delete from holdfast_lease where name = :name and not :keeps;
 delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1 where id = :old_beat and :tell;
-delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000 and (select max(id) from holdfast_history) % 100 = 0;
 select 1 as done;
 
 -- name: lease_abandon

@@ -45,11 +45,7 @@ class AsyncExternal(AsyncAttempt):
         return made
 
     def _lease_called(self, name: str) -> AsyncLease:
-        terms = LeaseTerms.check(
-            name, ttl=self.plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
-        return AsyncLease(self.plan.engine, terms, 0.0)
+        return AsyncLease(self.plan.engine, LeaseTerms.check(name, ttl=self.plan.terms.ttl), 0.0)
 
     async def _begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0

@@ -46,11 +46,7 @@ class External(Attempt):
         return made
 
     def _lease_called(self, name: str) -> Lease:
-        terms = LeaseTerms.check(
-            name, ttl=self.plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
-        return Lease(self.plan.engine, terms, 0.0)
+        return Lease(self.plan.engine, LeaseTerms.check(name, ttl=self.plan.terms.ttl), 0.0)
 
     def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
