@@ -117,7 +117,7 @@ def test_a_transaction_that_is_older_than_what_was_done_never_does_it_again(post
 
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(sqlite_url: str, manual: bool) -> None:
-    """What it wrote before is there, and that it is would not be known: at least it is told."""
+    """What it wrote before is there, and that it is would not be known: so it is told, and not done again."""
     path = sqlite_url.removeprefix("sqlite:///")
     ask(sqlite_url, "create table work (what int)")
     with holdfast.Client(sqlite_url) as client:
@@ -143,7 +143,8 @@ def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(
                 client.operation("joined", tx=mine).run(effect, True)
             mine.rollback()
         found = {each.label: each.status for each in client.operations.list()}
-        assert found == {"True": "failure", "False": "failure", "well": "success"}
+        assert found == {"True": "partial", "False": "partial", "well": "success"}
+        assert client.operations.verify().passed
     assert ask(sqlite_url, "select what from work order by 1") == [(1,), (1,), (1,), (3,), (4,)]
 
 

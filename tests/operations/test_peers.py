@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.error import URLError
 
+import httpx
 import psycopg
 import pytest
+import requests
 
 import holdfast
 from tests.children import eventually
@@ -141,6 +144,10 @@ def test_an_error_that_passes_is_never_kept_as_the_answer(postgres_url: str) -> 
         psycopg.errors.DeadlockDetected("40P01"),
         ConnectionError("x"),
         ExceptionGroup("of tasks", [ValueError("x"), psycopg.errors.SerializationFailure("40001")]),
+        httpx.ConnectError("x"),
+        requests.exceptions.ReadTimeout("x"),
+        URLError(ConnectionRefusedError("x")),
+        ExceptionGroup("of tasks", [httpx.PoolTimeout("x")]),
     ]
     with holdfast.Client(postgres_url) as client:
         for number, error in enumerate(errors):

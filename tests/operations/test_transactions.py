@@ -403,3 +403,61 @@ async def test_a_connection_whose_encoding_lacks_a_letter_will_do(kind: str, tmp
             await each.write_within(grant, "start", "y")
         await each.rollback()
         assert each.rows() == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "session-psycopg", "connection-asyncpg-async"])
+@pytest.mark.parametrize("joins", [False, True])
+async def test_a_function_that_commits_by_itself_is_told_and_not_called_again(
+    kind: str, joins: bool, tmp_path: Path
+) -> None:
+    """What it wrote is there, although the log could not be written with it."""
+    async with opened(kind, tmp_path) as each:
+        name, writes = key(), work(each, "x")
+
+        def commit() -> Any:
+            return each.connection.execute("commit") if kind == "psycopg" else each.connection.commit()
+
+        def plain() -> None:
+            writes()
+            commit()
+
+        async def awaited() -> None:
+            await writes()
+            await commit()
+
+        function = awaited if isinstance(each.client, holdfast.AsyncClient) else plain
+        for error, told in (
+            (Exception, "has ended the transaction|began is over"),
+            (holdfast.OperationFailed, "half done"),
+        ):
+            if joins:
+                await each.run("select 1")
+            with pytest.raises(error, match=told):
+                await settled(each.client.operation(name, tx=each.connection).run(function))
+            await each.rollback()
+        assert (each.rows(), logged(each.url, name)) == (["x"], [("partial", 1)])
+        assert (await settled(each.client.operations.verify(name))).passed
+
+
+@pytest.mark.parametrize("kind", ["psycopg-async", "sqlite3-async"])
+async def test_a_connection_is_one_operations_at_a_time(kind: str, tmp_path: Path) -> None:
+    """What others write on it would be committed with that one, and their log be missing; unless they are inside."""
+    async with opened(kind, tmp_path) as each:
+        name, begun, go_on = key(), asyncio.Event(), asyncio.Event()
+
+        async def outer() -> Any:
+            begun.set()
+            await go_on.wait()
+            inner = asyncio.create_task(
+                each.client.operation(f"{name}-in", tx=each.connection).run(work(each, "in", 1))
+            )
+            return (await inner).result
+
+        running = asyncio.create_task(each.client.operation(name, tx=each.connection).run(outer))
+        await begun.wait()
+        with pytest.raises(RuntimeError, match=f"in the middle of operation '{name}', which somebody else runs"):
+            await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "beside"))
+        go_on.set()
+        assert (await running).result == 1
+        await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "after"))
+        assert each.rows() == ["after", "in"]

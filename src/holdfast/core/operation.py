@@ -19,6 +19,8 @@ LEASE = "@op:"
 """What the names of the leases begin with under which operations are done."""
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
 _SQLITE_PASSING = (5, 6)  # busy, locked
+_UNANSWERED = frozenset({"ConnectionError", "ConnectError", "TimeoutError", "Timeout", "TimeoutException"})
+"""Python's own, and those of requests, httpx and aiohttp: what these inherit from, or are raised from."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,19 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
         return True  # the server says a code with all that it refuses: without, the connection is what failed
     words = ("lock", "connection", "busy", "network")
     return name in ("OperationalError", "InterfaceError") and any(word in text for word in words)
+
+
+def unanswered(error: BaseException | None) -> bool:
+    """Whether nobody has answered, as HTTP libraries call it, which have errors of their own for that: the next time
+    somebody may."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(unanswered, error.exceptions))
+    while error is not None:
+        if any(each.__name__ in _UNANSWERED for each in type(error).__mro__):
+            return True
+        why = error.__cause__ or getattr(error, "reason", None)  # as urllib calls it
+        error = why if isinstance(why, BaseException) else None
+    return False
 
 
 def collides(error: BaseException, sqlstate: str | None) -> bool:

@@ -11,6 +11,7 @@ import sqlite3
 from typing import Any
 
 from holdfast._async.primitives.connections import known_as
+from holdfast._async.primitives.connections.sqlalchemy import subject_of
 from holdfast._wire import drivers
 from holdfast.core.rows import RowKey, quoted
 
@@ -65,7 +66,7 @@ async def _sqlalchemy(connection: Any, row: RowKey) -> Row | None:
     from sqlalchemy import column, literal_column, select, table
     from sqlalchemy.sql import quoted_name
 
-    connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
+    connection = subject_of(connection)
     if hasattr(connection, "get_bind"):
         connection = await connection.connection()
     if drivers.speaks(connection) == "sqlite":

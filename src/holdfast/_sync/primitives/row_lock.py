@@ -12,6 +12,7 @@ import sqlite3
 from typing import Any
 
 from holdfast._sync.primitives.connections import known_as
+from holdfast._sync.primitives.connections.sqlalchemy import subject_of
 from holdfast._wire import drivers
 from holdfast.core.rows import RowKey, quoted
 
@@ -66,7 +67,7 @@ def _sqlalchemy(connection: Any, row: RowKey) -> Row | None:
     from sqlalchemy import column, literal_column, select, table
     from sqlalchemy.sql import quoted_name
 
-    connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
+    connection = subject_of(connection)
     if hasattr(connection, "get_bind"):
         connection = connection.connection()
     if drivers.speaks(connection) == "sqlite":

@@ -11,10 +11,15 @@ from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 
 
+def subject_of(connection: Any) -> Any:
+    """What a scoped session stands for here, or the connection itself."""
+    return connection.registry() if hasattr(connection, "registry") else connection
+
+
 class AsyncSqlAlchemy:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         self._database, self._what = database, what
-        self._connection = connection.registry() if hasattr(connection, "registry") else connection  # a scoped session
+        self._connection = subject_of(connection)
 
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast._async.primitives.connections import AsyncConnection
 from holdfast._async.primitives.connections.psycopg import AsyncPsycopg, commit_known
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
 from holdfast.sql import statements
 
-CHANGED = "40001"
+CHANGED, OVER = "40001", "HF003"
 
 
 class AsyncOwned(Protocol):
@@ -75,7 +75,7 @@ class AsyncOwnedBlock:
                 await mark.__aexit__(None, None, None)
             except Exception as error:
                 raise over(parameters["label"]) from error
-        row = await self._known.write(statement, parameters)
+        row = await said_last(self._known, statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
         block, self._block = self._block, None
@@ -93,11 +93,30 @@ class AsyncOwnedBlock:
                 await block.__aexit__(_Undone, _Undone(), None)
 
 
-def over(label: str) -> RuntimeError:
-    return RuntimeError(
+async def said_last(known: AsyncConnection, statement: str, parameters: Row) -> Row:
+    """The end of an operation, in the transaction that it began in."""
+    try:
+        return await known.write(statement, parameters)
+    except Exception as error:
+        if type(error).__name__ == "InvalidRequestError":  # as SQLAlchemy says that this is over
+            raise over(parameters["label"]) from error
+        raise
+
+
+class Ended(RuntimeError):
+    """The function has committed or rolled back what was not its own to end."""
+
+
+def over(label: str) -> Ended:
+    return Ended(
         f"operation {label!r}: its function has ended the transaction that it runs in, so what it wrote and that it "
         "did are not one any more. Leave commit and rollback to run()"
     )
+
+
+def ended(error: BaseException) -> bool:
+    """Whether it says so, or the database does."""
+    return isinstance(error, Ended) or drivers.sqlstate(error) == OVER
 
 
 class AsyncOwnedPsycopg:

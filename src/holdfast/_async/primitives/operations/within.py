@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
-from holdfast._async.primitives.operations.attempt import AsyncAttempt
+from holdfast._async.primitives.connections.sqlalchemy import subject_of
+from holdfast._async.primitives.operations.attempt import AsyncAttempt, around
 from holdfast._async.primitives.operations.plan import AsyncPlan, as_told, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.transactions import over, owned
+from holdfast._async.primitives.operations.transactions import ended, over, owned, said_last
 from holdfast._wire import Row, drivers
+from holdfast._wire.aio_waiting import here
 from holdfast._wire.clock import now
 from holdfast.core.errors import HoldfastError
 from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, failed, in_progress, told
@@ -33,6 +35,7 @@ class AsyncWithin(AsyncAttempt):
     def __init__(self, plan: AsyncPlan, known: AsyncConnection, connection: Any) -> None:
         super().__init__(plan)
         self._known, self._transaction = known, owned(plan.engine.database, known, connection)
+        self._connection, self._whose = id(subject_of(connection)), here()
         self._began: str | None = None
         self._passes = 0
 
@@ -40,6 +43,8 @@ class AsyncWithin(AsyncAttempt):
         started, asked = now(), 0
         while True:
             asked_at = now()
+            if _open.setdefault(self._connection, self) is not self:
+                raise _open[self._connection].elsewhere()
             try:
                 found = Begun.of(await self._transaction.begin("operation_begin", claim(self.plan)))
                 if found.home != self.plan.engine.home:
@@ -47,7 +52,7 @@ class AsyncWithin(AsyncAttempt):
                 prior = found.prior
                 act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
-                    await self._transaction.rollback()
+                    await self._leave()
                     return outcome
                 if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                     await self.permit_locked(prior)
@@ -57,7 +62,7 @@ class AsyncWithin(AsyncAttempt):
             except BaseException:
                 await self._undo()
                 raise
-            await self._transaction.rollback()
+            await self._leave()
             if (outcome := await self.locked(prior, asked, started)) is not None:
                 return outcome
             asked += 1
@@ -65,6 +70,7 @@ class AsyncWithin(AsyncAttempt):
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
         await self._transaction.commit("operation_end", parameters)
+        del _open[self._connection]
         return Outcome("success", False, op.attempt, value=value)
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
@@ -78,14 +84,31 @@ class AsyncWithin(AsyncAttempt):
 
     async def _undo(self) -> None:
         with suppress(Exception):  # the connection is gone, or the caller hears of it with what went wrong first
+            await self._leave()
+
+    async def _leave(self) -> None:
+        try:
             await self._transaction.rollback()
+        finally:
+            _open.pop(self._connection, None)
+
+    def surrounds(self) -> bool:
+        """Whether whoever asks is inside of it."""
+        return self._whose == here() or self in around()
+
+    def elsewhere(self) -> RuntimeError:
+        return RuntimeError(
+            f"this connection is in the middle of operation {self.plan.key.label!r}, which somebody else runs: what is "
+            "written here now would be committed with that, or go with it. Use a connection for each"
+        )
 
     async def _record(self, op: AsyncRunning, error: Exception) -> None:
-        """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
-        try:
-            await self.plan.engine.call("operation_write", failure(self, op, error))
-        except HoldfastError as problem:
-            self.unrecorded(problem)
+        """On a session of our own, because nothing stays of the transaction."""
+        await aside(self, left(self, op, error) if ended(error) else failure(self, op, error))
+
+
+_open: dict[int, AsyncWithin] = {}
+"""Those that are under way, by the connection that they have."""
 
 
 class AsyncJoined(AsyncAttempt):
@@ -138,7 +161,7 @@ class AsyncJoined(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
-        row = await self._known.write("operation_end", success(self, op, value, self._began))
+        row = await said_last(self._known, "operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
             raise self._overtaken()
         block, self._block = self._block, None
@@ -160,7 +183,9 @@ class AsyncJoined(AsyncAttempt):
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
         undone = await self._undo(error)
-        if undone and isinstance(error, Exception) and not self.transient(error):
+        if ended(error) and isinstance(error, Exception) and not self._is_file:  # that may be the caller's still
+            await aside(self, left(self, op, error))
+        elif undone and isinstance(error, Exception) and not self.transient(error):
             await self._record(op, error)
         return False
 
@@ -199,9 +224,19 @@ class AsyncJoined(AsyncAttempt):
 
 def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
     known = recognise(plan.engine.database, connection, "the log of operations is")
+    if (busy := _open.get(id(subject_of(connection)))) is not None and not busy.surrounds():
+        raise busy.elsewhere()
     if known.in_transaction():
         return AsyncJoined(plan, known)
     return AsyncWithin(plan, known, connection)
+
+
+async def aside(attempt: AsyncAttempt, parameters: Row) -> None:
+    """Write down what came of it, past the user's transaction. The user's error is what counts."""
+    try:
+        await attempt.plan.engine.call("operation_write", parameters)
+    except HoldfastError as problem:
+        attempt.unrecorded(problem)
 
 
 async def at_home(plan: AsyncPlan, home: int | None) -> None:
@@ -271,6 +306,15 @@ def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | No
     keep, late = attempt.plan.terms.keep, attempt.late or None
     known = attempt.plan.parameters(op, "success", keep=keep, began=began, late=late, **result)
     return {**known, "told": as_told(known)}
+
+
+def left(attempt: AsyncAttempt, op: AsyncRunning, error: Exception) -> Row:
+    """What is written of an attempt whose function has ended the transaction: what it wrote may be there."""
+    op.chain.take_back()
+    op.note("effect_started")
+    op.released()
+    said = json.dumps(told(error, where="commit"))
+    return attempt.plan.parameters(op, "partial", error=said, failures=attempt.prior.failed)
 
 
 def failure(attempt: AsyncAttempt, op: AsyncRunning, error: Exception, **more: Any) -> Row:

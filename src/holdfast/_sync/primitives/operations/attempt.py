@@ -44,6 +44,11 @@ def read_entries(engine: Engine, key: str) -> list[Entry]:
         after = rows[-1]["number"]
 
 
+def around() -> tuple[Attempt, ...]:
+    """What whoever asks is inside of."""
+    return _around.get()
+
+
 class Attempt(Governance, ABC):
     """One way to run an operation: begin, then succeed or fail."""
 
@@ -193,7 +198,8 @@ class Attempt(Governance, ABC):
         return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))
 
     def remembers(self, error: BaseException) -> bool:
-        return isinstance(error, self.plan.terms.remember_errors) and not self.transient(error)
+        declared = isinstance(error, self.plan.terms.remember_errors)
+        return declared and not self.transient(error) and not operation.unanswered(error)
 
     def unrecorded(self, problem: object) -> None:
         """That it failed could not be written down. The user's error is what counts, so this is only said."""

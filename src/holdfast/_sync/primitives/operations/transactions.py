@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast._sync.primitives.connections import Connection
 from holdfast._sync.primitives.connections.psycopg import Psycopg, commit_known
-from holdfast._wire import Row
+from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
 from holdfast.sql import statements
 
-CHANGED = "40001"
+CHANGED, OVER = "40001", "HF003"
 
 
 class Owned(Protocol):
@@ -76,7 +76,7 @@ class OwnedBlock:
                 mark.__exit__(None, None, None)
             except Exception as error:
                 raise over(parameters["label"]) from error
-        row = self._known.write(statement, parameters)
+        row = said_last(self._known, statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
         block, self._block = self._block, None
@@ -94,11 +94,30 @@ class OwnedBlock:
                 block.__exit__(_Undone, _Undone(), None)
 
 
-def over(label: str) -> RuntimeError:
-    return RuntimeError(
+def said_last(known: Connection, statement: str, parameters: Row) -> Row:
+    """The end of an operation, in the transaction that it began in."""
+    try:
+        return known.write(statement, parameters)
+    except Exception as error:
+        if type(error).__name__ == "InvalidRequestError":  # as SQLAlchemy says that this is over
+            raise over(parameters["label"]) from error
+        raise
+
+
+class Ended(RuntimeError):
+    """The function has committed or rolled back what was not its own to end."""
+
+
+def over(label: str) -> Ended:
+    return Ended(
         f"operation {label!r}: its function has ended the transaction that it runs in, so what it wrote and that it "
         "did are not one any more. Leave commit and rollback to run()"
     )
+
+
+def ended(error: BaseException) -> bool:
+    """Whether it says so, or the database does."""
+    return isinstance(error, Ended) or drivers.sqlstate(error) == OVER
 
 
 class OwnedPsycopg:

@@ -14,12 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
-from holdfast._sync.primitives.operations.attempt import Attempt
+from holdfast._sync.primitives.connections.sqlalchemy import subject_of
+from holdfast._sync.primitives.operations.attempt import Attempt, around
 from holdfast._sync.primitives.operations.plan import Plan, as_told, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.transactions import over, owned
+from holdfast._sync.primitives.operations.transactions import ended, over, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
+from holdfast._wire.waiting import here
 from holdfast.core.errors import HoldfastError
 from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, failed, in_progress, told
 from holdfast.core.outcome import Outcome
@@ -34,6 +36,7 @@ class Within(Attempt):
     def __init__(self, plan: Plan, known: Connection, connection: Any) -> None:
         super().__init__(plan)
         self._known, self._transaction = known, owned(plan.engine.database, known, connection)
+        self._connection, self._whose = id(subject_of(connection)), here()
         self._began: str | None = None
         self._passes = 0
 
@@ -41,6 +44,8 @@ class Within(Attempt):
         started, asked = now(), 0
         while True:
             asked_at = now()
+            if _open.setdefault(self._connection, self) is not self:
+                raise _open[self._connection].elsewhere()
             try:
                 found = Begun.of(self._transaction.begin("operation_begin", claim(self.plan)))
                 if found.home != self.plan.engine.home:
@@ -48,7 +53,7 @@ class Within(Attempt):
                 prior = found.prior
                 act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
-                    self._transaction.rollback()
+                    self._leave()
                     return outcome
                 if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                     self.permit_locked(prior)
@@ -58,7 +63,7 @@ class Within(Attempt):
             except BaseException:
                 self._undo()
                 raise
-            self._transaction.rollback()
+            self._leave()
             if (outcome := self.locked(prior, asked, started)) is not None:
                 return outcome
             asked += 1
@@ -66,6 +71,7 @@ class Within(Attempt):
     def succeed(self, op: Running, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
         self._transaction.commit("operation_end", parameters)
+        del _open[self._connection]
         return Outcome("success", False, op.attempt, value=value)
 
     def fail(self, op: Running, error: BaseException) -> bool:
@@ -79,14 +85,31 @@ class Within(Attempt):
 
     def _undo(self) -> None:
         with suppress(Exception):  # the connection is gone, or the caller hears of it with what went wrong first
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
             self._transaction.rollback()
+        finally:
+            _open.pop(self._connection, None)
+
+    def surrounds(self) -> bool:
+        """Whether whoever asks is inside of it."""
+        return self._whose == here() or self in around()
+
+    def elsewhere(self) -> RuntimeError:
+        return RuntimeError(
+            f"this connection is in the middle of operation {self.plan.key.label!r}, which somebody else runs: what is "
+            "written here now would be committed with that, or go with it. Use a connection for each"
+        )
 
     def _record(self, op: Running, error: Exception) -> None:
-        """On a session of our own, because nothing stays of the transaction. The user's error is what counts."""
-        try:
-            self.plan.engine.call("operation_write", failure(self, op, error))
-        except HoldfastError as problem:
-            self.unrecorded(problem)
+        """On a session of our own, because nothing stays of the transaction."""
+        aside(self, left(self, op, error) if ended(error) else failure(self, op, error))
+
+
+_open: dict[int, Within] = {}
+"""Those that are under way, by the connection that they have."""
 
 
 class Joined(Attempt):
@@ -139,7 +162,7 @@ class Joined(Attempt):
             asked += 1
 
     def succeed(self, op: Running, value: Any) -> Outcome:
-        row = self._known.write("operation_end", success(self, op, value, self._began))
+        row = said_last(self._known, "operation_end", success(self, op, value, self._began))
         if row["state"] != "done":
             raise self._overtaken()
         block, self._block = self._block, None
@@ -161,7 +184,9 @@ class Joined(Attempt):
 
     def fail(self, op: Running, error: BaseException) -> bool:
         undone = self._undo(error)
-        if undone and isinstance(error, Exception) and not self.transient(error):
+        if ended(error) and isinstance(error, Exception) and not self._is_file:  # that may be the caller's still
+            aside(self, left(self, op, error))
+        elif undone and isinstance(error, Exception) and not self.transient(error):
             self._record(op, error)
         return False
 
@@ -200,9 +225,19 @@ class Joined(Attempt):
 
 def within(plan: Plan, connection: Any) -> Within | Joined:
     known = recognise(plan.engine.database, connection, "the log of operations is")
+    if (busy := _open.get(id(subject_of(connection)))) is not None and not busy.surrounds():
+        raise busy.elsewhere()
     if known.in_transaction():
         return Joined(plan, known)
     return Within(plan, known, connection)
+
+
+def aside(attempt: Attempt, parameters: Row) -> None:
+    """Write down what came of it, past the user's transaction. The user's error is what counts."""
+    try:
+        attempt.plan.engine.call("operation_write", parameters)
+    except HoldfastError as problem:
+        attempt.unrecorded(problem)
 
 
 def at_home(plan: Plan, home: int | None) -> None:
@@ -272,6 +307,15 @@ def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row
     keep, late = attempt.plan.terms.keep, attempt.late or None
     known = attempt.plan.parameters(op, "success", keep=keep, began=began, late=late, **result)
     return {**known, "told": as_told(known)}
+
+
+def left(attempt: Attempt, op: Running, error: Exception) -> Row:
+    """What is written of an attempt whose function has ended the transaction: what it wrote may be there."""
+    op.chain.take_back()
+    op.note("effect_started")
+    op.released()
+    said = json.dumps(told(error, where="commit"))
+    return attempt.plan.parameters(op, "partial", error=said, failures=attempt.prior.failed)
 
 
 def failure(attempt: Attempt, op: Running, error: Exception, **more: Any) -> Row:
