@@ -75,7 +75,7 @@ class Runs:
     def create(self, id: str, spec: Mapping[str, Any]) -> tuple[Box, bool]:
         """And whether it is new. The same again is no mistake; Taken when it is not the same."""
         folder = self._store.folder(id)
-        if id not in self._boxes and folder.exists():  # made when the disk failed us, and nobody was told
+        if id not in self._boxes and folder.is_dir():  # made when the disk failed us, and nobody was told
             self._boxes[id] = Box.found(folder)
         if (box := self._boxes.get(id)) is not None:
             if box.facts.damage:
@@ -98,7 +98,7 @@ class Runs:
         known = box.facts.deleting
         wanted = box.facts.spec["grace"] if grace is None else grace
         if known is None or wanted < known["grace"]:
-            store.write(box.folder / "deleting", {"grace": wanted})
+            store.mark_deleting(box.folder, wanted)
         self.look(box)
 
     async def end_all(self) -> None:
@@ -177,7 +177,8 @@ class Runs:
             if facts.exit is None and facts.started is not None:
                 if strays.kill(box.run):
                     return  # the clock looks again whether they are gone
-                self._lost(box)
+                if facts.deleting is None:
+                    self._lost(box)
             if facts.deleting is not None:
                 self._remove(box)
 
