@@ -229,14 +229,14 @@ class Runs:
         while True:
             await asyncio.sleep(TICK)
             for box in list(self._boxes.values()):
-                facts = box.facts
-                over = facts.exit is not None and facts.deleting is None and not facts.damage
-                if not over and not self._runs_well(box):
+                if not self._is_well(box):
                     self._visit(box)
 
-    def _runs_well(self, box: Box) -> bool:
-        """Then there is nothing to look at but its lock."""
+    def _is_well(self, box: Box) -> bool:
+        """Then there is nothing to look at but its lock; or, when it has ended, that nobody has removed it."""
         facts = box.facts
-        if not facts.running or facts.deleting is not None or facts.damage:
+        if facts.deleting is not None or facts.damage:
             return False
-        return store.supervised(box.folder, missing=False)
+        if facts.exit is not None:
+            return box.folder.exists()
+        return facts.running and store.supervised(box.folder, missing=False)
