@@ -20,7 +20,11 @@ _servers: dict[int, Postgres] = {}
 _models: dict[int, str] = {}
 
 # nohup and a shell's & ignore these for us and all our children, whom the tests want to interrupt.
-for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
 

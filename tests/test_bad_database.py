@@ -202,6 +202,8 @@ def test_a_wrong_password_is_told_but_never_shown(
         f"postgresql://somebody:{SECRET}@[::1/app",
         f"postgresql://somebody:a@{SECRET}@127.0.0.1:1/app",
         f"postgresql://somebody:a/{SECRET}@127.0.0.1:1/app",
+        f"postgresql://somebody:a@127.0.0.1:1/{SECRET}@127.0.0.1:1/app",
+        f"postgresql://somebody:12/{SECRET}@127.0.0.1:1/app",
         f"postgresql://somebody:a:{SECRET}@127.0.0.1:1/app?sslmode=nonsense",
         f"sqlite://somebody:{SECRET}@localhost/app",
         f"sqlite:///app.db?password={SECRET}",

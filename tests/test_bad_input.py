@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -196,3 +197,14 @@ def test_an_async_client_used_from_another_loop_names_both(url: str) -> None:
         for loop in (owner.partition(" running")[0], repr(two).partition(" running")[0]):
             assert loop in str(raised.value)
         one.run_until_complete(client.close())
+
+
+def test_what_cannot_be_pickled_says_what_to_do_instead(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    with holdfast.Client(url) as client:
+        lease, lock = client.lease("import").acquire(), client.lock("export").acquire()
+        for each in (client, client.lease("import"), lease, lock, holdfast.AsyncClient(url)):
+            with pytest.raises(
+                TypeError, match=r"make a client of its own there.*client\.lease\(name\)\.adopt\(token\)"
+            ):
+                pickle.dumps(each)

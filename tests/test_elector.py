@@ -166,6 +166,11 @@ def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> N
         assert seen == [one.elector.holder, after.leader]
         assert after.transitions == 1
         assert after.since > theirs.since  # type: ignore[operator]
+    led_last = [each for each in (r.elector.status() for r in (one, other, onlooker)) if each.leader is None]
+    assert led_last
+    assert {(each.since, each.renewed_ago) for each in led_last} == {(None, None)}, (
+        "what a standby saw is of no use now"
+    )
 
 
 def test_what_is_logged_at_which_level_and_with_which_fields(postgres_url: str) -> None:

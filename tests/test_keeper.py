@@ -13,8 +13,10 @@ import psycopg_pool
 import pytest
 
 import holdfast
+from holdfast._wire.database import parse
 from holdfast._wire.identity import new_token
 from holdfast.keeper import Holding
+from holdfast.keeper.ears import Ears
 from holdfast.testing import Postgres
 from tests.children import NONE, Child, backends, eventually, kept, pass_time, query, rows
 from tests.conftest import migrated
@@ -78,6 +80,16 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
         keeper.later(0.0, done.set)  # the keeper has done what there was to do before
         assert done.wait(30)
         assert [each.name for each in client.leases.list()] == ["late"]
+
+
+def test_a_watch_that_goes_while_all_are_woken_keeps_nobody_from_being_woken() -> None:
+    """As the garbage collector may have it, at any instant."""
+    ears, woken = Ears(parse("sqlite:///app.db"), threading.RLock()), []
+    ears.add("a", lambda: ears.remove("b", later))
+    ears.add("b", later := lambda: woken.append("b"))
+    ears.add("c", lambda: woken.append("c"))
+    ears.deaf()
+    assert woken == ["c"]
 
 
 def test_one_beat_a_ttl_whatever_the_number_of_leases(connect: Callable[..., Any], either: str) -> None:

@@ -139,7 +139,9 @@ def test_what_cannot_be_released_at_exit_keeps_nothing_else(postgres_url: str) -
         assert "other" not in [each.name for each in client.leases.list()]
 
 
-def test_history_is_bounded_where_nobody_purges(either: str) -> None:
+@pytest.mark.parametrize("holder", [None, "cron"])
+def test_history_is_bounded_where_nobody_purges(either: str, holder: str | None) -> None:
+    """Whether what ends is released, or always taken over by the same holder."""
     dot, instant = ("_", "0.0") if either.startswith("sqlite") else (".", "now()")
     with holdfast.Client(either) as client:
         client.lease("import", auto_renew=False).acquire().release()
@@ -149,8 +151,10 @@ def test_history_is_bounded_where_nobody_purges(either: str) -> None:
             f" insert into holdfast{dot}history (name, holder, fence, acquired_at, ended_at, outcome)"
             f" select 'old', 'old', i, {instant}, {instant}, 'released' from n",
         )
-        for _ in range(100):
-            client.lease("import", auto_renew=False).acquire().release()
+        for _ in range(101):
+            grant = client.lease("import", auto_renew=False, holder=holder).acquire()
+            if holder is None:
+                grant.release()
         [(kept,)] = query(either, f"select count(*) from holdfast{dot}history")
         assert kept < 10_101
 

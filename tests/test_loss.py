@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 import holdfast
+from holdfast._wire.waiting import TELLERS, Owner
 from holdfast.keeper.books import Books
 from tests.children import Child, eventually, kept, until
 
@@ -344,3 +345,24 @@ def test_a_lease_forced_away_before_its_acquire_has_come_back_is_learned(
         with pytest.raises(holdfast.LeaseLost):
             grant.check()
         beat.check()
+
+
+def test_however_many_are_lost_at_once_few_threads_tell_of_it_and_all_are_told() -> None:
+    owner, go_on, told = Owner(), threading.Event(), []
+
+    def tell(number: Any) -> None:
+        go_on.wait(30)
+        told.append(number)
+
+    def telling() -> int:
+        return sum(each.name == "holdfast-on-lost" for each in threading.enumerate())
+
+    before = telling()
+    for number in range(1000):
+        owner.tell(tell, number)
+    assert telling() - before == TELLERS
+    go_on.set()
+    eventually(lambda: sorted(told) == list(range(1000)), "each is told once")
+    eventually(lambda: telling() == before, "and nobody stays for more")
+    owner.tell(tell, 1000)
+    eventually(lambda: told[-1] == 1000, "who comes later is told as well")

@@ -18,7 +18,7 @@ import holdfast
 from holdfast._sync.primitives.operations import chunk
 from holdfast.core.errors import EngineError
 from holdfast.sql import Dialect, Migration, migrations, split, statements
-from tests.conftest import MAJORS, NEWEST, migrated, server
+from tests.conftest import MAJORS, NEWEST, fresh, migrated, server
 from tests.raw import Raw
 
 Connect = Callable[..., Any]
@@ -100,6 +100,19 @@ def test_up_then_down_leaves_nothing_behind(connect: Connect, bare: str) -> None
     assert client.migrations.down(to=0) == []
     client.migrate()
     assert client.lease("import").try_acquire() is not None
+
+
+def test_no_index_hangs_on_the_collation_of_the_server() -> None:
+    """Which is another one after an upgrade, or on a standby with another system: an index would have a name twice
+    then. And pages would be cut where Python, which compares bytes, does not go on."""
+    with psycopg.connect(fresh()) as connection:
+        found = connection.execute(
+            "select a.attrelid::regclass::text, a.attname from pg_attribute a"
+            " join pg_index x on x.indexrelid = a.attrelid join pg_class t on t.oid = x.indrelid"
+            " join pg_collation c on c.oid = a.attcollation"
+            " where t.relnamespace = 'holdfast'::regnamespace and c.collname <> 'C'"
+        ).fetchall()
+    assert found == []
 
 
 def test_a_second_up_changes_nothing(connect: Connect, bare: str) -> None:

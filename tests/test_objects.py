@@ -144,15 +144,16 @@ def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgre
         assert client.objects.get("box", "b-1").payload == 3  # type: ignore[union-attr]
 
 
-def test_many_are_written_together_but_for_what_was_changed_or_is_locked(either: str) -> None:
+def test_many_are_written_together_but_for_what_was_changed_is_locked_or_bytes(either: str) -> None:
     """One transaction, which waits for nobody and is refused as a whole under a grant that has passed on."""
     with holdfast.Client(either) as client, ExitStack() as stack:
         objects, grant = client.objects, client.lease("work", ttl=600).acquire()
-        made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcd"}
+        made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcdf"}
         made["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(made["b"].version))
         stale = made["b"]._replace(version=made["a"].version)
         wanted = [each._replace(payload={"new": each.id}) for each in (stale, made["d"], made["a"])]
         wanted.insert(2, made["a"]._replace(id="nobody"))
+        wanted.append(made["f"]._replace(payload=b"\0"))
         if either.startswith("postgres"):  # on a file there is one writer, and nothing else is ever locked
             mine = stack.enter_context(psycopg.connect(either))
             mine.execute("select from holdfast.object where id = 'c' for update")
@@ -176,7 +177,7 @@ def test_many_are_written_together_but_for_what_was_changed_or_is_locked(either:
         client.leases.force_release("work", actor="operator", reason="test")
         with suppress(holdfast.EngineError, holdfast.LeaseLost):
             assert objects.put_many("box", [made["c"]._replace(payload=2)], grant) == {}
-        assert objects.get("box", "c") == made["c"]
+        assert [objects.get("box", id) for id in "cf"] == [made["c"], made["f"]]
 
 
 def test_of_many_records_only_those_are_read_that_are_asked_for(postgres_url: str) -> None:
@@ -355,6 +356,17 @@ def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
             objects.watch(since=cursor).next(timeout=0)
         if not either.startswith("sqlite"):  # there, numbers that were jumped over count as trimmed
             assert [each.id for each in drain(objects.watch(since=held))] == ["b-1", "b-2", "b-3"]
+
+
+@pytest.mark.parametrize("drawn", [102398, 102399])
+def test_the_log_is_trimmed_where_all_is_written_in_transactions_of_the_users(postgres_url: str, drawn: int) -> None:
+    """Each draws two numbers: where one writes at a time, round ones are all versions, or all places."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        client.objects.put_if("box", "b-0", 0, MustCreate())
+        mine.execute("select setval('holdfast.object_version', %s)", [drawn])
+        client.objects.put_if("box", "b-1", 0, MustCreate(), tx=mine)
+        mine.commit()
+    assert query(postgres_url, "select id from holdfast.object_change") == [("b-1",)]
 
 
 def test_between_two_attempts_of_an_update_there_is_a_pause_of_chance(

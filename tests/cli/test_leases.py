@@ -168,6 +168,7 @@ def test_release_without_force_or_reason_is_refused_and_takes_nothing(either: st
             (("--force", "--reason", ""), "needs --reason"),
             (("--force", "--reason", "x" * 1001), "reason must have"),
             (("--force", "--reason", "why", "--actor", "a\nb"), "actor must not contain control"),
+            (("--force", "--reason", "why", "--actor", ""), "actor must have"),
         ):
             done = call(*at(either, "release", "sweep", *more))
             assert done.returncode == 2

@@ -22,10 +22,13 @@ def rows(entries: list[Entry], **changed: Any) -> list[dict[str, Any]]:
     """As the statement gives them: what was written together in one row, with what the log says of the whole."""
     state = fold(entries)[OPERATION]
     success = state.status == "success"
+    kind, _, message = (state.error or "").partition(": ")
+    said = {"type": kind, "message": message, "reset": state.status == "reset", "remembered": state.remembered}
     known = {
         "key": OPERATION, "label": "charge:42", "status": "failure" if state.status == "reset" else state.status,
         "attempt": state.attempt, "pointer": entries[-1].pointer, "alive": False, "result_hash": state.result_hash,
-        "result": b'"it"'.hex() if success else None, **changed,
+        "result": b'"it"'.hex() if success else None, "fingerprint": state.fingerprint,
+        "effect_started": state.effect_started, "error": json.dumps(said) if state.error else None, **changed,
     }  # fmt: skip
     pieces = [entries[at : at + 3] for at in range(0, len(entries), 3)]
     return [{**known, "number": piece[0].number, "entries": wal.dump(piece)} for piece in pieces]
@@ -52,10 +55,32 @@ def test_nothing_is_wrong_where_both_agree_and_the_state_is_what_the_log_says(en
         ({"status": "failure", "result_hash": None}, "log"), ({"attempt": 2}, "log"),
         ({"result_hash": "00" * 32}, "log"), ({"result": b'"other"'.hex()}, "payload"),
         ({"pointer": DONE[2].pointer}, "head"), ({"status": None}, "missing"), ({"result": None}, None),
+        ({"fingerprint": "00" * 32}, "log"), ({"error": '{"reset": true}'}, "log"), ({"error": "nonsense"}, "log"),
+        ({"error": "[1]"}, "log"),
     ],
 )  # fmt: skip
 def test_what_the_log_says_otherwise_is_found(changed: dict[str, Any], what: str | None) -> None:
     assert [each.what for each in logged.examine(read(rows(DONE, **changed)))] == ([] if what is None else [what])
+
+
+FAILED = chain(
+    ("lock_acquired", 1), ("claimed", 1, {"fingerprint": "ab"}), ("effect_started", 1),
+    ("failure", 1, {"error": "ValueError: no", "remembered": True}), ("lock_released", 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fingerprint": None}, {"effect_started": False}, {"error": None}, {"error": "{}"},
+        {"error": '{"type": "ValueError", "message": "no"}'},
+        {"error": '{"type": "ValueError", "message": "yes", "remembered": true}'},
+        {"error": '{"type": "ValueError", "message": "no", "remembered": true, "reset": true}'},
+    ],
+)  # fmt: skip
+def test_so_it_is_of_a_failure(changed: dict[str, Any]) -> None:
+    assert logged.examine(read(rows(FAILED))) == []
+    assert [each.what for each in logged.examine(read(rows(FAILED, **changed)))] == ["log"]
 
 
 def test_an_operation_that_only_the_log_knows_or_whose_entries_are_no_entries_is_found() -> None:

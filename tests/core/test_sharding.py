@@ -67,7 +67,7 @@ def test_leases_are_read_as_members_and_owners() -> None:
     terms = ShardTerms.check("sweep", 4, ttl=30.0, holder=None)
     leases = [
         (terms.member("n1"), "a/n1"), (terms.member("n2"), "b/n2"), (terms.shard(3), "a/n1"),
-        ("sweep/shard/x", "odd"), ("sweeper/shard/1", "other"), ("sweep", "elector"),
+        ("sweep/shard/x", "odd"), ("sweep/shard/²", "odd"), ("sweeper/shard/1", "other"), ("sweep", "elector"),
     ]  # fmt: skip
     assert terms.listed(leases) == ({"a/n1", "b/n2"}, {3: "a/n1"})
 

@@ -51,7 +51,9 @@ def lives(draw: st.DrawFn, operation: str = OPERATION) -> list[Entry]:
                 events.append(("rollback", attempt))
             continue
         events.append(("postcondition", attempt, {"name": "rows", "held": end != "failure"}))
-        events.append(("success" if end == "reset" else end, attempt, {} if end != "failure" else {"error": "no"}))
+        events.append(
+            ("success" if end == "reset" else end, attempt, {} if end != "failure" else {"error": "ValueError: no"})
+        )
         events.append(("lock_released", attempt))
         if end == "success":
             break

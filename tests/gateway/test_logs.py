@@ -36,10 +36,11 @@ def test_a_line_is_an_object_with_a_stable_event_and_the_number_of_its_request()
     form, token = _Form("r-1", [], people=False), request_id.set("n-7")
     try:
         ours = json.loads(form.format(record("request", fields={"status": 200})))
-        theirs = json.loads(form.format(record("words\nof a library", elector="e")))
+        theirs = json.loads(form.format(record("words\nof a library", elector="e", replica="e/1")))
     finally:
         request_id.reset(token)
     assert (ours["event"], ours["replica"], ours["requestId"], ours["status"]) == ("request", "r-1", "n-7", 200)
     assert (theirs["event"], theirs["message"], theirs["elector"]) == ("holdfast.gateway", "words\nof a library", "e")
+    assert theirs["replica"] == "r-1"
     plain = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "a\x1b[2J\nb"})
     assert _Form("r-1", [], people=True).format(plain).endswith(r"x a\x1b[2J\nb")

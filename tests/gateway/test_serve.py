@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 import holdfast
+from holdfast.gateway.serving import _is_dead
 from tests.children import PATIENCE, Child, backends, eventually, rows
 from tests.cli.command import Running, at, call
 from tests.conftest import server
@@ -46,12 +48,26 @@ HOLDING = """
 
 
 def test_a_second_process_on_the_same_file_is_refused_with_the_firsts_host_and_pid(place: Path) -> None:
+    """Also on the port that the first one has, as whoever starts it twice in one folder does."""
     with Replica(file(place), place, driver=NONE) as first:
-        done = call(*at(file(place), "serve", "--port", "0", "--driver", NONE), cwd=place)
+        port = str(first.http.base_url.port)
+        done = call(*at(file(place), "serve", "--port", port, "--driver", NONE), cwd=place)
         assert (done.returncode, done.stdout) == (75, "")
         assert f"process {first.process.pid} on {socket.gethostname()} serves this file already" in done.stderr
         assert first.http.get("/readyz").status_code == 200
         assert first.end() == 0
+
+
+def test_one_that_was_killed_is_dead_before_it_is_buried() -> None:
+    """As in a container whose first process buries nobody."""
+    with Child("import sys; sys.stdin.read()") as child:
+        record = SimpleNamespace(host=socket.gethostname(), pid=child.pid)
+        assert not _is_dead(record)
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert _is_dead(record)
+    assert _is_dead(record)
+    assert not _is_dead(SimpleNamespace(host="elsewhere", pid=child.pid))
 
 
 def test_one_that_was_killed_is_waited_for_as_long_as_its_lease_lives(place: Path) -> None:

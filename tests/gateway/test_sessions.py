@@ -108,10 +108,11 @@ async def test_one_that_falls_silent_fails_and_its_slot_is_free(gateway: Gateway
 async def test_a_late_heartbeat_does_not_bring_it_back(gateway: Gateway, http: httpx.AsyncClient) -> None:
     """Although nobody has written down yet that it has failed, and another one has its slot by now."""
     told = await claimed(http)
-    await gateway.client.leases.force_release(f"@slot:default:{told['slot']}", actor="test", reason="as if expired")
+    await gateway.client.leases.force_release(f"@slot:default:{told['slot']}", actor="test", reason="too long")
     other = await claimed(http)
     assert other["slot"] == told["slot"]
-    assert (await http.post(f"/sessions/{told['id']}/heartbeat")).status_code == 410
+    late = await http.post(f"/sessions/{told['id']}/heartbeat")
+    assert (late.status_code, late.json()["reason"]) == (410, "its slot was taken away by test: too long")
     await is_gone(http, told["id"], "FAILED")
     assert (await http.post(f"/sessions/{other['id']}/heartbeat")).status_code == 200
 

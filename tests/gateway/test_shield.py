@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 
+import holdfast
 from holdfast.gateway import rules
 from holdfast.gateway.meter import Meter
 from holdfast.gateway.problem import Document
@@ -127,6 +129,8 @@ async def test_every_error_is_a_problem_and_every_answer_has_the_headers(serving
         told(await http.get("/nothing"), 404)
         assert told(await http.put("/echo"), 405)
         assert (await http.put("/echo")).headers["allow"] == "POST"
+        assert (await http.put("/sandboxes")).headers["allow"] == "GET, POST"
+        assert (await http.put("/sandboxes/nap")).headers["allow"] == "DELETE, GET, PATCH"
         told(await http.post("/echo", headers={"Host": "evil.example"}), 421)
         told(await http.post("/echo", headers={"Origin": "http://evil.example"}), 403)
         told(await http.get("/" + "x" * 3000), 414)
@@ -158,6 +162,26 @@ async def test_what_nobody_expected_is_in_the_log_and_not_in_the_answer(
             assert kind not in answer.text
             [record] = [each for each in caplog.records if each.getMessage() == "request.failed"]
             assert kind in str(record.exc_info)
+
+
+async def test_an_answer_that_is_cut_off_for_a_known_reason_is_told_without_a_traceback(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"half of"
+        raise holdfast.DriverError("the driver was cut off")
+
+    def cut(app: FastAPI) -> None:
+        @app.get("/cut")
+        async def cut() -> StreamingResponse:
+            return StreamingResponse(pieces())
+
+    async with serving(cut) as http:
+        with pytest.raises(AssertionError):  # of the transport: the answer has no end
+            await http.get("/cut")
+    [record] = [each for each in caplog.records if each.getMessage() in ("request.cut", "request.failed")]
+    assert (record.getMessage(), record.levelname, record.exc_info) == ("request.cut", "WARNING", None)
+    assert record.fields["why"] == "the driver was cut off"  # type: ignore[attr-defined]
 
 
 async def test_a_body_has_an_end_however_it_is_sent(serving: Serving) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,6 +13,8 @@ import pytest
 import holdfast
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.pages import looking, telling
+from holdfast.gateway.pages.problems import problems
+from tests.children import PATIENCE, eventually
 
 
 async def test_a_database_that_is_down_or_not_migrated_is_shown_and_not_raised(
@@ -71,3 +75,27 @@ async def test_one_too_many_is_told_so(http: httpx.AsyncClient, monkeypatch: pyt
     answer = await http.get("/events")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert answer.headers["retry-after"] == "10"
+
+
+async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres_url: str, gateway: Gateway) -> None:
+    """It waits in the server for the leader's session, for as long as all is well."""
+    with (
+        holdfast.Client(postgres_url) as leader,
+        holdfast.Client(postgres_url) as standby,
+        holdfast.Client(postgres_url) as user,
+        ThreadPoolExecutor() as threads,
+    ):
+        grant = leader.lease("work", failover="session").acquire()
+        waits = threads.submit(standby.lease("work", failover="session").acquire, timeout=PATIENCE)
+        held = leader.lock("session of a user").acquire()
+        in_line = threads.submit(user.lock("session of a user").acquire, timeout=PATIENCE)
+        eventually(lambda: sum(not each.granted and bool(each.name) for each in user.locks.list()) == 2, "both wait")
+        async with holdfast.AsyncClient(postgres_url) as client:
+            seen = await looking.look(dataclasses.replace(gateway, client=client), None)
+        assert [each.label for each in seen.locks if not each.granted] == ["session of a user"]
+        later = dataclasses.replace(seen, locks=[dataclasses.replace(each, duration=60.0) for each in seen.locks])
+        assert [each.about[0].name for each in problems(later) if "lock" in each.title] == ["session of a user"]
+        grant.release()
+        held.release()
+        waits.result().release()
+        in_line.result().release()

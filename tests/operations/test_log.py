@@ -121,6 +121,31 @@ def test_whatever_is_done_to_the_tables_is_found(either: str, statement: str, ex
         assert not client.operations.health().passed()
 
 
+def test_a_row_that_says_otherwise_than_its_entries_is_found_whatever_it_says(client: Any) -> None:
+    for name, statement in {
+        "done": "fingerprint = null",
+        "second try": 'error = \'{{"type": "x"}}\'',
+        "failed": "effect_started = not effect_started",
+        "half done": "error = '{{\"reset\": true}}'",  # it would be run as if nobody had begun it
+    }.items():
+        change(client.url, f"update {{log}} set {statement} where label = '{name}'")
+        assert problems(client, key=name) == {"log"}, name
+
+
+def test_what_is_taken_up_to_be_undone_is_partial_and_may_turn_out_to_be_done(client: Any) -> None:
+    """Whoever undoes a failed attempt may fail at that, or die; then it is asked whether the effect is there."""
+
+    def undo(op: Any) -> None:
+        raise OSError("not now")
+
+    with pytest.raises(OSError, match="not now"):
+        client.operation("failed", rollback=undo).run(lambda: 1)
+    assert client.operations.replay("failed")[0].status == client.operations.get("failed").status == "partial"
+    assert problems(client) == set()
+    assert client.operation("failed", verify=lambda op: op.done(7)).run(lambda: 1).result == 7
+    assert problems(client) == set()
+
+
 def test_chains_are_read_page_by_page(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast._sync.primitives import operation_log
 
@@ -334,3 +359,48 @@ def test_a_sovereign_dataset_is_locked_whole_and_marked(client: Any) -> None:
     assert marks["sovereignty"] == {"dataset": "graves", "sovereignty_event": True}
     assert marks["claimed"] == {"actor": "jane", "justification": "the council agreed"}
     assert problems(client) == set()
+
+
+def test_what_was_done_since_waits_for_nobody_and_what_somebody_undid_has_not_failed(client: Any) -> None:
+    def failures() -> tuple[str, str]:
+        [found] = [each for each in client.operations.health().findings if each.check == "failures"]
+        return found.status, found.found
+
+    with pytest.raises(holdfast.OperationFailed, match="up for review"):
+        client.operation("failed", max_attempts=1).run(lambda: 1)
+    [review] = client.reviews.list()
+    client.operations.register("undo", rollback=lambda op: None)
+    assert client.operation("failed", rollback="undo").run(lambda: 1).attempt == 2
+    assert client.reviews.list() == []
+    assert [each.id for each in client.reviews.list(status="done")] == [review.id]
+    assert failures() == ("ok", "none")
+    with pytest.raises(holdfast.Conflict, match="its operation has been done"):
+        client.reviews.approve(review.id, actor="jane", reason="fine")
+    client.operations.reset("failed", actor="jane", reason="not wanted")
+    client.operation("other", rollback="undo").run(lambda: 1)
+    client.operations.rollback("other", actor="jane", reason="not wanted")
+    assert failures() == ("ok", "none")
+    with pytest.raises(ValueError, match="broken"):
+        client.operation("another").run(fail)
+    assert failures() == ("ok", "1 have failed and none waits for a review")
+    assert problems(client) == set()
+
+
+def test_what_is_to_be_decided_anew_is_asked_anew(client: Any) -> None:
+    """The question of before stands no more, for the operation was done; and is done again, for its result expired."""
+    mine, others = (
+        holdfast.OperationKey(pipeline="p", task="t", dataset="parcels", operation="upsert", version=version)
+        for version in ("1", "2")
+    )
+    numbers = []
+    for result in ("first", "second"):
+        with client.operation(others) as op:
+            op.result = None
+            with pytest.raises(holdfast.OperationInProgress, match="up for review"):
+                client.operation(mine, when_locked="escalate").run(lambda: 0)
+        numbers += [each.id for each in client.reviews.list(key=mine)]
+        client.operations.reset(others, actor="jane", reason="once more")
+        assert client.operation(mine, keep=0.001).run(lambda result=result: result).result == result
+        assert client.reviews.list() == []
+    assert len(set(numbers)) == 2
+    assert [each.id for each in client.reviews.list(status="done", key=mine)] == numbers

@@ -18,6 +18,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_stage import RESULTS, leave_half_done, running
 from tests.children import eventually, query
+from tests.conftest import migrated, server
 from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, ask, settled, shared_postgres, subject
 
 KINDS = [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE]
@@ -368,3 +369,37 @@ def test_only_what_others_got_in_the_way_of_is_run_again_by_itself(postgres_url:
                 client.operation("k", tx=mine).run(effect)
             assert len(calls) == 1
         assert client.operations.get("k") is None, "and nothing of it is remembered"
+
+
+async def test_a_connection_to_another_database_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """It has tables like ours, and nobody would look there for what is done; a transaction that is open there is not
+    joined either."""
+    other, refused = migrated(server().database()), r"the connection is to another database than the client's"
+    for kind in ("psycopg", "connection-asyncpg-async"):
+        async with opened(kind, tmp_path) as each, subject(kind, other) as stranger:
+            name = key()
+            for _ in range(2):
+                with pytest.raises(ValueError, match=refused):
+                    await settled(each.client.operation(name, tx=stranger.connection).run(work(stranger, name)))
+                await stranger.write("before")
+            await stranger.rollback()
+            outcome = await settled(each.client.operation(name, tx=each.connection).run(work(each, name, 7)))
+            assert (outcome.result, outcome.replayed, stranger.rows(), each.rows()) == (7, False, [], [name])
+            assert logged(other, name) == []
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "connection-psycopg-async"])
+async def test_a_connection_whose_encoding_lacks_a_letter_will_do(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path) as each:
+        await each.run("set client_encoding to 'LATIN1'")
+        await each.commit()
+        name = f"Ж-{key()}"
+        for replayed in (False, True):
+            outcome = await settled(each.client.operation(name, tx=each.connection).run(work(each, "x", "Ж")))
+            assert (outcome.result, outcome.replayed) == ("Ж", replayed)
+        assert (each.rows(), logged(each.url, name)) == (["x"], [("success", 1)])
+        grant = await settled(each.client.lease(name).acquire())
+        with pytest.raises(ValueError, match=r"the encoding of this connection.*lacks: SET client_encoding TO 'UTF8'"):
+            await each.write_within(grant, "start", "y")
+        await each.rollback()
+        assert each.rows() == ["x"]

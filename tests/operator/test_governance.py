@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,16 @@ def test_looking_at_a_file_that_is_not_there_does_not_make_it(tmp_path: Path) ->
             operator.run(client, "lease.release", {"name": "x"}, dry_run=True, **JANE)
         assert operator.run(client, "schema.migrate", dry_run=True, **JANE).changes != []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_looks_waits_for_nobody_who_writes(sqlite_url: str) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer, holdfast.Client(sqlite_url) as client:
+        client.lease("held").acquire()
+        writer.execute("begin immediate")
+        with client.looking() as looking:
+            assert [each.name for each in looking.leases.list()] == ["held"]
+        writer.execute("rollback")
 
 
 def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import holdfast
 from holdfast._wire import open_session
 from holdfast._wire.database import parse
 from holdfast.core.errors import Refused, Unanswered, Unreachable
@@ -207,3 +208,15 @@ def test_nulls_unicode_and_large_values_arrive_whole(postgres_url: str, prepared
     [told] = raw.history(name)
     assert (told["holder"], told["reason"], told["host"], told["pid"]) == ("ü" * 200, reason, None, None)
     raw.close()
+
+
+def test_a_name_is_the_same_whatever_encoding_the_environment_asks_for(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is UTF-8: read as anything else it would be another name, and two would hold the same lease."""
+    with holdfast.Client(postgres_url) as one, one.lease("é"):
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+        for url in (postgres_url, f"{postgres_url}?client_encoding=latin1"):
+            with holdfast.Client(url) as two:
+                assert two.lease("é").try_acquire() is None
+                assert [each.name for each in two.leases.list()] == ["é"]

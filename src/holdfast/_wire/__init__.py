@@ -1,7 +1,7 @@
 """Below both flavours, written by hand: one statement over one session, bounded in time.
 
-``open_session`` gives a blocking session on either engine; ``postgres`` and ``sqlite`` also have the asyncio one. A
-session runs named statements and never decides anything.
+``open_session`` gives a blocking session on either engine; those for asyncio are in the modules whose names begin with
+``aio_``. A session runs named statements and never decides anything.
 """
 
 from __future__ import annotations

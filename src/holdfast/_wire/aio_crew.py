@@ -19,8 +19,8 @@ async def pause(flag: asyncio.Event, seconds: float) -> bool:
 
 
 class AsyncCrew:
-    """So many at a time and no more. What it is given raises nothing; leaving it waits for what is under way, and
-    leaving it by an error or a cancellation cancels that."""
+    """So many at a time and no more. What it is given raises nothing. Leaving it cancels what is under way, where a
+    thread is waited for: whoever wants that here says ``finish`` before."""
 
     def __init__(self, most: int) -> None:
         self._room = asyncio.Semaphore(most)

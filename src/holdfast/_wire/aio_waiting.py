@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 sleep = asyncio.sleep
 AsyncMutex = asyncio.Lock
+AsyncGate = asyncio.Lock
+"""One task at a time: the others wait for what it opens."""
 BLOCKS = False
 """Whether whoever waits here may keep its thread."""
 
@@ -60,19 +62,6 @@ class AsyncTurn:
 
     def release(self) -> None:
         self._inside -= 1
-
-
-class AsyncGate:
-    """One task at a time: the others wait for what it opens."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def __aenter__(self) -> None:
-        await self._lock.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def check_function(function: Callable[..., Any]) -> None:

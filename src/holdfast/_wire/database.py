@@ -21,6 +21,8 @@ _DEFAULTS = {
     "fallback_application_name": "holdfast",
 }
 
+_ENCODING = {"client_encoding": "UTF8"}
+"""Whatever the environment, the role or the URL says: in another one a name would be that of another lease."""
 _SQLITE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
 # What may be repeated of libpq's complaint about a URL. Whatever it quotes may be the password, or a part of it.
 _COMPLAINTS = (
@@ -123,9 +125,10 @@ def _conninfo(url: str) -> tuple[str, str]:
             ) from None
         raise _senseless(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
     hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
-    if any("@" in host for host in hosts) or not all(port.isdecimal() for port in ports if port):
+    name = url.partition("://")[2].partition("/")[2].partition("?")[0]
+    if any("@" in place for place in (*hosts, name)) or not all(port.isdecimal() for port in ports if port):
         raise _senseless("no host and port to be found")
-    return make_conninfo(**_DEFAULTS | given), _label(given, hosts, ports)
+    return make_conninfo(**_DEFAULTS | given | _ENCODING), _label(given, hosts, ports)
 
 
 def _senseless(reason: str) -> ValueError:

@@ -191,7 +191,7 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
             told = " ".join(str(error).split()).partition(" Is the server running")[
                 0
             ]  # libpq's advice; ours comes below
-            problems.append(told or f"no answer within {share:.1f} s")
+            problems.append(told or (f"no answer within {share:.1f} s" if share >= 0.05 else "no answer in time"))
     raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import CoroutineType, TracebackType
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ BLOCKS = True
 """Whether whoever waits here may keep its thread."""
 here = threading.get_ident
 """Who is asking: the thread."""
+TELLERS = 64
+"""Threads that call ``on_lost`` of a client's grants: ten thousand may be lost at once."""
 _UNDER_WAY = "another call of this client is under way, and this one cannot wait for it any longer"
 
 
@@ -103,6 +106,11 @@ class Signal:
 class Owner:
     """Whoever the grants belong to: here the process, which lives as long as its keeper does."""
 
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._untold: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._tellers: set[threading.Thread] = set()
+
     def check(self) -> None:
         """May the caller use this client here and now?"""
 
@@ -114,17 +122,30 @@ class Owner:
         callback()
 
     def tell(self, callback: Callable[[Any], object], grant: Any) -> None:
-        """In a thread of its own: the user's code may take its time, and heartbeats go on."""
+        """In a thread of its own, as far as there are not too many: the user's code may take its time, and heartbeats
+        go on."""
+        with self._mutex:
+            self._untold.append((callback, grant))
+            if len(self._tellers) >= TELLERS:
+                self._tellers = {each for each in self._tellers if each.is_alive()}  # in a fork none is
+            if len(self._tellers) < TELLERS:
+                thread = threading.Thread(target=self._tell, name="holdfast-on-lost", daemon=True)
+                thread.start()
+                self._tellers.add(thread)
 
-        def run() -> None:
+    def _tell(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._untold:
+                    self._tellers.discard(threading.current_thread())
+                    return
+                callback, grant = self._untold.popleft()
             try:
                 callback(grant)
             except Exception:
                 log.exception(
                     "on_lost of %r failed", grant.name, extra={"event": "lease.callback_failed", "lease": grant.name}
                 )
-
-        threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
 
 
 class Scope:

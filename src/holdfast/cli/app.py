@@ -14,6 +14,8 @@ import holdfast
 from holdfast.cli import settings
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast import Client
 
 COMMANDS = {
@@ -95,3 +97,10 @@ def myself() -> str:
     except (KeyError, OSError):  # a user without a name, as containers have them
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+ACTOR: dict[str, Any] = {
+    "metavar": "WHO", "default": myself, "help": "Who you are, for the record. Default: user@host.",
+}  # fmt: skip
+"""Of --actor. One that is given and empty is a mistake, and not us."""
+acting = click.option("--actor", **ACTOR)

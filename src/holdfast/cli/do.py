@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected, myself
+from holdfast.cli.app import ACTOR, connected
 
 if TYPE_CHECKING:
     from holdfast import Client
@@ -117,11 +117,10 @@ def _checked(declared: Parameter, context: click.Context, option: click.Paramete
 
 def _made(declared: Command) -> click.Command:
     @click.pass_context
-    def call(context: click.Context, /, reason: str, actor: str | None, dry_run: bool, **given: Any) -> None:
+    def call(context: click.Context, /, reason: str, actor: str, dry_run: bool, **given: Any) -> None:
         from holdfast.cli import output
 
         glass = given.pop("break_glass", False)
-        actor = actor or myself()
         with connected(context) as client:
             outcome = governed(
                 client, declared.name, given, actor=actor, reason=reason, dry_run=dry_run, break_glass=glass
@@ -148,7 +147,7 @@ def _made(declared: Command) -> click.Command:
             parameters.append(click.Argument([name], type=each.kind))
     parameters += [
         click.Option(["--reason"], metavar="TEXT", required=True, help="Why, for the record."),
-        click.Option(["--actor"], metavar="WHO", help="Who you are, for the record. Default: user@host."),
+        click.Option(["--actor"], **ACTOR),
         click.Option(["--dry-run"], is_flag=True, help="Only show what would change."),
     ]
     if declared.name == "lease.release":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected, myself
+from holdfast.cli.app import acting, connected
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,9 +107,9 @@ def history(context: click.Context, name: str | None, most: int, everything: boo
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Take it away from whoever holds it.")
 @click.option("--reason", metavar="TEXT", help="Why, for the record. Needed with --force.")
-@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@acting
 @click.pass_context
-def release(context: click.Context, name: str, force: bool, reason: str | None, actor: str | None) -> None:
+def release(context: click.Context, name: str, force: bool, reason: str | None, actor: str) -> None:
     """Take the lease NAME away from its holder.
 
     Its holder cannot commit a protected transaction from this moment on, and learns of it with its next heartbeat;
@@ -132,7 +132,6 @@ def release(context: click.Context, name: str, force: bool, reason: str | None, 
     from holdfast.cli import output
     from holdfast.cli.do import governed
 
-    actor = actor or myself()
     with connected(context) as client:
         governed(client, "lease.release", {"name": name}, actor=actor, reason=reason)
         past = client.leases.history(name, most=20)

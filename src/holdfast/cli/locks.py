@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected, myself
+from holdfast.cli.app import acting, connected
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,9 +64,9 @@ def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> N
 @locks.command("break")
 @click.argument("pid", type=click.IntRange(1, 2**31 - 1))
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
-@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@acting
 @click.pass_context
-def break_(context: click.Context, pid: int, reason: str, actor: str | None) -> None:
+def break_(context: click.Context, pid: int, reason: str, actor: str) -> None:
     """End the database session PID, and free its locks.
 
     Only a session that holds or waits for an advisory lock. Its transaction is rolled back, and its program sees the
@@ -82,7 +82,6 @@ def break_(context: click.Context, pid: int, reason: str, actor: str | None) -> 
     from holdfast.cli import output
     from holdfast.cli.do import governed
 
-    actor = actor or myself()
     with connected(context) as client:
         had = [each for each in client.locks.list() if each.pid == pid]
         governed(client, "lock.break", {"pid": pid}, actor=actor, reason=reason)

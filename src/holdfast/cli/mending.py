@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import connected, myself
+from holdfast.cli.app import acting, connected
 
 if TYPE_CHECKING:
     from holdfast import Client
@@ -18,8 +18,7 @@ _registering = click.option("--with", "register", metavar="MODULE:FUNCTION",
 
 
 def recorded(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")(command)
-    return click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")(command)
+    return click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")(acting(command))
 
 
 @click.command()
@@ -50,7 +49,7 @@ def recover(context: click.Context, register: str | None) -> None:
 @click.argument("key")
 @recorded
 @click.pass_context
-def reset(context: click.Context, key: str, reason: str, actor: str | None) -> None:
+def reset(context: click.Context, key: str, reason: str, actor: str) -> None:
     """Let an operation be tried again, as if it were new.
 
     Its history stays, and says who reset it and why. This is the governed command `holdfast do operation.reset`. Exit
@@ -68,7 +67,7 @@ def reset(context: click.Context, key: str, reason: str, actor: str | None) -> N
 @_registering
 @recorded
 @click.pass_context
-def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str | None) -> None:
+def rollback(context: click.Context, key: str, register: str | None, reason: str, actor: str) -> None:
     """Undo an operation, with the function that was registered for it.
 
     KEY may also be the pointer into the log that `holdfast ops show` has shown: then it is undone only if that attempt
@@ -82,14 +81,13 @@ def rollback(context: click.Context, key: str, register: str | None, reason: str
 
 
 def govern(
-    context: click.Context, command: str, given: dict[str, Any], actor: str | None, reason: str,
+    context: click.Context, command: str, given: dict[str, Any], actor: str, reason: str,
     register: str | None = None,
 ) -> None:  # fmt: skip
     """Run a governed command under a name of its own."""
     from holdfast.cli import output
     from holdfast.cli.do import governed
 
-    actor = actor or myself()
     with connected(context) as client:
         _register(client, register)
         outcome = governed(client, command, given, actor=actor, reason=reason)

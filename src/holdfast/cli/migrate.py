@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from holdfast.cli.app import connected, myself
+from holdfast.cli.app import acting, connected
 
 
 @click.group(invoke_without_command=True)
@@ -28,9 +28,9 @@ def migrate(context: click.Context) -> None:
 
 @migrate.command()
 @click.option("--reason", metavar="TEXT", default="this holdfast needs them", help="Why, for the record.")
-@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@acting
 @click.pass_context
-def up(context: click.Context, reason: str, actor: str | None) -> None:
+def up(context: click.Context, reason: str, actor: str) -> None:
     """Apply every migration that is missing.
 
     Safe to run again, and from many machines at once. Fails when the schema is of a later holdfast. This is the
@@ -45,7 +45,7 @@ def up(context: click.Context, reason: str, actor: str | None) -> None:
     with connected(context) as client:
         done = []
         if client.migrations.version() < client.migrations.scripts()[-1].version:
-            done = governed(client, "schema.migrate", {}, actor=actor or myself(), reason=reason).changes
+            done = governed(client, "schema.migrate", {}, actor=actor, reason=reason).changes
     for line in done or ["nothing to do: the schema is up to date"]:
         click.echo(line)
 
@@ -55,10 +55,10 @@ def up(context: click.Context, reason: str, actor: str | None) -> None:
     "--to", type=click.IntRange(min=0), required=True, help="The version to go back to; 0 removes everything."
 )
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
-@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@acting
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def down(context: click.Context, to: int, reason: str, actor: str | None, yes: bool) -> None:
+def down(context: click.Context, to: int, reason: str, actor: str, yes: bool) -> None:
     """Take migrations back, and all that is in their tables.
 
     This is the governed command `holdfast do schema.revert`: one at a time, and on the record. The record itself goes
@@ -78,7 +78,7 @@ def down(context: click.Context, to: int, reason: str, actor: str | None, yes: b
     with connected(context) as client:
         done = []
         if client.migrations.version() > to:
-            done = governed(client, "schema.revert", {"to": to}, actor=actor or myself(), reason=reason).changes
+            done = governed(client, "schema.revert", {"to": to}, actor=actor, reason=reason).changes
     for line in done or ["nothing to do"]:
         click.echo(line)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.app import connected, myself
+from holdfast.cli.app import acting, connected
 
 TITLES = ("relay", "runs at", "told", "waiting", "lag", "parked", "problem")
 PARKED = ("event", "type", "operation", "dataset", "tries", "parked (UTC)", "again", "problem")
@@ -141,9 +141,9 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
 @relay.command()
 @click.argument("name")
 @click.option("--reason", metavar="TEXT", required=True, help="Why, for the record.")
-@click.option("--actor", metavar="WHO", help="Who you are, for the record. Default: user@host.")
+@acting
 @click.pass_context
-def rm(context: click.Context, name: str, reason: str, actor: str | None) -> None:
+def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
     """Forget a relay that nobody runs any more.
 
     What it has not told no longer keeps the log from being archived. Exit code 1 when there is none of that name.
@@ -153,6 +153,6 @@ def rm(context: click.Context, name: str, reason: str, actor: str | None) -> Non
       holdfast relay rm old-catalogue --reason "moved to the new one"
     """
     with connected(context) as client:
-        removed = client.relays.remove(name, actor=actor or myself(), reason=reason)
+        removed = client.relays.remove(name, actor=actor, reason=reason)
     click.echo("removed" if removed else f"holdfast: there is no relay {name!r}", err=True)
     sys.exit(0 if removed else 1)

@@ -10,7 +10,7 @@ import click
 from holdfast.cli.app import connected
 from holdfast.cli.mending import govern, recorded
 
-STATUSES = ("open", "approved", "rejected", "reset")
+STATUSES = ("open", "approved", "rejected", "reset", "done")
 TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC)", "detail")
 
 
@@ -90,7 +90,7 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
 @click.argument("number", type=int)
 @recorded
 @click.pass_context
-def approve(context: click.Context, number: int, reason: str, actor: str | None) -> None:
+def approve(context: click.Context, number: int, reason: str, actor: str) -> None:
     """Let the operation be tried once more, by whoever asks for it next.
 
     This is the governed command `holdfast do review.approve`. Exit code 1 when it is not open, or is not yours to
@@ -107,7 +107,7 @@ def approve(context: click.Context, number: int, reason: str, actor: str | None)
 @click.argument("number", type=int)
 @recorded
 @click.pass_context
-def reject(context: click.Context, number: int, reason: str, actor: str | None) -> None:
+def reject(context: click.Context, number: int, reason: str, actor: str) -> None:
     """Have the operation refused until it is reset.
 
     This is the governed command `holdfast do review.reject`. Exit code 1 when it is not open, or is not yours to

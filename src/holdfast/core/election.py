@@ -7,11 +7,11 @@ does not end in time it is renewed no more, so it ends by itself, and not by our
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from holdfast.core.grant import MAX_TTL, Failover, Held, LeaseTerms, OnBeat, check_name, check_seconds
 from holdfast.core.renewal import margin
@@ -86,15 +86,12 @@ class ElectorTerms(NamedTuple):
         ttl: float,
         renew_every: float,
         retry_every: float,
-        grace: float | None,
-        holder: str | None,
-        failover: Failover,
-        overrun: Overrun,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
     ) -> ElectorTerms:
-        lease = LeaseTerms.check(
-            name, ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=renew_every,
-            on_lost="flag", failover=failover,
-        )  # fmt: skip
+        lease = LeaseTerms.check(name, ttl=ttl, holder=holder, renew_every=renew_every, failover=failover)
         if check_seconds(retry_every, "retry_every", 0.001, MAX_TTL) > lease.ttl:
             raise ValueError(f"retry_every must be at most ttl={ttl:g}, not {retry_every!r}: nobody would take over")
         grace = lease.ttl / 6 if grace is None else check_seconds(grace, "grace", 0.0, MAX_TTL)
@@ -109,19 +106,12 @@ class ElectorTerms(NamedTuple):
             check_name(holder, "holder", most=180)  # an instance's nonce is added
         return cls(lease.name, lease.ttl, renew_every, retry_every, grace, holder, failover, overrun)
 
-    def lease(
-        self,
-        holder: str,
-        *,
-        kernel: bool,
-        on_lost: Callable[[Any], object],
-        on_beat: OnBeat,
-    ) -> LeaseTerms:
+    def lease(self, holder: str, *, kernel: bool, on_beat: OnBeat) -> LeaseTerms:
         """What to ask the database for. ``kernel``: on one machine the kernel knows at once who lives, so there the TTL
         is the longest there is and nothing depends on a heartbeat: it only hears of a lease that was taken away."""
         ttl = MAX_TTL if kernel else self.ttl
         failover: Failover = "session" if kernel else self.failover
-        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, on_lost, failover, False, on_beat)
+        return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, "flag", failover, False, on_beat)
 
     def until_next(self, held: Held | None, *, kernel: bool, chance: float) -> float:
         """Seconds until a standby asks again, if nobody wakes it. ``held``: the last answer; None: there was none.

@@ -137,7 +137,7 @@ def derive(row: Row) -> list[Event]:
 
 def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> None:
     """``later``: what was written together with it, of which some is about the very same moment."""
-    run, told = runs.setdefault(_attempt(entry), _Run()), _detail(entry)
+    run, told = runs.setdefault(_attempt(entry), _Run()), entry.told
     if entry.kind == "claimed":
         run.said, run.open = told, True
         run.sovereign = any(each.kind == "sovereignty" for each in later[:1])
@@ -150,7 +150,7 @@ def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> 
         run.done, run.sovereign = state.get("status") == "success", bool(state.get("sovereignty"))
     elif entry.kind in wal.ENDS:
         run.done = run.done or entry.kind == "success"
-        released = (_detail(each).get("held") for each in later[:1] if each.kind == "lock_released")
+        released = (each.told.get("held") for each in later[:1] if each.kind == "lock_released")
         run.held = next(released, None)
 
 
@@ -160,7 +160,7 @@ def _end(runs: dict[int, _Run], entry: Entry) -> None:
 
 
 def _events(row: Row, runs: dict[int, _Run], entry: Entry) -> Iterator[Event]:
-    attempt, told = _attempt(entry), _detail(entry)
+    attempt, told = _attempt(entry), entry.told
     run = runs[attempt]
     if entry.kind == "claimed":
         yield _event(row, run, entry, attempt, "START")
@@ -207,13 +207,5 @@ def _outputs(row: Row, run: _Run) -> tuple[str, ...]:
 
 def _attempt(entry: Entry) -> int:
     """Of a rollback: the one that is rolled back, not the one that does it."""
-    attempt = _detail(entry).get("attempt") if entry.kind == "rollback" else None
+    attempt = entry.told.get("attempt") if entry.kind == "rollback" else None
     return attempt if isinstance(attempt, int) else entry.attempt
-
-
-def _detail(entry: Entry) -> Mapping[str, Any]:
-    try:
-        told = json.loads(entry.detail)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}

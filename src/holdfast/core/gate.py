@@ -14,15 +14,10 @@ def gate_lease(name: str) -> str:
 
 
 def runtime_terms(ttl: float) -> LeaseTerms:
-    return LeaseTerms.check(
-        RUNTIME, ttl=ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None, on_lost="flag", failover="ttl"
-    )
+    return LeaseTerms.check(RUNTIME, ttl=ttl)
 
 
 def gate_terms(name: str, *, actor: str, ttl: float, auto_renew: bool = True) -> LeaseTerms:
     """``actor`` is who people see as its holder; unlike a holder, the same actor does not get it twice."""
-    terms = LeaseTerms.check(
-        gate_lease(name), ttl=ttl, holder=check_name(actor, "actor"), at_least=0.0,
-        auto_renew=auto_renew, renew_every=None, on_lost="flag", failover="ttl",
-    )  # fmt: skip
+    terms = LeaseTerms.check(gate_lease(name), ttl=ttl, holder=check_name(actor, "actor"), auto_renew=auto_renew)
     return terms._replace(reenter=False)

@@ -21,7 +21,6 @@ Failover = Literal["ttl", "session"]
 OnLost = Literal["flag", "cancel", "exit"] | Callable[[Any], object]
 OnBeat = Callable[[HoldfastError | None, bool], object]
 
-
 OWN = "@"
 RESERVED = (OWN, "holdfast:")
 """What the names of holdfast's own leases begin with: slots, gates and operations; the runtime lease."""
@@ -68,7 +67,7 @@ def _control_character(text: str) -> str | None:
 def check_seconds(value: object, what: str, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
-    if math.isnan(value) or not least <= value <= most:
+    if not least <= value <= most:  # as of NaN
         raise ValueError(f"{what} must be between {least:g} and {most:g} seconds, not {value!r}")
     return float(value)
 
@@ -120,12 +119,12 @@ class LeaseTerms(NamedTuple):
         name: str,
         *,
         ttl: float,
-        holder: str | None,
-        at_least: float,
-        auto_renew: bool,
-        renew_every: float | None,
-        on_lost: OnLost,
-        failover: Failover,
+        holder: str | None = None,
+        at_least: float = 0.0,
+        auto_renew: bool = True,
+        renew_every: float | None = None,
+        on_lost: OnLost = "flag",
+        failover: Failover = "ttl",
         strict: bool = False,
     ) -> Self:
         ttl = check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)

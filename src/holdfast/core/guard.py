@@ -12,10 +12,8 @@ process whose hooks take too long is ended by the kernel instead."""
 def check_guard(key: str, *, ttl: float, heartbeat: float, strict: bool) -> LeaseTerms:
     check_seconds(heartbeat, "heartbeat", 0.001, MAX_TTL)
     check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL)
-    terms = LeaseTerms.check(
-        check_free_name(key, "key"), ttl=ttl, holder=None, at_least=0.0, auto_renew=True,
-        renew_every=min(heartbeat, ttl / 2), on_lost="flag", failover="ttl", strict=strict,
-    )  # fmt: skip
+    name, renew_every = check_free_name(key, "key"), min(heartbeat, ttl / 2)
+    terms = LeaseTerms.check(name, ttl=ttl, renew_every=renew_every, strict=strict)
     if ttl < 2 * heartbeat:
         raise ValueError(
             f"ttl must be clearly above heartbeat, twice at least: ttl={ttl!r} and heartbeat={heartbeat!r} leave no "

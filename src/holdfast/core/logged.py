@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,12 @@ from typing import Any, NamedTuple
 from holdfast.core import wal
 from holdfast.core.archive import joined
 from holdfast.core.errors import CursorExpired
+from holdfast.core.operation import describe
 from holdfast.core.replay import State, fold
 from holdfast.core.wal import Entry, Problem
 
 Row = Mapping[str, Any]
+_COMPARED = ("status", "attempt", "result_hash", "fingerprint", "effect_started")
 _SHOWN_AS = {"reset": "failure"}
 """What the log calls a state that only the entries tell apart."""
 
@@ -32,6 +35,9 @@ class Logged:
     alive: bool
     result: bytes | None
     result_hash: str | None
+    fingerprint: str | None
+    effect_started: bool
+    error: str | None
     entries: Sequence[Entry]
     damage: str | None = None
     """Why its entries could not be read."""
@@ -123,7 +129,8 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
         result = None if first["result"] is None else bytes.fromhex(first["result"])
         yield Logged(
             operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
-            bool(first["alive"]), result, first["result_hash"], entries, damage,
+            bool(first["alive"]), result, first["result_hash"], first["fingerprint"], bool(first["effect_started"]),
+            first["error"], entries, damage,
             {name: first.get(name) for name in ("pipeline", "task", "dataset", "operation")},
         )  # fmt: skip
 
@@ -141,10 +148,11 @@ def examine(chain: Logged) -> list[Problem]:
     if any(each.broken for each in found):
         return found
     state = chain.state()
-    said = (chain.status, chain.attempt, chain.result_hash)
-    told = (_SHOWN_AS.get(state.status, state.status), state.attempt, state.result_hash)
-    if said != told:
-        found.append(Problem("log", chain.operation, last, f"the log says {_words(said)}, its entries {_words(told)}"))
+    said, told = _said(chain), _told(state)
+    wrong = [name for name in told if said[name] != told[name]]
+    if wrong:
+        here, there = (", ".join(f"{name} {each[name]!r:.80}" for name in wrong) for each in (said, told))
+        found.append(Problem("log", chain.operation, last, f"the log says {here}; its entries {there}"))
     elif chain.result is not None and sha256(chain.result).hexdigest() != chain.result_hash:
         found.append(
             Problem("payload", chain.operation, last, "the result that is kept is not the one that was hashed")
@@ -168,7 +176,23 @@ class Tally:
         return Verification(self._operations, self._entries, (*self._problems, *more))
 
 
-def _words(said: tuple[str | None, int | None, str | None]) -> str:
-    status, attempt, result_hash = said
-    result = f", result {result_hash[:12]}…" if result_hash else ""
-    return f"{status} in attempt {attempt}{result}"
+def _said(chain: Logged) -> dict[str, Any]:
+    """What the log says of all that ``_told`` knows."""
+    try:
+        error = json.loads(chain.error) if chain.error else {}
+        text = describe(error) if error else None
+    except (ValueError, AttributeError):
+        error, text = {}, chain.error
+    shown = {"error": text, "remembered": bool(error.get("remembered")), "reset": bool(error.get("reset"))}
+    return {name: getattr(chain, name) for name in _COMPARED} | shown
+
+
+def _told(state: State) -> dict[str, Any]:
+    """What its entries say of it."""
+    known = {name: getattr(state, name) for name in (*_COMPARED, "error", "remembered")}
+    known |= {"status": _SHOWN_AS.get(state.status, state.status), "reset": state.status == "reset"}
+    if state.status == "success":
+        del known["effect_started"]  # there is no doubt about it, however it was found out
+    if state.status == "partial":
+        del known["error"]  # why it could not be ended, or undone, is in the log alone
+    return known

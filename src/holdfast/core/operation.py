@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from holdfast.core import results
 from holdfast.core.errors import FencedOut, HoldfastError, KeyReused, OperationFailed, OperationInProgress
@@ -108,6 +108,8 @@ class Begun(NamedTuple):
     """The lock is ours."""
     began: str | None
     fixed: bool
+    home: int | None
+    """Of the tables that it stands in, for PostgreSQL: not the same in two databases, unless one is a copy."""
     prior: Prior
 
     @classmethod
@@ -115,7 +117,7 @@ class Begun(NamedTuple):
         said = json.loads(row["answer"])
         known = said.get("known")
         prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
-        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), prior)
+        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior)
 
 
 NOTHING = Prior.nothing(0.0)
@@ -202,6 +204,22 @@ def told(error: BaseException, *, remembered: bool = False, where: str | None = 
     """An error as it is recorded."""
     said = {"type": type(error).__name__, "message": str(error)[:1000]}
     return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+
+
+def failed(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the entry of a failure says of such an error."""
+    return {"error": describe(said)} | ({"remembered": True} if said.get("remembered") else {})
+
+
+def mended(kind: Literal["rollback", "reset"], detail: Mapping[str, Any]) -> dict[str, Any]:
+    """The error that the log has from then on, by what the entry says. Whoever did it by hand is named, and has decided
+    that it does not count as failed."""
+    if kind == "rollback" and "actor" not in detail:
+        why = detail.get("why")
+        return {"type": "Interrupted", "message": why} if why else {"type": "Recovered", "message": "its owner died"}
+    by = {name: detail.get(name) for name in ("actor", "reason")}
+    said = {"type": "Reset" if kind == "reset" else "RolledBack", "message": f"by {by['actor']}: {by['reason']}", **by}
+    return said | ({"reset": True} if kind == "reset" else {})
 
 
 def writable(text: str) -> str:

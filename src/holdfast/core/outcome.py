@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
+
+from holdfast.core.records import when
 
 Row = Mapping[str, Any]
 
@@ -70,7 +72,7 @@ class OperationRecord:
     @classmethod
     def of(cls, row: Row) -> OperationRecord:
         status = "running" if row["alive"] else row["status"]
-        times = {name: _when(row[name]) for name in ("created_at", "updated_at", "expires_at")}
+        times = {name: when(row[name]) for name in ("created_at", "updated_at", "expires_at")}
         error = json.loads(row["error"]) if row["error"] else None
         known = {name: row[name] for name in cls.__slots__ if name in row}
         return cls(
@@ -82,7 +84,3 @@ def known(record: object) -> dict[str, Any]:
     """What a record of the log, or of a review, says of its operation to those who are asked about it."""
     names = ("key", "label", "dataset", "operation", "pipeline", "task", "attempt", "failures")
     return {name: getattr(record, name) for name in names if hasattr(record, name)}
-
-
-def _when(seconds: float | None) -> Any:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

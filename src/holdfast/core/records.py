@@ -27,7 +27,7 @@ class LeaseRecord:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LeaseRecord:
         return cls(
-            row["name"], row["holder"], row["fence"], _when(row["acquired_at"]), _when(row["expires_at"]),
+            row["name"], row["holder"], row["fence"], when(row["acquired_at"]), when(row["expires_at"]),
             row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
         )  # fmt: skip
 
@@ -49,7 +49,7 @@ class HistoryRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> HistoryRecord:
-        return cls(**{**row, "acquired_at": _when(row["acquired_at"]), "ended_at": _when(row["ended_at"])})
+        return cls(**{**row, "acquired_at": when(row["acquired_at"]), "ended_at": when(row["ended_at"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class AuditRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> AuditRecord:
-        detail, ended = row["detail"], row["ended_at"]
+        detail = row["detail"]
         return cls(**{
             **row,
-            "at": _when(row["at"]),
+            "at": when(row["at"]),
             "detail": json.loads(detail) if isinstance(detail, str) else detail,
-            "ended_at": None if ended is None else _when(ended),
+            "ended_at": when(row["ended_at"]),
         })  # fmt: skip
 
 
@@ -85,7 +85,7 @@ class AuditRecord:
 class ReviewRecord:
     """An operation that somebody has to look at, or has. ``reason``: "attempts" (it failed as often as it may, or was
     left half done), "locked" (somebody else was at it, and that was to be escalated) or "policy". ``status``: open |
-    approved | rejected | reset."""
+    approved | rejected | reset | done: there is nothing left to decide, for the operation was done since."""
 
     id: int
     key: str
@@ -106,8 +106,8 @@ class ReviewRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> ReviewRecord:
-        times = {name: None if row[name] is None else _when(row[name]) for name in ("closed_at", "spent_at")}
-        return cls(**{**row, "opened_at": _when(row["opened_at"]), **times})
+        times = {name: when(row[name]) for name in ("opened_at", "closed_at", "spent_at")}
+        return cls(**{**row, **times})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ class LockRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LockRecord:
-        asked, duration = row["query_start"], row["duration"]
+        duration = row["duration"]
         return cls(**{
             **row,
-            "query_start": None if asked is None else _when(asked),
+            "query_start": when(row["query_start"]),
             "duration": None if duration is None else max(0.0, duration),
             "blocked_by": tuple(dict.fromkeys(json.loads(row["blocked_by"]))),
         })  # fmt: skip
@@ -151,5 +151,6 @@ class LockRecord:
         return str(self.entity_id) if self.name is None else self.name
 
 
-def _when(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def when(seconds: float | None) -> Any:
+    """As people read it; None where there is none."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

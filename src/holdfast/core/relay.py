@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import SinkDown
 from holdfast.core.events import Event
 from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds
 from holdfast.core.operation import writable
+from holdfast.core.records import when
 
 LEASE = "@relay:"
 """What the names of the leases begin with under which relays work."""
@@ -87,8 +88,7 @@ class RelayRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RelayRecord:
-        when = {name: None if row[name] is None else _when(row[name]) for name in ("since", "moved_at")}
-        return cls(**{**row, **when})
+        return cls(**{**row, "since": when(row["since"]), "moved_at": when(row["moved_at"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,5 @@ class ParkedRecord:
 
 
 def parked_of(row: Mapping[str, Any], event: Event) -> ParkedRecord:
-    said = {**row, "event": event, "parked_at": _when(row["parked_at"]), "again": bool(row["again"])}
+    said = {**row, "event": event, "parked_at": when(row["parked_at"]), "again": bool(row["again"])}
     return ParkedRecord(**said)
-
-
-def _when(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import results
+from holdfast.core.operation import describe, mended
 from holdfast.core.wal import Entry
 
 
@@ -27,6 +27,10 @@ class State:
     result: bytes | None = None
     """As it was encoded; None where it was not kept, or has expired."""
     error: str | None = None
+    remembered: bool = False
+    """Whether the error is one that is given again, and the function not called."""
+    fingerprint: str | None = None
+    """Of the payload that it was last claimed with."""
     resets: int = 0
     sovereignty: bool = False
     number: int = 0
@@ -61,21 +65,28 @@ def step(state: State, entry: Entry) -> State:
     match entry.kind:
         case "claimed":
             return replace(state, status="partial", attempt=entry.attempt, effect_started=False, checkpoints={},
-                           result_hash=None, result=None, error=None)  # fmt: skip
+                           result_hash=None, result=None, error=None, remembered=False,
+                           fingerprint=_text(entry.told.get("fingerprint")))  # fmt: skip
+        case "lock_acquired" if (state.status, state.attempt) == ("failure", entry.attempt) and state.effect_started:
+            return replace(state, status="partial", error=None)  # to undo what it did, which is under way from here on
         case "effect_started":
             return replace(state, effect_started=True)
         case "checkpoint":
-            told = _detail(entry)
+            told = entry.told
             return replace(state, checkpoints={**state.checkpoints, str(told.get("name")): told.get("value")})
         case "success":
             return replace(state, status="success", result_hash=entry.payload_hash, result=entry.payload, error=None)
         case "failure":
-            return replace(state, status="failure", error=_text(_detail(entry).get("error")))
+            told = entry.told
+            return replace(state, status="failure", error=_text(told.get("error")), remembered="remembered" in told)
         case "rollback":
-            return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None)
+            return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None,
+                           error=describe(mended("rollback", entry.told)), remembered=False)  # fmt: skip
         case "reset":
-            kept = {name: getattr(state, name) for name in ("attempt", "fence", "sovereignty", "number", "at")}
-            return State(entry.operation, status="reset", resets=state.resets + 1, **kept)
+            names = ("attempt", "fence", "fingerprint", "sovereignty", "number", "at")
+            kept = {name: getattr(state, name) for name in names}
+            why = describe(mended("reset", entry.told))
+            return State(entry.operation, status="reset", error=why, resets=state.resets + 1, **kept)
         case "sovereignty":
             return replace(state, sovereignty=True)
         case "archived":
@@ -92,6 +103,8 @@ def snapshot(state: State) -> dict[str, Any]:
         "checkpoints": dict(state.checkpoints),
         "result_hash": state.result_hash,
         "error": state.error,
+        "remembered": state.remembered,
+        "fingerprint": state.fingerprint,
         "resets": state.resets,
         "sovereignty": state.sovereignty,
     }
@@ -100,16 +113,8 @@ def snapshot(state: State) -> dict[str, Any]:
 def _restored(state: State, entry: Entry) -> State:
     if state.attempt:  # the entries before it are there as well
         return state
-    told, known = _detail(entry).get("state"), snapshot(state)
+    told, known = entry.told.get("state"), snapshot(state)
     return replace(state, **{name: told[name] for name in known if name in told}) if isinstance(told, dict) else state
-
-
-def _detail(entry: Entry) -> Mapping[str, Any]:
-    try:
-        told = json.loads(entry.detail)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 def _text(value: object) -> str | None:

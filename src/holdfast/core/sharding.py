@@ -26,10 +26,7 @@ class ShardTerms:
     def check(cls, name: str, count: object, *, ttl: float, holder: str | None) -> ShardTerms:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
             raise ValueError(f"count must be a whole number from 1 to {MOST}, not {count!r}")
-        lease = LeaseTerms.check(
-            check_name(name, most=150), ttl=ttl, holder=holder, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
+        lease = LeaseTerms.check(check_name(name, most=150), ttl=ttl, holder=holder)
         if holder is not None:
             check_name(holder, "holder", most=180)  # an instance's nonce is added
         return cls(name, count, lease.ttl, holder)
@@ -46,10 +43,11 @@ class ShardTerms:
         """From names and holders: who is there, and who has which shard."""
         members, owners, shard = set(), {}, self.shard(0)[:-1]
         for lease, holder in leases:
+            number = lease.removeprefix(shard)
             if lease.startswith(self.member("")):
                 members.add(holder)
-            elif lease.startswith(shard) and lease.removeprefix(shard).isdigit():
-                owners[int(lease.removeprefix(shard))] = holder
+            elif number != lease and number.isascii() and number.isdigit():
+                owners[int(number)] = holder
         return members, owners
 
 

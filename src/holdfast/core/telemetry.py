@@ -44,10 +44,8 @@ def _text(value: Any) -> str:
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 """Seconds: from a hand-over inside a process to a lease that is held all day."""
 
-
 OPERATION = ("pipeline", "task", "dataset_id", "env", "operation_type", "sovereignty_event")
 """What is said of an operation. ``env`` is that of the process."""
-
 
 OWN = ("pipeline", "task", "dataset_id", "operation_type")
 """Labels whose values are the users' own; nobody knows how many they make up."""

@@ -15,8 +15,8 @@ Verb = Literal["try", "unlock", "cancel", "room", "note"]
 
 
 class Ticket:
-    """One wish for one key, from the asking to the end of the holding. ``bell``, ``tell``,
-    ``thread`` and ``deadline`` are the pump's."""
+    """One wish for one key, from the asking to the end of the holding. ``bell``, ``tell``, ``thread`` and ``deadline``
+    are the pump's."""
 
     __slots__ = (
         "bell", "block", "claim", "contended", "deadline", "heirs", "key", "name", "owner", "problem", "session",

@@ -9,10 +9,10 @@ chain stays provable. Nothing here reads a database or calls anything of the use
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Kind = Literal[
     "claimed", "lock_acquired", "lock_released", "precondition", "effect_started", "checkpoint", "postcondition",
@@ -42,6 +42,15 @@ class Entry:
     hash: str
     payload: bytes | None = None
     """What ``payload_hash`` is of, unless it has expired or was not asked for."""
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """Its detail, read; empty when there is nothing in it that could be."""
+        try:
+            found = json.loads(self.detail)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def pointer(self) -> str:
@@ -184,6 +193,8 @@ def _lifecycle(entries: Sequence[Entry]) -> Iterable[Problem]:
             if entry.attempt <= latest:
                 told = f"attempt {entry.attempt} is claimed after attempt {latest}"
             open_attempt = latest = max(latest, entry.attempt)
+        elif entry.kind == "lock_acquired" and entry.attempt == latest:
+            open_attempt = latest  # one that has ended is taken up again, to be undone
         elif entry.kind == "archived":
             latest, open_attempt = max(latest, entry.attempt), None
         elif entry.kind in ("success", "failure"):

@@ -68,7 +68,8 @@ class _Form(logging.Formatter):
         told["replica"] = self._replica
         if (number := request_id.get()) is not None:
             told["requestId"] = number
-        told |= getattr(record, "fields", None) or {k: v for k, v in vars(record).items() if k not in _USUAL}
+        more = getattr(record, "fields", None) or {k: v for k, v in vars(record).items() if k not in _USUAL}
+        told |= {**more, "replica": self._replica}  # who tells it, whoever it is about
         if not ours:
             told["message"] = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 import holdfast
 
@@ -109,6 +110,12 @@ def answer(error: Exception, request_id: str) -> Told:
     return Told(problem.document(request_id), problem.status, problem.headers)
 
 
+def _allowed(request: Request) -> str:
+    """By all routes of the path: the framework knows those of the first one alone."""
+    routes = [each for each in request.app.routes if isinstance(each, Route) and each.matches(request.scope)[0].value]
+    return ", ".join(sorted({method for each in routes for method in each.methods or ()}))
+
+
 def register(app: FastAPI) -> None:
     async def known(request: Request, error: Exception) -> JSONResponse:
         return answer(error, request.state.request_id)
@@ -117,7 +124,8 @@ def register(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         usual = error.detail == HTTPStatus(error.status_code).phrase
         detail = (usual and _DETAILS.get(error.status_code)) or str(error.detail)
-        return answer(Problem(error.status_code, detail, headers=error.headers), request.state.request_id)
+        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+        return answer(Problem(error.status_code, detail, headers=headers), request.state.request_id)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -47,31 +47,33 @@ def run(settings: Settings, ready: Ready) -> int:
     """Until it is told to end; the exit code. ``ready`` is called with where it listens, once it does."""
     replica = instance()
     install(replica, [each.secret for each in settings.tokens])
-    listening = _bound(settings)
-    settings = replace(settings, port=listening.getsockname()[1])
-    try:
-        asyncio.run(_serve(settings, replica, listening, ready))
-    finally:
-        listening.close()
+    asyncio.run(_run(settings, replica, ready))
     return 0
 
 
-async def _serve(settings: Settings, replica: str, listening: socket.socket, ready: Ready) -> None:
+async def _run(settings: Settings, replica: str, ready: Ready) -> None:
+    """Alone first: whoever starts it twice in one folder is told who serves there, not that the port is taken."""
     told = _told_to_end(settings.stop_within)
     async with _alone(settings):
-        app = create_app(settings, replica=replica)
-        async with app.router.lifespan_context(app):
-            gateway: Gateway = app.state.gateway
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
-            server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
-            waiting.cancel()
-            gateway.stopping.set()
-            server.should_exit = True
-            await serving
-            await _let_go(server)
+        with _bound(settings) as listening:
+            here = replace(settings, port=listening.getsockname()[1])
+            await _serve(here, replica, listening, told, ready)
     say("gateway.stopped")
+
+
+async def _serve(settings: Settings, replica: str, listening: socket.socket, told: asyncio.Event, ready: Ready) -> None:
+    app = create_app(settings, replica=replica)
+    async with app.router.lifespan_context(app):
+        gateway: Gateway = app.state.gateway
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
+        server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
+        waiting.cancel()
+        gateway.stopping.set()
+        server.should_exit = True
+        await serving
+        await _let_go(server)
 
 
 class _Server(uvicorn.Server):
@@ -142,11 +144,15 @@ async def _alone(settings: Settings) -> AsyncIterator[None]:
 
 
 def _is_dead(first: Any) -> bool:
-    """Killed a moment ago, on this very machine: its lease has not expired yet, and soon will. One that had our own
-    number was here before us, as in a container that was started again."""
+    """Killed a moment ago, on this very machine, be it buried or not: its lease has not expired yet, and soon will. One
+    that had our own number was here before us, as in a container that was started again."""
     if first.host != os.uname().nodename or first.pid is None:
         return False
-    return first.pid == os.getpid() or not Path(f"/proc/{first.pid}").exists()
+    try:
+        state = Path(f"/proc/{first.pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1]
+    except OSError:
+        return True
+    return first.pid == os.getpid() or state in "ZX"
 
 
 def _told_to_end(within: float) -> asyncio.Event:

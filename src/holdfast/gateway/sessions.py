@@ -216,7 +216,7 @@ async def _active(here: Gateway, id: str) -> Any:
 async def _living(here: Gateway, id: str) -> Any:
     """And its slot is its own."""
     record = await _active(here, id)
-    lease = await here.client.leases.get(f"@slot:{record.payload['pool']}:{record.payload['slot']}")
+    lease = await here.client.leases.get(_lease(record))
     if lease is None or lease.fence != record.payload["fence"]:
         raise await _over(here, record)
     return record
@@ -237,9 +237,21 @@ def _gone(id: str, state: str, reason: str) -> Problem:
 
 async def _fail(here: Gateway, record: Any) -> None:
     try:
-        await _end(here, record, "FAILED", _EXPIRED)
+        await _end(here, record, "FAILED", await _why(here, record))
     except holdfast.Conflict:  # somebody else has ended it
         return
+
+
+async def _why(here: Gateway, record: Any) -> str:
+    """Its slot is not its own any more."""
+    for each in await here.client.leases.history(_lease(record), most=20):
+        if each.fence == record.payload["fence"] and each.outcome == "forced":
+            return f"its slot was taken away by {each.actor}: {each.reason}"
+    return _EXPIRED
+
+
+def _lease(record: Any) -> str:
+    return f"@slot:{record.payload['pool']}:{record.payload['slot']}"
 
 
 async def _end(here: Gateway, record: Any, state: str, reason: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import holdfast
 from holdfast.gateway import logs, rules, tokens
 from holdfast.gateway.meter import Meter
 from holdfast.gateway.problem import Problem, answer, problem_of
@@ -56,7 +57,8 @@ class Shield:
         except _Gone:
             exchange.status = exchange.status or 499
         except Exception as error:
-            await exchange.refuse(_problem(error))
+            cause = error.__cause__ if exchange.status else None  # the framework's own says only that it has begun
+            await exchange.refuse(_problem(cause if isinstance(cause, holdfast.HoldfastError) else error))
         finally:
             self._tell(scope, exchange)
 
@@ -130,8 +132,9 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, problem: Problem) -> None:
-        """Instead of an answer; where one has begun, there is nothing to be said any more."""
+        """Instead of an answer; where one has begun, there is nothing to be said any more: it ends before its end."""
         if self.status:
+            logs.say("request.cut", logging.WARNING, why=problem.detail)
             return
         if self._scope["type"] == "websocket":
             self.status = problem.status

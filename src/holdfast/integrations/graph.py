@@ -11,10 +11,14 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
-from neo4j import Driver, GraphDatabase
-from neo4j.exceptions import AuthError, DriverError, Neo4jError
-
 from holdfast import Event, SinkDown
+from holdfast.integrations import missing
+
+try:
+    from neo4j import Driver, GraphDatabase
+    from neo4j.exceptions import AuthError, DriverError, Neo4jError
+except ModuleNotFoundError as error:
+    raise missing(error, "graph") from None
 
 INDEXES: tuple[LiteralString, ...] = (
     "CREATE CONSTRAINT IF NOT EXISTS FOR (r:Run) REQUIRE r.id IS UNIQUE",

@@ -14,18 +14,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import attr
-from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
-from openlineage.client.facet_v2 import RunFacet, error_message_run
-from openlineage.client.serde import Serde
-from openlineage.client.transport.http import HttpConfig, HttpTransport
-from openlineage.client.transport.transport import Transport
-from requests import HTTPError, RequestException, Response, Session
-from urllib3.util import Retry
-
 from holdfast import Event, SinkDown
-from holdfast.integrations.in_time import InTime
+from holdfast.integrations import missing
 from holdfast.integrations.jsonlines import append
+
+try:
+    import attr
+    from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+    from openlineage.client.facet_v2 import RunFacet, error_message_run
+    from openlineage.client.serde import Serde
+    from openlineage.client.transport.http import HttpConfig, HttpTransport
+    from openlineage.client.transport.transport import Transport
+    from requests import HTTPError, RequestException, Response, Session
+    from urllib3.util import Retry
+
+    from holdfast.integrations.in_time import InTime
+except ModuleNotFoundError as error:
+    raise missing(error, "openlineage") from None
 
 PRODUCER = f"urn:holdfast:{version('holdfast')}"
 SCHEMA = "urn:holdfast:openlineage:1-0-0"

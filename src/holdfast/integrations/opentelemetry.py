@@ -14,10 +14,14 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.metrics import CallbackOptions, Observation
-
 from holdfast import __version__, telemetry
+from holdfast.integrations import missing
+
+try:
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.metrics import CallbackOptions, Observation
+except ModuleNotFoundError as error:
+    raise missing(error, "otel") from None
 
 _SCOPE = "holdfast"
 _SPENT = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")

@@ -79,7 +79,7 @@ class Ears:
 
     def wake_all(self) -> None:
         with self._lock:
-            for name in self._waiting:
+            for name in list(self._waiting):  # a watch that the garbage collector takes goes at any instant
                 self.wake(name)
 
     def needed(self) -> bool:

@@ -44,7 +44,7 @@ class Step(NamedTuple):
     @property
     def reads(self) -> bool:
         first, *rest = self.sql.replace("(", " ").replace(")", " ").split()
-        return first == "select" or (first == "with" and _WRITES.isdisjoint(rest))
+        return first in ("select", "pragma") or (first == "with" and _WRITES.isdisjoint(rest))
 
 
 class Statement(NamedTuple):

@@ -20,7 +20,7 @@ READ_ONLY = "25006"
 async def looking(session: AsyncSession, dialect: Dialect, timeout: float) -> AsyncSession:
     """The same session, for looking alone."""
     if dialect == "sqlite":
-        await session.script("pragma query_only = on;", timeout)
+        await session.call("session_look", {}, timeout)
     return AsyncLookingSession(session, in_transactions=dialect == "postgres")
 
 

@@ -23,7 +23,6 @@ from holdfast.sql import statements
 
 AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
 
-
 _IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, 3)
 """As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
 
@@ -105,6 +104,17 @@ def commit_known(connection: Any) -> Iterator[None]:
         raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
 
 
+@contextmanager
+def _encodable() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{error.object!r:.200} has a letter that the encoding of this connection, {error.encoding}, lacks: "
+            "SET client_encoding TO 'UTF8'"
+        ) from error
+
+
 class AsyncPsycopg:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         if database.dialect != "postgres":
@@ -144,7 +154,8 @@ class AsyncPsycopg:
 
         drivers.teach_psycopg()
         async with AsyncCursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
-            await cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
+            with _encodable():
+                await cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
             found: int | None = await cursor.fetchone()
             return found
 
@@ -153,7 +164,8 @@ class AsyncPsycopg:
         from psycopg.rows import dict_row
 
         async with AsyncCursor(self._connection, row_factory=dict_row) as cursor:
-            await cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
+            with _encodable():
+                await cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
             return await cursor.fetchone() or {}
 
 
@@ -189,7 +201,8 @@ class AsyncSqlAlchemy:
         drivers.teach_sqlalchemy(connection)
         protecting = text(_sql(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
         secret = parameters | {"token": drivers.Secret(parameters["token"])}
-        result = await connection.execute(protecting, secret)
+        with _encodable():
+            result = await connection.execute(protecting, secret)
         found: int | None = result.scalar()
         if found is not None and drivers.autocommits(connection):
             raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
@@ -202,7 +215,8 @@ class AsyncSqlAlchemy:
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
         for sql in _scripts(self._database, statement, ":{}"):
-            result = await connection.execute(text(sql), parameters)
+            with _encodable():
+                result = await connection.execute(text(sql), parameters)
             row = result.mappings().first() if result.returns_rows else None
             if row is not None:
                 return dict(row)

@@ -92,10 +92,11 @@ class AsyncObjects:
         return ObjectRecord.of(type, row, payload if raw is None else raw, id=id)
 
     async def put_many(self, type: str, records: Records, under: AsyncLeaseGrant) -> dict[str, int]:
-        """Their payloads, in one transaction, of those that are still at their versions and that nobody else is just
-        writing; the new versions. What was left out is to be written, or refused, one by one."""
+        """Their payloads, in one transaction, of those that are still at their versions, that nobody else is just
+        writing, and that are no bytes; the new versions. What was left out is to be written, or refused, one by one."""
         under.check()
-        rows = [{"id": each.id, "body": encode(each.payload)[0], "expected": each.version} for each in records]
+        told = [(each, encode(each.payload)[0]) for each in records]
+        rows = [{"id": each.id, "body": body, "expected": each.version} for each, body in told if body is not None]
         parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
         written = await self._engine.call("object_put_many", parameters, again=None)
         return {row["id"]: row["version"] for row in written}

@@ -1,7 +1,7 @@
 """A watch on the log of changes: reads from where it stands, and waits where there is nothing to read.
 
-Whoever writes notifies only while somebody watches; asking again, about once a second, is the net. On SQLite, or
-through a pooler, there is only the asking.
+Whoever writes notifies only while somebody watches; asking again, a little more often than once a second, is the net.
+On SQLite, where it is done far more often, and through a pooler there is only the asking.
 """
 
 from __future__ import annotations

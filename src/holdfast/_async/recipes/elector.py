@@ -216,7 +216,7 @@ class AsyncElector:
                 self._see(self.holder)
             await AsyncTenure(self._terms, self._course, grant).serve(work)
         finally:
-            self._grant, self._leader, self._since = None, None, None
+            self._grant = self._leader = self._since = self._renewed_at = None
             self._course.tell_over()
 
     def _see(self, leader: str | None) -> None:
@@ -237,9 +237,8 @@ class AsyncElector:
         )
 
     def _lease_terms(self) -> LeaseTerms:
-        return self._terms.lease(
-            self.holder, kernel=self._kernel, on_lost=lambda _: self._course.bell.ring(), on_beat=self._beaten
-        )._replace(on_recall=self._recalled)
+        terms = self._terms.lease(self.holder, kernel=self._kernel, on_beat=self._beaten)
+        return terms._replace(on_recall=self._recalled)
 
     def _recalled(self) -> None:
         """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
@@ -248,7 +247,9 @@ class AsyncElector:
 
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""
-        if problem is None:
+        if lost:
+            self._course.bell.ring()
+        elif problem is None:
             log.info("elector %r: renewed", self.name, extra={"event": "elector.renewed", **self._fields(self.holder)})
 
     def _fields(self, holder: str | None = None) -> dict[str, Any]:

@@ -151,8 +151,5 @@ class AsyncSlots:
     def _terms(self, owner: str | None) -> LeaseTerms:
         if owner is not None:
             check_name(owner, "owner")
-        terms = LeaseTerms.check(
-            self._prefix, ttl=self._ttl, holder=owner, at_least=0.0, auto_renew=self._auto_renew, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
+        terms = LeaseTerms.check(self._prefix, ttl=self._ttl, holder=owner, auto_renew=self._auto_renew)
         return terms._replace(reenter=False)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from holdfast._wire import Row, forks, telemetry
 from holdfast._wire.clock import now
@@ -30,7 +30,6 @@ CALL_TIMEOUT = 10.0
 LOCKED, DENIED = "55P03", "42501"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
-
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -71,6 +70,8 @@ class Engine(ABC):
         self.era = forks.era
         self.closing = self.closed = self.met = False
         """``met``: its tables are there, and are ours, as far as we have seen."""
+        self.home: int | None = None
+        """Of its tables, as the database numbers them, where somebody had to know: see ``operation_begin``."""
         self.unkept: dict[str, str] = {}
         """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
         self.guards: list[str] = []
@@ -86,6 +87,13 @@ class Engine(ABC):
         self._turn, self._gate = Turn(), Gate()
         self._used = self._reaping = False
         telemetry.register(self)
+
+    def __reduce__(self) -> NoReturn:
+        """Whatever is made by a client has this, so none can be pickled, or copied deeply."""
+        raise TypeError(
+            "clients, and what they make, belong to their process: make a client of its own there, from the same URL. "
+            "A lease can be handed over by its token: client.lease(name).adopt(token)"
+        )
 
     def gauges(self) -> Iterator[tuple[str, float]]:
         if not self.closed:
@@ -190,7 +198,11 @@ class Engine(ABC):
             return session
         from holdfast._sync.engines.looking import looking
 
-        return looking(session, self.database.dialect, timeout)
+        try:
+            return looking(session, self.database.dialect, timeout)
+        except BaseException:
+            session.close()
+            raise
 
     def close(self) -> None:
         self._notice_fork()

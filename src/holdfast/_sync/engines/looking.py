@@ -21,7 +21,7 @@ READ_ONLY = "25006"
 def looking(session: Session, dialect: Dialect, timeout: float) -> Session:
     """The same session, for looking alone."""
     if dialect == "sqlite":
-        session.script("pragma query_only = on;", timeout)
+        session.call("session_look", {}, timeout)
     return LookingSession(session, in_transactions=dialect == "postgres")
 
 

@@ -24,7 +24,6 @@ from holdfast.sql import statements
 
 AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
 
-
 _IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, 3)
 """As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
 
@@ -106,6 +105,17 @@ def commit_known(connection: Any) -> Iterator[None]:
         raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
 
 
+@contextmanager
+def _encodable() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{error.object!r:.200} has a letter that the encoding of this connection, {error.encoding}, lacks: "
+            "SET client_encoding TO 'UTF8'"
+        ) from error
+
+
 class Psycopg:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         if database.dialect != "postgres":
@@ -145,7 +155,8 @@ class Psycopg:
 
         drivers.teach_psycopg()
         with Cursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
-            cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
+            with _encodable():
+                cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
             found: int | None = cursor.fetchone()
             return found
 
@@ -154,7 +165,8 @@ class Psycopg:
         from psycopg.rows import dict_row
 
         with Cursor(self._connection, row_factory=dict_row) as cursor:
-            cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
+            with _encodable():
+                cursor.execute(_sql(self._database, statement, "%({})s"), parameters)
             return cursor.fetchone() or {}
 
 
@@ -190,7 +202,8 @@ class SqlAlchemy:
         drivers.teach_sqlalchemy(connection)
         protecting = text(_sql(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
         secret = parameters | {"token": drivers.Secret(parameters["token"])}
-        result = connection.execute(protecting, secret)
+        with _encodable():
+            result = connection.execute(protecting, secret)
         found: int | None = result.scalar()
         if found is not None and drivers.autocommits(connection):
             raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
@@ -203,7 +216,8 @@ class SqlAlchemy:
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
         for sql in _scripts(self._database, statement, ":{}"):
-            result = connection.execute(text(sql), parameters)
+            with _encodable():
+                result = connection.execute(text(sql), parameters)
             row = result.mappings().first() if result.returns_rows else None
             if row is not None:
                 return dict(row)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.core.policy import Rules
 
 Records = list[ReviewRecord]
-_STATUSES = ("open", "approved", "rejected", "reset")
+_STATUSES = ("open", "approved", "rejected", "reset", "done")
 
 
 class Reviews:
@@ -29,7 +29,8 @@ class Reviews:
         self._engine, self._rules = engine, rules
 
     def list(self, *, status: str | None = "open", key: OperationKey | str | None = None, most: int = 100) -> Records:
-        """The oldest first. ``status``: open | approved | rejected | reset; None: all. ``key``: of one operation."""
+        """The oldest first. ``status``: open | approved | rejected | reset | done (the operation was, since it was
+        opened); None: all. ``key``: of one operation."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         only = None if key is None else as_key(key).digest
@@ -37,6 +38,7 @@ class Reviews:
         return [ReviewRecord.of(row) for row in self._engine.call("review_list", asked)]
 
     def get(self, number: int) -> ReviewRecord | None:
+        """The review of that number, whatever was said of it, or None."""
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"number must be that of a review, an int, not {type(number).__name__}")
         asked = {"status": None, "id": number, "key": None, "most": 1}
@@ -66,4 +68,9 @@ class Reviews:
         if not row["decided"]:
             now = self.get(number)
             if now is None or (now.status, now.actor, now.answer) != (outcome, actor, reason):
-                raise Conflict(f"review {number} is not open any more: it was answered by somebody else", current=None)
+                why = (
+                    "its operation has been done"
+                    if now and now.status == "done"
+                    else "it was answered by somebody else"
+                )
+                raise Conflict(f"review {number} is not open any more: {why}", current=None)

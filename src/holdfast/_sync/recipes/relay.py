@@ -53,10 +53,7 @@ class Relay:
         check_called(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
-        leading = ElectorTerms.check(
-            terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third), grace=None, holder=None,
-            failover="ttl", overrun="wait",
-        )  # fmt: skip
+        leading = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
         self._elector = Elector(engine, leading, None)
         self._batch = terms.batch
         """As many as the sink seems to be able to take at a time: one that fails now and then would never get through a
@@ -96,10 +93,7 @@ class Relay:
     def step(self) -> int:
         """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
         it takes nothing at present."""
-        terms = LeaseTerms.check(
-            self._terms.lease, ttl=self._terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
+        terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl)
         with Lease(self._engine, terms, 0.0) as grant:
             course = _Pass(self, grant, Flag())
             try:

@@ -21,23 +21,7 @@ OLDEST = (3, 38, 0)
 ENOUGH, LITTLE = 100 << 20, 10 << 20
 """Bytes free: below the first it is time to act, below the second writes are about to fail."""
 _REMOTE = frozenset(
-    {
-        "9p",
-        "afs",
-        "ceph",
-        "cifs",
-        "fuse",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "smb3",
-    }
-    | {"smbfs", "vboxsf", "virtiofs"}
+    "9p afs ceph cifs fuse gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 smb3 smbfs vboxsf virtiofs".split()  # noqa: SIM905
 )
 _MEMORY = frozenset({"ramfs", "tmpfs"})
 

@@ -183,7 +183,7 @@ class Review(BaseModel):
     reason: str
     detail: str
     opened_at: datetime
-    status: Literal["open", "approved", "rejected", "reset"]
+    status: Literal["open", "approved", "rejected", "reset", "done"]
     actor: str | None
     answer: str | None
     closed_at: datetime | None

@@ -196,8 +196,9 @@ def problem_of_run(error: holdfast.HoldfastError, known: Callable[[], dict[str, 
         case holdfast.PolicyDenied():
             return problem_of(error)
         case holdfast.NotAcquired():
-            told = f"another command is under way, one at a time: {error}"
-            return Problem(409, told, title="Refused", headers={"Retry-After": "1"})
+            needed = {operator.RUNTIME, *(f"@gate:{each.gate}" for each in operator.commands().values())}
+            busy = "another command is under way, one at a time: " if error.name in needed else ""
+            return Problem(409, f"{busy}{error}", title="Refused", headers={"Retry-After": "1"})
         case operator.CommandUnsettled() | holdfast.OwnershipUnknown():
             return Problem(500, f"it was begun, and its end was not seen: {error}", title="Unsettled", **known())
         case holdfast.EngineError(certain=False):

@@ -87,7 +87,7 @@ async def outbox(here: Here, most: Most = 10) -> answers.Outbox:
 @router.get("/reviews", summary="Operations that somebody has to look at, or has")
 async def reviews(
     here: Here,
-    status: Literal["open", "approved", "rejected", "reset", "any"] = "open",
+    status: Literal["open", "approved", "rejected", "reset", "done", "any"] = "open",
     key: Text = None,
     most: Most = 100,
 ) -> answers.Reviews:

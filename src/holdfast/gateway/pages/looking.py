@@ -78,7 +78,7 @@ async def _asked(gateway: Gateway, known: Sight) -> Sight:
         at=at,
         leases=leases,
         ended=await client.leases.history(most=100),
-        locks=await client.locks.list(),
+        locks=[each for each in await client.locks.list() if not _stands_by(each)],
         relays=await client.relays.list(),
         reviews=await client.reviews.list(most=100),
         operations=await client.operations.list(most=LATEST),
@@ -91,3 +91,9 @@ async def _asked(gateway: Gateway, known: Sight) -> Sight:
         sessions=await client.objects.list("session", most=RECORDS),
         violations=violations,
     )
+
+
+def _stands_by(lock: Any) -> bool:
+    """A standby's, that waits for the session of whoever leads to end (``failover="session"``): it does so for as long
+    as all is well, and to break that session would depose a leader."""
+    return not lock.granted and lock.mode == "shared" and (lock.name or "").startswith("session of ")

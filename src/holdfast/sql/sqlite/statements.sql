@@ -7,6 +7,10 @@
 -- {now} is the machine's clock in seconds, and holdfast_gone(key) tells whether the kernel has freed the lock of a
 -- session's process.
 
+-- name: session_look
+-- From here on this connection takes queries alone. Whoever only looks waits for nobody who writes.
+pragma query_only = on;
+
 -- name: schema_applied
 select version, name, applied_at from holdfast_schema_version order by version;
 
@@ -79,7 +83,6 @@ update holdfast_lease set beat = 'kept:' || name, token = lower(hex(randomblob(1
 delete from holdfast_lease where name = :name and not :keeps;
 delete from holdfast_beat where id = :old_beat and solo;
 update holdfast_beat set generation = generation + 1 where id = :old_beat and :tell;
-delete from holdfast_history where id <= (select max(id) from holdfast_history) - 10000 and (select max(id) from holdfast_history) % 100 = 0;
 select 1 as done;
 
 -- name: lease_abandon
@@ -423,6 +426,8 @@ select (select label || ' (' || idem_key || ')' from holdfast_idempotency_log
            and raw_checksum is not :checksum and (status = 'partial' or status = 'failure' and failures > 0) limit 1) as retry_of;
 
 -- name: review_open
+update holdfast_review set closed_at = {now}, spent_at = {now}, outcome = 'done'
+ where id in (select id from holdfast_review_now where idem_key = :key and closed_at is null and status = 'done');
 -- stop
 select id from holdfast_review where idem_key = :key and reason = :reason and closed_at is null;
 insert into holdfast_review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
@@ -431,8 +436,9 @@ select id from holdfast_review where idem_key = :key and reason = :reason and cl
 
 -- name: review_take
 -- stop
-select id, coalesce(outcome, 'open') as outcome, actor, answer from holdfast_review
- where idem_key = :key and spent_at is null and (outcome = 'rejected' or closed_at is null and reason <> 'attempts') order by outcome is null, id limit 1;
+select id, status as outcome, actor, answer from holdfast_review_now
+ where idem_key = :key and spent_at is null and (status = 'rejected' or status = 'open' and reason <> 'attempts')
+ order by status <> 'rejected', id limit 1;
 -- stop
 select null as id where not exists (select 1 from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null);
 update holdfast_review set spent_at = {now}
@@ -440,13 +446,14 @@ update holdfast_review set spent_at = {now}
 returning id, outcome, actor, answer;
 
 -- name: review_list
-select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, coalesce(outcome, 'open') as status, actor,
+select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, status, actor,
        answer, closed_at, spent_at
-  from holdfast_review
- where (:status is null or coalesce(outcome, 'open') = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :most;
+  from holdfast_review_now
+ where (:status is null or status = :status) and (:id is null or id = :id) and (:key is null or idem_key = :key) order by id limit :most;
 
 -- name: review_decide
-update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor, answer = :answer where id = :id and closed_at is null;
+update holdfast_review set closed_at = {now}, outcome = :outcome, actor = :actor, answer = :answer
+ where id = (select id from holdfast_review_now where id = :id and status = 'open');
 select changes() as decided;
 
 -- name: operation_failed
@@ -479,7 +486,7 @@ with known (key) as (
                         and (:since is null or at >= :since))
      order by key limit :most)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
-       g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
+       g.fingerprint, g.effect_started, g.error, g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
@@ -487,7 +494,8 @@ select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer a
 with known (key) as (
     select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :most)
     union select idem_key from (select idem_key from holdfast_wal order by id desc limit :most))
-select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash
+select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
+       g.fingerprint, g.effect_started, g.error
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
@@ -527,18 +535,19 @@ update holdfast_idempotency_log set result = null where idem_key in (
 select changes() as gone;
 
 -- name: operation_health
--- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered.
+-- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. What somebody has
+-- reset or rolled back, as its error says, is not counted as failed.
 select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operations, coalesce(sum(status = 'partial'), 0) as partial,
        coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
        coalesce(sum(status = 'partial' and not alive and updated_at < {now} - :stale), 0) as stale_partials,
-       {now} - min(case when status = 'partial' and not alive then updated_at end) as oldest, coalesce(sum(status = 'failure'), 0) as failed,
+       {now} - min(case when status = 'partial' and not alive then updated_at end) as oldest, coalesce(sum(status = 'failure' and error not like '%"actor": %'), 0) as failed,
        (select count(*) from (select 1 from holdfast_idempotency_log where updated_at > {now} - 86400 limit 10 * :enough)) as today,
        (select page_count * page_size from pragma_page_count(), pragma_page_size()) as bytes,
        (select count(*) from (select 1 from holdfast_idempotency_log where result is not null and expires_at <= {now} limit :enough)) as expired,
        (select count(*) from holdfast_outbox where published_at is null) as unpublished,
        {now} - (select min(created_at) from holdfast_outbox where published_at is null) as lag,
-       (select count(*) from holdfast_review where closed_at is null) as reviews, {now} as now
-  from (select status, updated_at, alive from holdfast_operation where status <> 'success' order by updated_at limit :enough);
+       (select count(*) from holdfast_review_now where status = 'open') as reviews, {now} as now
+  from (select status, updated_at, alive, error from holdfast_operation where status <> 'success' order by updated_at limit :enough);
 
 -- name: operation_indexes
 -- Those of its keys are part of a table here, and the log is in the order of its rows: neither can be taken away.

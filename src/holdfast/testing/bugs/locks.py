@@ -137,7 +137,14 @@ def _late(stage: Stage, wait: Callable[[Locker, str, Key, Callable[[], object]],
             way.heal()
 
         waiting = stage.ask(lambda: wait(user, way.url, key, healed))
-        until(lambda: bool(_locks(stage, granted=False)), what="B stands in line")
+
+        def stands() -> bool:
+            nonlocal waiting
+            if waiting.done():  # its time was up before it stood there, or was seen there
+                waiting = stage.ask(lambda: wait(user, way.url, key, healed))
+            return bool(_locks(stage, granted=False))
+
+        until(stands, what="B stands in line")
         way.stall("to_client")
         grant.release()
         waiting.result(60)

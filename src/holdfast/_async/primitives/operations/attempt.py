@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
@@ -333,8 +334,9 @@ class AsyncAttempt(AsyncGovernance, ABC):
 
 
 def as_told(parameters: Row) -> str:
-    """What the end of a transaction is told, as one text."""
-    return line(map(parameters.get, _TOLD))
+    """What the end of a transaction is told, as one text, which every connection has the letters for."""
+    told = line(map(parameters.get, _TOLD))
+    return told if told.isascii() else "\x1e" + json.dumps(told)
 
 
 def line(parts: Iterable[Any]) -> str:

@@ -18,7 +18,7 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.chain import Chain, Phrase, link, named, phrase
 from holdfast.core.errors import HoldfastError, Refused
-from holdfast.core.operation import NOTHING, Prior, late, told
+from holdfast.core.operation import NOTHING, Prior, failed, late, told
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
 
@@ -133,7 +133,7 @@ class AsyncChunk:
                 await self._all.check_after(op)
         except Exception as error:
             said = told(error, remembered=self._all.remembers(error))
-            op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+            op.note("failure", failed(said))
             self._ends[digest] = ("failure", None, None, json.dumps(said), "1", "1", None)
             return Outcome("failed", False, 1, error=error)
         try:

@@ -19,7 +19,7 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, late, told
+from holdfast.core.operation import NOTHING, Act, Begun, Prior, failed, in_progress, late, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -45,11 +45,7 @@ class AsyncExternal(AsyncAttempt):
         return made
 
     def _lease_called(self, name: str) -> AsyncLease:
-        terms = LeaseTerms.check(
-            name, ttl=self.plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
-        return AsyncLease(self.plan.engine, terms, 0.0)
+        return AsyncLease(self.plan.engine, LeaseTerms.check(name, ttl=self.plan.terms.ttl), 0.0)
 
     async def _begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0
@@ -84,7 +80,7 @@ class AsyncExternal(AsyncAttempt):
             await self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
-        op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+        op.note("failure", failed(said))
         try:
             await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
@@ -166,7 +162,7 @@ class AsyncExternal(AsyncAttempt):
         else:
             op.note("lock_acquired")
         claim_noted(op, plan)
-        if not plan.preconditions and not plan.terms.marks_effect:
+        if not plan.preconditions and not plan.terms.marks_effect and not self.is_sensitive:
             op.began = True
             op.note("effect_started")
         state = await self._write(op, "partial", lock=plan.key.lock_key)
@@ -181,7 +177,6 @@ class AsyncExternal(AsyncAttempt):
         try:
             await self.permit_held(prior)
         except Exception as error:
-            op.began = False
             await self.fail(op, error)
             raise
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from holdfast._async.primitives.operations.attempt import call
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Prior, in_progress
+from holdfast.core.operation import Prior, in_progress, mended
 from holdfast.core.pointer import effective
 
 
@@ -33,8 +33,7 @@ class AsyncMending(AsyncExternal):
             if self.plan.rollback is not None and prior.effect_started:  # what is not done may be so in part
                 permit()
                 await call(self.plan.rollback, await self.dead(prior, self._asked_at))
-            op.note("rollback", {"attempt": prior.attempt, "name": self.plan.handler})
-            await self._end(op, prior.failed, {"type": "Recovered", "message": "its owner died"})
+            await self._end(op, "rollback", {"attempt": prior.attempt, "name": self.plan.handler}, prior.failed)
             return "rolled back"
         finally:
             await self.let_go()
@@ -51,8 +50,8 @@ class AsyncMending(AsyncExternal):
                 raise self._refusal(prior)
             op = await self._outside(prior)
             await call(self.plan.rollback, await self.dead(prior, self._asked_at))
-            op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
-            await self._end(op, prior.failed, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
+            said = {"name": self.plan.handler, "actor": actor, "reason": reason}
+            await self._end(op, "rollback", said, prior.failed)
         finally:
             await self.let_go()
 
@@ -61,8 +60,7 @@ class AsyncMending(AsyncExternal):
         try:
             prior = await self._taken_over()
             op = await self._outside(prior)
-            op.note("reset", {"actor": actor, "reason": reason})
-            await self._end(op, 0, {"reset": True, "actor": actor, "reason": reason})
+            await self._end(op, "reset", {"actor": actor, "reason": reason}, 0)
         finally:
             await self.let_go()
 
@@ -90,9 +88,12 @@ class AsyncMending(AsyncExternal):
         op.note("lock_acquired")
         return op
 
-    async def _end(self, op: AsyncRunning, failures: int, said: dict[str, Any]) -> None:
+    async def _end(
+        self, op: AsyncRunning, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int
+    ) -> None:
+        op.note(kind, detail)
         op.began = False
-        await self._close(op, "failure", error=json.dumps(said), failures=failures)
+        await self._close(op, "failure", error=json.dumps(mended(kind, detail)), failures=failures)
 
     def _overtaken(self) -> HoldfastError:
         """A transaction does not ask for the lease, and may have committed since it was looked at."""

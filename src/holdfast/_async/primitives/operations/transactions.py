@@ -159,15 +159,14 @@ class AsyncOwnedPsycopg:
                 found.append(b"null")
             elif isinstance(value, str):
                 plain = value.isascii() and value.isalnum()  # as most are, and then there is nothing to escape
-                found.append(b"'%s'" % value.encode() if plain else self._escaped(value))
+                found.append(b"'%s'" % value.encode() if plain else self._escaped(value.encode("ascii")))
             else:
                 found.append(str(value).encode())  # true, false, and numbers
             found.append(text)
         return b"".join(found)
 
-    def _escaped(self, value: str) -> bytes:
-        encoded = value.encode() if value.isascii() else value.encode(self._connection.info.encoding)
-        return bytes(_driver().escaping(self._connection.pgconn).escape_literal(encoded))
+    def _escaped(self, value: bytes) -> bytes:
+        return bytes(_driver().escaping(self._connection.pgconn).escape_literal(value))
 
     async def _send(self, text: bytes) -> list[Any]:
         driver, connection = _driver(), self._connection

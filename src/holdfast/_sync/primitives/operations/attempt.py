@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
@@ -334,8 +335,9 @@ class Attempt(Governance, ABC):
 
 
 def as_told(parameters: Row) -> str:
-    """What the end of a transaction is told, as one text."""
-    return line(map(parameters.get, _TOLD))
+    """What the end of a transaction is told, as one text, which every connection has the letters for."""
+    told = line(map(parameters.get, _TOLD))
+    return told if told.isascii() else "\x1e" + json.dumps(told)
 
 
 def line(parts: Iterable[Any]) -> str:

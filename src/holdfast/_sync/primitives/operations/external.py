@@ -20,7 +20,7 @@ from holdfast._wire.clock import now
 from holdfast._wire.log import logger
 from holdfast.core.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.operation import NOTHING, Act, Begun, Prior, in_progress, late, told
+from holdfast.core.operation import NOTHING, Act, Begun, Prior, failed, in_progress, late, told
 from holdfast.core.outcome import Outcome
 
 log = logger("holdfast.operation")
@@ -46,11 +46,7 @@ class External(Attempt):
         return made
 
     def _lease_called(self, name: str) -> Lease:
-        terms = LeaseTerms.check(
-            name, ttl=self.plan.terms.ttl, holder=None, at_least=0.0, auto_renew=True, renew_every=None,
-            on_lost="flag", failover="ttl",
-        )  # fmt: skip
-        return Lease(self.plan.engine, terms, 0.0)
+        return Lease(self.plan.engine, LeaseTerms.check(name, ttl=self.plan.terms.ttl), 0.0)
 
     def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
@@ -85,7 +81,7 @@ class External(Attempt):
             self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
-        op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+        op.note("failure", failed(said))
         try:
             self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
         except HoldfastError as problem:
@@ -167,7 +163,7 @@ class External(Attempt):
         else:
             op.note("lock_acquired")
         claim_noted(op, plan)
-        if not plan.preconditions and not plan.terms.marks_effect:
+        if not plan.preconditions and not plan.terms.marks_effect and not self.is_sensitive:
             op.began = True
             op.note("effect_started")
         state = self._write(op, "partial", lock=plan.key.lock_key)
@@ -182,7 +178,6 @@ class External(Attempt):
         try:
             self.permit_held(prior)
         except Exception as error:
-            op.began = False
             self.fail(op, error)
             raise
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from holdfast._sync.primitives.operations.attempt import call
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
 from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Prior, in_progress
+from holdfast.core.operation import Prior, in_progress, mended
 from holdfast.core.pointer import effective
 
 
@@ -34,8 +34,7 @@ class Mending(External):
             if self.plan.rollback is not None and prior.effect_started:  # what is not done may be so in part
                 permit()
                 call(self.plan.rollback, self.dead(prior, self._asked_at))
-            op.note("rollback", {"attempt": prior.attempt, "name": self.plan.handler})
-            self._end(op, prior.failed, {"type": "Recovered", "message": "its owner died"})
+            self._end(op, "rollback", {"attempt": prior.attempt, "name": self.plan.handler}, prior.failed)
             return "rolled back"
         finally:
             self.let_go()
@@ -52,8 +51,8 @@ class Mending(External):
                 raise self._refusal(prior)
             op = self._outside(prior)
             call(self.plan.rollback, self.dead(prior, self._asked_at))
-            op.note("rollback", {"name": self.plan.handler, "actor": actor, "reason": reason})
-            self._end(op, prior.failed, {"type": "RolledBack", "message": f"by {actor}: {reason}"})
+            said = {"name": self.plan.handler, "actor": actor, "reason": reason}
+            self._end(op, "rollback", said, prior.failed)
         finally:
             self.let_go()
 
@@ -62,8 +61,7 @@ class Mending(External):
         try:
             prior = self._taken_over()
             op = self._outside(prior)
-            op.note("reset", {"actor": actor, "reason": reason})
-            self._end(op, 0, {"reset": True, "actor": actor, "reason": reason})
+            self._end(op, "reset", {"actor": actor, "reason": reason}, 0)
         finally:
             self.let_go()
 
@@ -91,9 +89,10 @@ class Mending(External):
         op.note("lock_acquired")
         return op
 
-    def _end(self, op: Running, failures: int, said: dict[str, Any]) -> None:
+    def _end(self, op: Running, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:
+        op.note(kind, detail)
         op.began = False
-        self._close(op, "failure", error=json.dumps(said), failures=failures)
+        self._close(op, "failure", error=json.dumps(mended(kind, detail)), failures=failures)
 
     def _overtaken(self) -> HoldfastError:
         """A transaction does not ask for the lease, and may have committed since it was looked at."""

@@ -67,7 +67,9 @@ class Running:
             raise ValueError(f"the value of checkpoint {name!r} must be one that JSON has, not bytes")
         results.encode(value, "the value")
         self.checkpoints[name] = value
-        self.began = True  # there would be nothing to note otherwise
+        if not self.began:  # there would be nothing to note otherwise
+            self.began = True
+            self.note("effect_started")
         self._noted("checkpoint", {"name": name, "value": value})
 
     def emit(self, topic: str, payload: Any) -> None:

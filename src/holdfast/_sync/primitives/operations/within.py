@@ -20,7 +20,7 @@ from holdfast._sync.primitives.operations.transactions import over, owned
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast.core.errors import HoldfastError
-from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, failed, in_progress, told
 from holdfast.core.outcome import Outcome
 
 PASSES = 10
@@ -42,6 +42,8 @@ class Within(Attempt):
             asked_at = now()
             try:
                 found = Begun.of(self._transaction.begin("operation_begin", claim(self.plan)))
+                if found.home != self.plan.engine.home:
+                    at_home(self.plan, found.home)
                 prior = found.prior
                 act = self.decide(prior)
                 if (outcome := self.settled(act, prior)) is not None:
@@ -103,6 +105,8 @@ class Joined(Attempt):
         while True:
             asked_at = now()
             found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
+            if found.home != self.plan.engine.home:
+                at_home(self.plan, found.home)
             prior = found.prior
             act = self.decide(prior)
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and self._is_unseen(prior)
@@ -200,6 +204,18 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
     return Within(plan, known, connection)
 
 
+def at_home(plan: Plan, home: int | None) -> None:
+    """ValueError unless the client finds these tables in its database, too: elsewhere nobody would look for what is
+    done. It is asked anew before that is said, for they may have been made anew."""
+    [row] = plan.engine.call("operation_begin", {"key": "", "lease": ""})
+    plan.engine.home = Begun.of(row).home
+    if plan.engine.home != home:
+        raise ValueError(
+            f"the connection is to another database than the client's, and the log of operations is in "
+            f"{plan.engine.database}: only a transaction in that will do"
+        )
+
+
 def undivided(plan: Plan, *, known: Connection) -> bool:
     """Whether a sovereign dataset is ours as a whole, now that one operation of it is."""
     return plan.whole is None or Begun.of(known.write("operation_begin", plan.whole)).free
@@ -262,7 +278,7 @@ def failure(attempt: Attempt, op: Running, error: Exception, **more: Any) -> Row
     said = told(error, remembered=attempt.remembers(error))
     op.began = False
     op.chain.take_back()  # a success that was not committed was none
-    op.note("failure", {"error": f"{said['type']}: {said['message']}"})
+    op.note("failure", failed(said))
     op.released()
     known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failed + 1, **more)
     return {**known, "told": as_told(known)}

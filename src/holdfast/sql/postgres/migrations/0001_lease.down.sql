@@ -25,6 +25,7 @@ drop function holdfast.next_fence();
 drop function holdfast.check_epoch();
 drop function holdfast.timeline();
 drop table holdfast.history;
+drop function holdfast.history_trim();
 drop table holdfast.lease;
 drop table holdfast.beat;
 drop sequence holdfast.fence;

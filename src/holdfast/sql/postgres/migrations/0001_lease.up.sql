@@ -59,7 +59,7 @@ comment on column holdfast.beat.session_key is 'advisory key its session holds: 
 
 -- No foreign key to beat: it would make a multixact of every acquire. A missing beat counts as dead.
 create table holdfast.lease (
-    name        text primary key,
+    name        text collate "C" primary key,
     holder      text not null,
     beat        uuid not null,
     token       uuid not null,
@@ -84,6 +84,15 @@ create table holdfast.history (
     actor       text,
     reason      text
 );
+
+-- The newest 10,000 stay, whoever writes; nobody may be there to purge. It waits for nobody, so it takes nobody along.
+create function holdfast.history_trim() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    delete from holdfast.history h where h.id in (select x.id from holdfast.history x where x.id <= new.id - 10000 for update skip locked);
+    return null;
+end $$;
+create trigger history_trim after insert on holdfast.history for each row when (new.id % 100 = 0) execute function holdfast.history_trim();
 
 create unlogged table holdfast.commit_check (
     name  text not null,
@@ -162,17 +171,12 @@ declare
     b record;
     now timestamptz := clock_timestamp();
     stay uuid;
-    entry bigint;
 begin
     select * into b from holdfast.beat where id = l.beat;
     if not l.kept or outcome = 'forced' then
         insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
         values (l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at,
-                case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason) returning id into entry;
-        if entry % 100 = 0 then  -- nobody may be there to purge
-            delete from holdfast.history h
-             where h.id in (select x.id from holdfast.history x where x.id <= entry - 10000 for update skip locked);
-        end if;
+                case when outcome = 'expired' then least(b.expires_at, now) else now end, outcome, actor, reason);
     end if;
     if outcome = 'released' and l.keep_until > now then
         stay := gen_random_uuid();
@@ -600,7 +604,7 @@ begin
     return (select max(version) from holdfast.schema_version);
 end $$;
 
-revoke all on function holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(), holdfast.check_name(text, text), holdfast.wake(text),
+revoke all on function holdfast.history_trim(), holdfast.timeline(), holdfast.check_epoch(), holdfast.next_fence(), holdfast.check_name(text, text), holdfast.wake(text),
     holdfast.lease_end(holdfast.lease, text, boolean, text, text),
     holdfast.lease_acquire(text, text, double precision, uuid, uuid, boolean, double precision, boolean, bigint, jsonb),
     holdfast.lease_renew(text, uuid), holdfast.lease_status(text, uuid), holdfast.lease_release(text, uuid, boolean, boolean),

@@ -2,7 +2,7 @@
 
 create table holdfast.lock_namespace (
     id   int primary key,
-    name text not null unique
+    name text collate "C" not null unique
 );
 
 create table holdfast.lock_name (

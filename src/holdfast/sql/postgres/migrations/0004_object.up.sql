@@ -55,8 +55,9 @@ create table holdfast.object_watched (
 ) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 insert into holdfast.object_watched (until) values ('-infinity');
 
--- The newest 100,000 changes stay. Only what every open transaction can see goes, and nobody waits for anybody; under a
--- snapshot that is kept it is left to others, because it could fail there and take the caller's transaction with it.
+-- What is 100,000 numbers old goes: a change has one, and one in a transaction of somebody's own two. Only what every open
+-- transaction can see goes, and nobody waits for anybody; under a snapshot that is kept it is left to others, because it
+-- could fail there and take the caller's transaction with it.
 create function holdfast.object_trim(newest bigint) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
@@ -91,8 +92,8 @@ declare
 begin
     insert into holdfast.object_change values (pg_current_xact_id(), version, place, type, id, kind, token)
         returning exists (select from holdfast.object_watched w where w.until > clock_timestamp()) into watched;
-    if version & 1023 = 0 then
-        perform holdfast.object_trim(version);
+    if 0 in (version & 1023, place & 1023) then  -- where each write draws both, either may never come to it
+        perform holdfast.object_trim(place);
     end if;
     if watched then
         perform pg_notify('holdfast.free', E'\x01objects');

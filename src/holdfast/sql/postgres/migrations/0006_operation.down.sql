@@ -12,6 +12,7 @@ drop function holdfast.operation_end(text);
 drop function holdfast.operation_begin(text, bigint, text);
 drop function holdfast.operation_get(text);
 drop function holdfast.operation_alive(text, bigint);
+drop view holdfast.review_now;
 drop table holdfast.review;
 drop table holdfast.outbox;
 drop table holdfast.wal_late;

@@ -9,14 +9,14 @@ create table holdfast.idempotency_log (
     idem_key       text collate "C" primary key,
     pipeline_id    text,
     task_id        text,
-    dataset_id     text,
-    operation_type text,
+    dataset_id     text collate "C",
+    operation_type text collate "C",
     status         text not null check (status in ('success', 'failure', 'partial')),
     result_hash    text,
     created_at     timestamptz not null,
     updated_at     timestamptz not null,
-    raw_checksum   text,
-    params_hash    text,
+    raw_checksum   text collate "C",
+    params_hash    text collate "C",
     wal_pointer    text not null,
     fingerprint    text,
     result         bytea,
@@ -109,18 +109,24 @@ create table holdfast.review (
     label          text not null,
     dataset_id     text,
     operation_type text,
-    reason         text not null check (reason in ('attempts', 'locked', 'policy')),
+    reason         text collate "C" not null check (reason in ('attempts', 'locked', 'policy')),
     detail         text not null,
     opened_at      timestamptz not null,
     closed_at      timestamptz,
     actor          text,
-    outcome        text check (outcome in ('approved', 'rejected', 'reset')),
+    outcome        text check (outcome in ('approved', 'rejected', 'reset', 'done')),
     answer         text,
     spent_at       timestamptz
 );
 comment on column holdfast.review.spent_at is 'of an approval, when it was used; of a rejection, when a reset lifted it';
 create unique index review_open on holdfast.review (idem_key, reason) where closed_at is null;
 create index review_standing on holdfast.review (idem_key) where spent_at is null;
+
+-- As they stand: there is nothing left to decide about an operation that was done since it was asked.
+create view holdfast.review_now as
+select r.*, coalesce(r.outcome, (select 'done' from holdfast.idempotency_log g
+                                  where g.idem_key = r.idem_key and g.status = 'success' and g.updated_at >= r.opened_at), 'open') as status
+  from holdfast.review r;
 
 -- Whether that lease is held, with that fence if one is given.
 create function holdfast.operation_alive(lease text, fence bigint) returns boolean
@@ -154,6 +160,7 @@ end $$;
 -- The same inside the transaction that is to have the effect, with its lock, as JSON, because a row costs as much again:
 -- state is free, or busy when somebody else has the lock. Never waits. began: by which the end can tell that it is in the
 -- same transaction still. fixed: this transaction goes on seeing what it saw first, so there is no use in asking again.
+-- home: by which the caller can tell another database from its own; a constant, which costs nothing.
 create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -175,7 +182,7 @@ begin
       into state, known;
     return '{"state":"' || state || '","began":"' || extract(epoch from transaction_timestamp())
            || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
-           || ',"now":' || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
+           || (',"home":' || 'holdfast.meta'::regclass::oid::text || ',"now":') || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
 end $$;
 
 -- The one way in which an operation changes. state: done | changed (the end of the chain is not "expected"; null: there is
@@ -227,11 +234,12 @@ end $$;
 
 -- The same as the end of the transaction that has the effect, which a COMMIT may follow unseen: so it is 40001 instead of
 -- "changed", and HF003 when it is another transaction than the one that it began in. told: what operation_write is told, in one
--- text, because arguments cost more than what is done with them; parts end with U+001F, and an empty one is null.
+-- text, because arguments cost more than what is done with them; parts end with U+001F, and an empty one is null. After U+001E it is a
+-- text of JSON, in ASCII: the encoding of the user's connection may lack what is in a name.
 create function holdfast.operation_end(told text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    f text[] := string_to_array(told, chr(31), '');
+    f text[] := string_to_array(case when ascii(told) = 30 then substr(told, 2)::json #>> '{}' else told end, chr(31), '');
     at timestamptz := clock_timestamp();
 begin
     if f[1] is distinct from extract(epoch from transaction_timestamp())::text then
@@ -371,6 +379,8 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     entry bigint;
 begin
+    update holdfast.review r set closed_at = clock_timestamp(), spent_at = clock_timestamp(), outcome = 'done'
+      from holdfast.review_now n where n.id = r.id and n.idem_key = key and n.closed_at is null and n.status = 'done';
     insert into holdfast.review (idem_key, label, dataset_id, operation_type, reason, detail, opened_at)
     values (key, label, dataset, operation, reason, detail, clock_timestamp()) on conflict do nothing returning id into entry;
     return coalesce(entry, (select r.id from holdfast.review r where r.idem_key = key and r.reason = review_open.reason and r.closed_at is null));
@@ -382,8 +392,8 @@ create function holdfast.review_take(key text, out id bigint, out outcome text, 
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    select r.id, coalesce(r.outcome, 'open'), r.actor, r.answer into id, outcome, actor, answer from holdfast.review r
-     where r.idem_key = key and r.spent_at is null and (r.outcome = 'rejected' or r.closed_at is null and r.reason <> 'attempts')
+    select r.id, r.status, r.actor, r.answer into id, outcome, actor, answer from holdfast.review_now r
+     where r.idem_key = key and r.spent_at is null and (r.status = 'rejected' or r.status = 'open' and r.reason <> 'attempts')
      order by r.outcome, r.id limit 1;
     if not found then
         update holdfast.review u set spent_at = clock_timestamp()
@@ -400,18 +410,18 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     return query select r.id, r.idem_key, r.label, r.dataset_id, r.operation_type, r.reason, r.detail, extract(epoch from r.opened_at)::double precision,
-           coalesce(r.outcome, 'open'), r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision
-      from holdfast.review r
-     where (only_status is null or coalesce(r.outcome, 'open') = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
+           r.status, r.actor, r.answer, extract(epoch from r.closed_at)::double precision, extract(epoch from r.spent_at)::double precision
+      from holdfast.review_now r
+     where (only_status is null or r.status = only_status) and (only_id is null or r.id = only_id) and (only_key is null or r.idem_key = only_key)
      order by r.id limit most;
 end $$;
 
--- Somebody says yes or no; false when it has been answered already.
+-- Somebody says yes or no; false when it has been answered already, or there is nothing left to decide.
 create function holdfast.review_decide(review bigint, outcome text, actor text, answer text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
     update holdfast.review r set closed_at = clock_timestamp(), outcome = review_decide.outcome, actor = review_decide.actor, answer = review_decide.answer
-     where r.id = review and r.closed_at is null;
+     where r.id = review and exists (select from holdfast.review_now n where n.id = r.id and n.status = 'open') and r.closed_at is null;
     return found;
 end $$;
 

@@ -7,6 +7,7 @@ create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 -- key that only one of the two tables knows is told as well: somebody took it out of the other.
 create function holdfast.wal_chains(only_key text, since double precision, after text, most int)
 returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
+               fingerprint text, effect_started boolean, error text,
                pipeline text, task text, dataset text, operation text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -27,14 +28,15 @@ begin
         order by 1 limit most)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
-           encode(g.result, 'hex'), g.result_hash, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type
+           encode(g.result, 'hex'), g.result_hash, g.fingerprint, g.effect_started, g.error, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type
       from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
      order by 1, 2;
 end $$;
 
 -- The same of those that were touched last, in either table.
 create function holdfast.wal_latest(most int)
-returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text)
+returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
+               fingerprint text, effect_started boolean, error text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
@@ -45,7 +47,7 @@ begin
         select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w)
     select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
-           encode(g.result, 'hex'), g.result_hash
+           encode(g.result, 'hex'), g.result_hash, g.fingerprint, g.effect_started, g.error
       from known k  -- each looked up by its key: a plan that reads all of the log is never the better one
       left join lateral (select * from holdfast.idempotency_log g where g.idem_key = k.idem_key offset 0) g on true
       left join lateral (select * from holdfast.wal w where w.idem_key = k.idem_key offset 0) w on true
@@ -117,7 +119,7 @@ begin
 end $$;
 
 -- Never reads the whole log: what is unfinished, expired or unpublished has an index, and beyond "enough" the rest is counted as
--- the server estimates it.
+-- the server estimates it. What somebody has reset or rolled back, as its error says, is not counted as failed.
 create function holdfast.operation_health(stale double precision, enough int,
     out operations bigint, out partial bigint, out orphaned bigint, out stale_partials bigint, out oldest double precision, out failed bigint,
     out today bigint, out bytes bigint, out expired bigint, out unpublished bigint, out lag double precision, out reviews bigint, out now double precision)
@@ -129,9 +131,9 @@ begin
     select count(*) filter (where g.status = 'partial'), count(*) filter (where g.status = 'partial' and not g.alive),
            count(*) filter (where g.status = 'partial' and not g.alive and g.updated_at < at - make_interval(secs => stale)),
            extract(epoch from at - min(g.updated_at) filter (where g.status = 'partial' and not g.alive)),
-           count(*) filter (where g.status = 'failure')
+           count(*) filter (where g.status = 'failure' and g.error not like '%"actor": %')
       into partial, orphaned, stale_partials, oldest, failed
-      from (select l.status, l.updated_at, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
+      from (select l.status, l.updated_at, l.error, l.status = 'partial' and l.owner is not null and holdfast.operation_alive(l.owner, l.fence) as alive
               from holdfast.idempotency_log l where l.status <> 'success' order by l.updated_at limit enough) g;
     select count(*) into operations from (select from holdfast.idempotency_log l limit enough) l;
     if operations = enough then
@@ -143,7 +145,7 @@ begin
         select from holdfast.idempotency_log l where l.result is not null and l.expires_at <= at limit enough) l;
     bytes := pg_total_relation_size('holdfast.wal') + pg_total_relation_size('holdfast.idempotency_log');
     select count(*), extract(epoch from at - min(o.created_at)) into unpublished, lag from holdfast.outbox o where o.published_at is null;
-    select count(*) into reviews from holdfast.review r where r.closed_at is null;
+    select count(*) into reviews from holdfast.review_now r where r.status = 'open';
     now := extract(epoch from at);
 end $$;
 

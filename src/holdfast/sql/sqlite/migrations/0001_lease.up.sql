@@ -51,6 +51,12 @@ create table holdfast_history (
     reason      text
 );
 
+-- The newest 10,000 stay, whoever writes; nobody may be there to purge. A line that begins with a semicolon: one that ends
+-- with it would end the whole statement for whoever reads this file.
+create trigger holdfast_history_trim after insert on holdfast_history when new.id % 100 = 0 begin
+    delete from holdfast_history where id <= new.id - 10000
+    ; end;
+
 -- Leases whose beat lives: everything else is free for the taking.
 create view holdfast_live as
 select l.name, l.holder, l.beat, l.token, l.fence, l.acquired_at, l.kept, b.ttl, b.expires_at, b.session_key, b.host, b.pid,

@@ -33,7 +33,6 @@ create table holdfast_object_change (
 create view holdfast_object_place as
 select max(first, coalesce((select max(version) from holdfast_object_change) >> 20, 0)) as last from holdfast_object_version;
 
--- A line that begins with a semicolon: one that ends with it would end the whole statement for whoever reads this file.
 -- The newest 100,000 changes stay.
 create trigger holdfast_object_created after insert on holdfast_object begin
     insert into holdfast_object_change values (new.version, new.type, new.id, 'created')

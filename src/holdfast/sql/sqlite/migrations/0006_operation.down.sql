@@ -1,4 +1,5 @@
 drop view holdfast_operation;
+drop view holdfast_review_now;
 drop table holdfast_review;
 drop table holdfast_outbox;
 drop table holdfast_wal;

@@ -60,12 +60,17 @@ create table holdfast_review (
     opened_at      real not null,
     closed_at      real,
     actor          text,
-    outcome        text check (outcome in ('approved', 'rejected', 'reset')),
+    outcome        text check (outcome in ('approved', 'rejected', 'reset', 'done')),
     answer         text,
     spent_at       real
 );
 create unique index holdfast_review_open on holdfast_review (idem_key, reason) where closed_at is null;
 create index holdfast_review_standing on holdfast_review (idem_key) where spent_at is null;
+
+create view holdfast_review_now as
+select r.*, coalesce(r.outcome, (select 'done' from holdfast_idempotency_log g
+                                  where g.idem_key = r.idem_key and g.status = 'success' and g.updated_at >= r.opened_at), 'open') as status
+  from holdfast_review r;
 
 create view holdfast_operation as
 select g.*, g.rowid as place, g.status = 'partial' and exists (select 1 from holdfast_live v where v.name = g.owner and v.fence = g.fence) as alive
