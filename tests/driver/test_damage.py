@@ -20,6 +20,11 @@ def spoil(path: Path, content: str = "{") -> None:
     path.write_text(content, encoding="utf-8")
 
 
+def away(path: Path) -> Path:
+    path.rename(path.with_name("away"))
+    return path
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no-spec": lambda box: (box / "spec.json").unlink(),
     "bad-spec": lambda box: spoil(box / "spec.json"),
@@ -31,7 +36,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "bad-started": lambda box: spoil(box / "started.json", '{"pid": "x"}'),
     "bad-deleting": lambda box: spoil(box / "deleting", '{"grace": "long"}'),
     "no-lock": lambda box: (box / "lock").unlink(),
-    "exit-folder": lambda box: (box / "exit.json").rename(box / "away").parent.joinpath("exit.json").mkdir(),
+    "loop-exit": lambda box: away(box / "exit.json").symlink_to("exit.json"),
+    "lock-folder": lambda box: away(box / "lock").mkdir(),
+    "exit-folder": lambda box: away(box / "exit.json").mkdir(),
 }
 
 
@@ -57,6 +64,7 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
     client.create("made-since", ["sh", "-c", "exit 3"])
     assert reaches(client, "made-since", "Exited").details["exit_code"] == 3
     daemon.end()
+    daemon.box("notes.txt").write_text("to be looked at")
     daemon.start()
     assert runs(pid)
     assert state(client, "well") == "Started"
@@ -69,6 +77,25 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
         assert client.delete(name, wait=20), name
     assert {each.id for each in client.list()} == {"well", "made-since"}
     assert client.delete("well", wait=20)
+    assert not runs(pid)
+    assert daemon.box("notes.txt").read_text() == "to be looked at", "what is no sandbox is none of its business"
+    daemon.box("notes.txt").unlink()
+
+
+def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(daemon: Daemon) -> None:
+    """What fills the disk may be what it writes, and then nothing else would make room. A device that is always full
+    stands for the disk, wherever something is about to be written."""
+    client = daemon.client()
+    client.create("hog", ["sh", "-c", "echo $$; exec sleep 1000"], grace=0.1)
+    eventually(lambda: text(client, "hog"), "it runs")
+    pid = reaches(client, "hog", "Started").details["pid"]
+    for name in ("deleting", "exit.json"):
+        (daemon.box("hog") / f"{name}.new").symlink_to("/dev/full")
+    daemon.end()
+    (daemon.folder / "driver.lock").unlink()
+    (daemon.folder / "driver.lock").symlink_to("/dev/full")
+    daemon.start()
+    assert client.delete("hog", wait=4), "long before its supervisor is taken for one that hangs"
     assert not runs(pid)
 
 

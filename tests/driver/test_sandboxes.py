@@ -201,10 +201,16 @@ def test_a_folder_that_somebody_removed_is_a_sandbox_that_is_gone(client: Proces
     client.create("a", ["sh", "-c", "echo $$; exec sleep 1000"])
     eventually(lambda: text(client, "a"), "it runs")
     pid, supervisor = int(text(client, "a")), daemon.supervisor("a")
-    for each in daemon.box("a").iterdir():
-        each.rmdir() if each.is_dir() else each.unlink()
-    daemon.box("a").rmdir()
-    eventually(lambda: state(client, "a") == "gone", "it is noticed")
+    client.create("ended", ["true"])
+    reaches(client, "ended", "Exited")
+    eventually(lambda: not runs(daemon.supervisor("ended")), "nobody is there any more who would tell")
+    assert len(client.list()) == 2
+    for folder in (daemon.box("a"), daemon.box("ended")):
+        for each in folder.iterdir():
+            each.rmdir() if each.is_dir() else each.unlink()
+        folder.rmdir()
+    eventually(lambda: not client.list(), "it is noticed, though nobody asks for them")
+    assert (state(client, "a"), state(client, "ended")) == ("gone", "gone")
     eventually(lambda: not runs(pid) and not runs(supervisor), "its processes end")
 
 

@@ -106,9 +106,10 @@ def _lock(folder: Path, lock: TextIO) -> None:
     else:
         lock.seek(0)
         raise Refused(f"another driver has {folder}: pid {lock.read().strip() or 'unknown'}")
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    with suppress(OSError):  # for people; on a full disk it does without
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
 
 
 async def _serve(settings: Settings, open_files: int) -> int:

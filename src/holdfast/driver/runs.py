@@ -75,7 +75,7 @@ class Runs:
     def create(self, id: str, spec: Mapping[str, Any]) -> tuple[Box, bool]:
         """And whether it is new. The same again is no mistake; Taken when it is not the same."""
         folder = self._store.folder(id)
-        if id not in self._boxes and folder.exists():  # made when the disk failed us, and nobody was told
+        if id not in self._boxes and folder.is_dir():  # made when the disk failed us, and nobody was told
             self._boxes[id] = Box.found(folder)
         if (box := self._boxes.get(id)) is not None:
             if box.facts.damage:
@@ -98,7 +98,7 @@ class Runs:
         known = box.facts.deleting
         wanted = box.facts.spec["grace"] if grace is None else grace
         if known is None or wanted < known["grace"]:
-            store.write(box.folder / "deleting", {"grace": wanted})
+            store.mark_deleting(box.folder, wanted)
         self.look(box)
 
     async def end_all(self) -> None:
@@ -177,7 +177,8 @@ class Runs:
             if facts.exit is None and facts.started is not None:
                 if strays.kill(box.run):
                     return  # the clock looks again whether they are gone
-                self._lost(box)
+                if facts.deleting is None:
+                    self._lost(box)
             if facts.deleting is not None:
                 self._remove(box)
 
@@ -228,17 +229,18 @@ class Runs:
         while True:
             await asyncio.sleep(TICK)
             for box in list(self._boxes.values()):
-                facts = box.facts
-                over = facts.exit is not None and facts.deleting is None and not facts.damage
-                if not over and not self._runs_well(box):
+                if not self._is_well(box):
                     self._visit(box)
 
-    def _runs_well(self, box: Box) -> bool:
-        """Then there is nothing to look at but its lock; where that cannot be seen now, a whole look says why."""
+    def _is_well(self, box: Box) -> bool:
+        """Then there is nothing to look at but its lock; or, when it has ended, that nobody has removed it. Where that
+        cannot be seen now, a whole look says why."""
         facts = box.facts
-        if not facts.running or facts.deleting is not None or facts.damage:
+        if facts.deleting is not None or facts.damage:
             return False
         try:
-            return store.supervised(box.folder, missing=False)
+            if facts.exit is not None:
+                return box.folder.exists()
+            return facts.running and store.supervised(box.folder, missing=False)
         except OSError:
             return False

@@ -5,6 +5,7 @@ What each file means stands in `supervisor`. A folder whose name begins with a d
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -30,7 +31,7 @@ class Store:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        return sorted(each.name for each in self._folder.iterdir() if ID.fullmatch(each.name))
+        return sorted(each.name for each in self._folder.iterdir() if ID.fullmatch(each.name) and each.is_dir())
 
     def folder(self, name: str) -> Path:
         return self._folder / name
@@ -129,14 +130,34 @@ def _read(path: Path, needed: Mapping[str, Any]) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError, IsADirectoryError) as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} cannot be read: {error}") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if not isinstance(value, dict):
         raise Damaged(f"{path.name} is no object")
     for name, kind in needed.items():
         if not isinstance(value.get(name), kind):
             raise Damaged(f"{path.name} says nothing sensible of {name!r}")
     return value
+
+
+def _unreadable(path: Path, error: OSError) -> Exception:
+    """A link that leads nowhere, a bad sector: one sandbox's trouble. What we are short of is not, and passes."""
+    passes = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return error if passes else Damaged(f"{path.name} cannot be read: {error.strerror}")
+
+
+def mark_deleting(folder: Path, grace: float) -> None:
+    """On a full disk, too: what fills it may be what is to go. The spec says a grace as well, and needs no room."""
+    try:
+        write(folder / "deleting", {"grace": grace})
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with suppress(FileExistsError):
+            os.link(folder / "spec.json", folder / "deleting")
+        _sync(folder)
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
@@ -163,9 +184,9 @@ def supervised(folder: Path, *, missing: bool | None = None) -> bool:
     when there is no lock, which is an error otherwise."""
     try:
         file = (folder / "lock").open("rb+")
-    except FileNotFoundError:
+    except OSError as error:
         if missing is None:
-            raise
+            raise error if isinstance(error, FileNotFoundError) else _unreadable(folder / "lock", error) from None
         return missing
     with file:
         asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
