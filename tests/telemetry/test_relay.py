@@ -95,7 +95,8 @@ def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
 ) -> None:
     """Whenever it looks there is something new, so it never finds nothing."""
     sink, lags, clock = Kept(), list[float](), [1000.0]
-    monkeypatch.setattr("holdfast._sync.recipes.relay.now", lambda: clock[0])
+    for module in ("relay", "passing"):
+        monkeypatch.setattr(f"holdfast._sync.recipes.{module}.now", lambda: clock[0])
     with holdfast.Client(sqlite_url) as client:
         relay = client.relay("r", sink)
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from holdfast._async.recipes.gate import AsyncGates, AsyncGateWindow
     from holdfast._async.recipes.guard import AsyncGuard
     from holdfast._async.recipes.mend import SessionPresent
+    from holdfast._async.recipes.passing import AsyncSink
     from holdfast._async.recipes.reconciler import AsyncReconciler, OnEvent
-    from holdfast._async.recipes.relay import AsyncRelay, AsyncSink
+    from holdfast._async.recipes.relay import AsyncRelay
     from holdfast._async.recipes.relays import AsyncRelays
     from holdfast._async.recipes.shards import AsyncShards
     from holdfast._async.recipes.slots import AsyncSlots

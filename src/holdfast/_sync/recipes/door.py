@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from holdfast._sync.recipes.gate import Gates, GateWindow
     from holdfast._sync.recipes.guard import Guard
     from holdfast._sync.recipes.mend import SessionPresent
+    from holdfast._sync.recipes.passing import Sink
     from holdfast._sync.recipes.reconciler import OnEvent, Reconciler
-    from holdfast._sync.recipes.relay import Relay, Sink
+    from holdfast._sync.recipes.relay import Relay
     from holdfast._sync.recipes.relays import Relays
     from holdfast._sync.recipes.shards import Shards
     from holdfast._sync.recipes.slots import Slots

@@ -8,42 +8,30 @@ same events again, with the same ids. Operations neither wait for it nor know of
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterable
 
 from holdfast._sync.engines.engine import Engine
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
-from holdfast._sync.primitives.protect import fenced_out
 from holdfast._sync.recipes.elector import Elector
+from holdfast._sync.recipes.passing import Pass, Progress, Sink
 from holdfast._sync.recipes.term import Term
-from holdfast._wire import Row, drivers, telemetry
+from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import pause
 from holdfast._wire.log import logger
 from holdfast._wire.running import Flag
-from holdfast._wire.waiting import called_aside, check_called
+from holdfast._wire.waiting import check_called
 from holdfast.core import relay
 from holdfast.core.election import ElectorStatus, ElectorTerms
-from holdfast.core.errors import EngineError, FencedOut, Refused, SinkDown
-from holdfast.core.events import TYPES, Event, derive, unreadable
+from holdfast.core.errors import EngineError, FencedOut, SinkDown
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.relay import RelayTerms
 
 log = logger("holdfast.relay")
 
-Ends = list[tuple[str, int]]
 _TROUBLE = (SinkDown, EngineError, FencedOut)
 """What passes, or ends the term: when it is fenced out, that is about to end."""
-
-
-class Sink(Protocol):
-    """Whatever takes events. It has them in safety when it returns, and may be given them again. It sees to it itself
-    that it does not take for ever."""
-
-    def publish(self, events: Sequence[Event], /) -> object: ...
 
 
 class Relay:
@@ -55,17 +43,7 @@ class Relay:
         third = terms.ttl / 3
         leading = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
         self._elector = Elector(engine, leading, None)
-        self._batch = terms.batch
-        """As many as the sink seems to be able to take at a time: one that fails now and then would never get through a
-        large batch, if it takes one event after the other."""
-        self._refused = 0
-        """Events in a row that the sink did not take, each after all its tries."""
-        self._sure = False
-        """Whether it has got through a batch: one that is begun before may be what those before have died of."""
-        self._behind: float | None = None
-        """When it had last told all that there was; None while somebody else does it."""
-        self._waiting = 0
-        """Events that were read, and not told."""
+        self._known = Progress(terms.batch)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"
@@ -85,17 +63,17 @@ class Relay:
 
     def gauges(self) -> Iterable[tuple[str, float]]:
         """Asks nobody, so it goes on while the database or the sink is away."""
-        behind = self._behind
+        behind = self._known.behind
         if behind is not None:
             yield "relay_lag_seconds", now() - behind
-            yield "relay_lag_events", self._waiting
+            yield "relay_lag_events", self._known.waiting
 
     def step(self) -> int:
         """Tell all that there is; how many events the sink took. NotAcquired while somebody else does it, SinkDown when
         it takes nothing at present."""
         terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl)
         with Lease(self._engine, terms, 0.0) as grant:
-            course = _Pass(self, grant, Flag())
+            course = self._pass(grant, Flag())
             try:
                 while course.go():
                     pass
@@ -108,14 +86,14 @@ class Relay:
         grant = term.grant_for("")
         assert grant is not None
         failures, known = 0, False
-        self._behind = now()
+        self._known.behind = now()
         telemetry.register(self)  # here: a fork of this process has none of what was made before
         try:
             while not term.stopping.is_set():
                 try:
                     if not known:
-                        self._behind, known = now() - self._lag(), True
-                    course = _Pass(self, grant, term.stopping)
+                        self._known.behind, known = now() - self._lag(), True
+                    course = self._pass(grant, term.stopping)
                     while course.go() and not term.stopping.is_set():
                         pass
                     failures, wait = 0, self._terms.poll * jitter(0.75, 1.0)
@@ -137,193 +115,15 @@ class Relay:
                     _tell_failure(error)
                 pause(term.stopping, wait)
         finally:
-            self._behind = None
+            self._known.behind = None
+
+    def _pass(self, grant: LeaseGrant, stopping: Flag) -> Pass:
+        return Pass(self._engine, self._terms, self._sink, self._known, grant, stopping)
 
     def _lag(self) -> float:
         """What whoever did it before us has left, by the database's clock; from then on our own will do."""
         rows = self._engine.call("relay_list", {})
         return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
-
-
-class _Pass:
-    """From the cursor on, batch by batch, under one grant."""
-
-    def __init__(self, owner: Relay, grant: LeaseGrant, stopping: Flag) -> None:
-        self._owner, self._grant, self._stopping = owner, grant, stopping
-        self._engine, self._terms, self._sink = owner._engine, owner._terms, owner._sink
-        self._place: Row | None = None
-        self._tries: dict[str, int] = {}
-        """By event: how often it was tried and not taken, since the cursor was moved last; whoever died meanwhile."""
-        self.told = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        """All that is written down with the next move."""
-        self._ended: Ends = []
-        self._parked: list[list[Any]] = []
-        self._freed: list[str] = []
-        self._took = 0
-
-    def go(self) -> bool:
-        """One batch; False when there was nothing more to tell."""
-        if self._place is None:
-            self._place = self._call("relay_open", {})
-            self._tries = json.loads(self._place["tries"])
-            self._tell_again()
-        after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
-        asked_at, most = now(), self._owner._batch
-        rows = self._engine.call("relay_read", {**after, "most": most})
-        if rows:
-            batch = [(row, self._events(row)) for row in rows]
-            self._owner._waiting = sum(len(events) for _, events in batch)
-            with self._noted():
-                self._tell_all(batch)
-            self._owner._sure = True
-        if len(rows) < most and self._owner._behind is not None:  # that was all there was, be there more by now
-            self._owner._behind, self._owner._waiting = asked_at, 0
-        return bool(rows)
-
-    def _events(self, row: Row) -> list[Event]:
-        """What cannot be read is parked by itself: whatever is in the log, others are told what comes after it."""
-        try:
-            return derive(row)
-        except Exception as error:
-            self._park(unreadable(row), relay.words(error), 1)
-            return []
-
-    def _tell_again(self) -> None:
-        """What was parked, and somebody wants told again."""
-        asked = {"name": self._terms.name, "only_again": True, "most": self._terms.batch}
-        for row in self._engine.call("relay_parked", asked):
-            with self._noted():
-                event = Event.of(json.loads(row["event"]))
-                if event.type in TYPES:
-                    self._tell(event, parked=True)
-                else:
-                    self._park(event, row["problem"], 1)
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Whatever is told in the block is written down, as far as it came."""
-        try:
-            yield
-        except SinkDown as error:
-            self._owner._batch = max(1, self._owner._batch // 2)
-            self._move(str(error)[:1000])
-            raise
-        self._owner._batch = min(self._terms.batch, self._owner._batch * 2)
-        self._move(None)
-
-    def _tell_all(self, batch: Sequence[tuple[Row, list[Event]]]) -> None:
-        """All at once; when something in it is refused, or may have been the end of whoever told it, one by one."""
-        events = [event for _, each in batch for event in each]
-        whole = not events or (not self._tries and self._told_whole(events))
-        for row, each in batch:
-            if not whole:
-                for event in each:
-                    self._tell(event)
-            self._place = row
-            self._ended += [(event.key, event.attempt) for event in each if event.type in ("COMPLETE", "FAIL")]
-            if not whole and not self._owner._sure:
-                self._move(None)
-        self._tries.clear()
-
-    def _told_whole(self, events: Sequence[Event]) -> bool:
-        try:
-            self._begin(events[0].id)
-            return self._take(events) is None
-        finally:
-            self._tries.clear()
-
-    def _begin(self, id: str) -> int:
-        """The how manieth time it is tried. Written down before the sink is asked, until that has gone well once, and
-        when it was refused before: those who come after know what it was that whoever told it died of."""
-        self._tries[id] = self._tries.get(id, 0) + 1
-        if not self._owner._sure or self._tries[id] > 1:
-            self._call("relay_begin", {"tries": json.dumps(self._tries)})
-        return self._tries[id]
-
-    def _tell(self, event: Event, *, parked: bool = False) -> None:
-        """One by itself, as often as it may take; what is refused all the same is parked."""
-        most = self._terms.tries
-        problem = f"it was begun {most} times, and whoever told it died"
-        while self._begin(event.id) <= most:
-            try:
-                said = self._take([event])
-            except SinkDown:
-                self._tries[event.id] -= 1  # which says nothing about the event
-                raise
-            if said is None:
-                del self._tries[event.id]
-                if parked:
-                    self._freed.append(event.id)
-                return
-            problem, number = said, self._tries[event.id]
-            if number == most:
-                break
-            if pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
-                raise SinkDown(f"stopped while it was refused: {problem}")
-        del self._tries[event.id]
-        self._owner._refused += 1
-        if self._owner._refused > relay.SUSPICIOUS:
-            raise SinkDown(f"the sink has refused {self._owner._refused} events in a row: {problem}")
-        self._park(event, problem, most)
-
-    def _park(self, event: Event, problem: str, tries: int) -> None:
-        log.error(
-            "%r: %s %s of %r is parked: %s",
-            self._owner,
-            event.type,
-            event.id,
-            event.label,
-            problem,
-            extra={"event": "relay.parked", "relay": self._terms.name, "id": event.id, "operation": event.label},
-        )
-        self._parked.append([event.id, event.key, json.dumps(event.as_dict()), problem, tries])
-
-    def _take(self, events: Sequence[Event]) -> str | None:
-        """None when the sink has them, else what it says of them; SinkDown when it is not there."""
-        try:
-            called_aside(self._sink.publish, events)
-        except Exception as error:
-            said = relay.words(error)
-            if relay.is_down(error):
-                raise SinkDown(said) from error
-            return said
-        self._owner._refused = 0
-        self._took += len(events)
-        return None
-
-    def _move(self, problem: str | None) -> None:
-        assert self._place is not None
-        state = self._call("relay_move", {
-            "fence": self._grant.fence, "horizon": str(self._place["horizon"]), "place": self._place["place"],
-            "told": self._took, "ended": json.dumps(self._ended), "parked": json.dumps(self._parked),
-            "freed": json.dumps(self._freed), "problem": problem,
-            "tries": json.dumps({id: tries for id, tries in self._tries.items() if tries}),
-        })  # fmt: skip
-        self.told += self._took
-        self._owner._waiting = max(0, self._owner._waiting - self._took - len(self._parked))
-        if telemetry.listeners:
-            if self._took:
-                telemetry.tell("relay.published", events=self._took)
-            for _ in self._parked:
-                telemetry.tell("relay.parked")
-        self._clear()
-        if state["state"] == "gone":
-            raise SinkDown(f"relay {self._terms.name!r} was removed meanwhile: it begins anew")
-
-    def _call(self, statement: str, parameters: Row) -> Row:
-        about = {"name": self._terms.name, "lease": self._grant.name, "token": self._grant.token}
-        try:
-            [row] = self._engine.call(statement, {**parameters, **about})
-        except Refused as error:
-            if error.sqlstate != drivers.SQLSTATE:
-                raise
-            raise fenced_out(self._grant.name) from error
-        if row["state"] == "fenced":
-            raise fenced_out(self._grant.name)
-        return row
 
 
 def _tell_failure(error: Exception) -> None:
