@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import MustCreate
-from holdfast.testing.yard import Yard
+from holdfast.testing.yard import AsyncYard, Yard
 from tests.children import eventually, query
 from tests.reconciler.replicas import Records, fail, nothing, running
 
@@ -101,6 +101,44 @@ def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_l
         assert pauses[-1] >= 6
         assert reconciler.status().driver_failures == 4
         assert "no more to tell" in str(reconciler.status().last_error)
+
+
+class Unclosable:
+    """A watch that breaks off, and fails once more when it is closed."""
+
+    def __iter__(self) -> Unclosable:
+        return self
+
+    def __next__(self) -> None:
+        raise ConnectionError("cut off")
+
+    def close(self) -> None:
+        raise OSError("it is not open any more")
+
+    async def __anext__(self) -> None:
+        next(self)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    __aiter__ = __iter__
+
+
+def test_a_watch_that_cannot_be_closed_is_begun_again_like_another(
+    place: Place, yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[Unclosable] = []
+
+    def watch(_: object) -> Unclosable:
+        begun.append(Unclosable())
+        return begun[-1]
+
+    for each in (Yard, AsyncYard):
+        monkeypatch.setattr(each, "watch", watch)
+    with running(place, yard, sweep_every=0.05):
+        eventually(lambda: len(begun) > 2, "it goes on")
+    assert "cut off" in caplog.text
+    assert "it is not open any more" in caplog.text
 
 
 def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_this(

@@ -171,6 +171,16 @@ class AsyncMender:
                 self._patience *= 2
                 return
 
+    async def close(self, events: Any) -> None:
+        """Whatever an iterator of the driver's keeps open, a generator or one that has the method."""
+        close = getattr(events, "aclose", None)
+        if close is None:
+            return
+        try:
+            await self._asker.ask("the end of driver.watch()", ANSWER, close)
+        except Exception as error:
+            self.complain("the watch on the driver could not be closed", error)
+
     async def _ask_for_all(self) -> dict[str, Backend]:
         return await self._ask("driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
 

@@ -153,7 +153,7 @@ class AsyncReconciler:
                 self._mender.complain("the watch on the driver ended", error)
             finally:
                 self._tally.set(watching=False)
-                await _close(events)
+                await self._mender.close(events)
             failures = failures_with(failures, now() - began, self._terms.sweep_every)
             await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
@@ -173,10 +173,3 @@ class AsyncReconciler:
 
     def _not_told(self, error: Exception) -> None:
         self._mender.complain("on_event failed", error)
-
-
-async def _close(events: Any) -> None:
-    """Whatever an iterator keeps open, a generator or one that has the method."""
-    close = getattr(events, "aclose", None)
-    if close is not None:
-        await close()

@@ -167,6 +167,16 @@ class Mender:
                 self._patience *= 2
                 return
 
+    def close(self, events: Any) -> None:
+        """Whatever an iterator of the driver's keeps open, a generator or one that has the method."""
+        close = getattr(events, "close", None)
+        if close is None:
+            return
+        try:
+            self._asker.ask("the end of driver.watch()", ANSWER, close)
+        except Exception as error:
+            self.complain("the watch on the driver could not be closed", error)
+
     def _ask_for_all(self) -> dict[str, Backend]:
         return self._ask("driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
 

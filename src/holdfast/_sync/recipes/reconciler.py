@@ -154,7 +154,7 @@ class Reconciler:
                 self._mender.complain("the watch on the driver ended", error)
             finally:
                 self._tally.set(watching=False)
-                _close(events)
+                self._mender.close(events)
             failures = failures_with(failures, now() - began, self._terms.sweep_every)
             pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
@@ -174,10 +174,3 @@ class Reconciler:
 
     def _not_told(self, error: Exception) -> None:
         self._mender.complain("on_event failed", error)
-
-
-def _close(events: Any) -> None:
-    """Whatever an iterator keeps open, a generator or one that has the method."""
-    close = getattr(events, "close", None)
-    if close is not None:
-        close()
