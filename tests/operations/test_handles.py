@@ -327,3 +327,18 @@ def test_a_function_that_is_not_written_in_python_is_decorated_as_any_other(sqli
         assert (largest(1, 2).result, largest(1, 2).replayed) == (2, True)
         with pytest.raises(holdfast.KeyReused):
             largest(1, 3)
+
+
+def test_a_method_is_decorated_as_any_other(sqlite_url: str) -> None:
+    """The object that it is called on is none of its arguments."""
+    with holdfast.Client(sqlite_url) as client:
+
+        class Shop:
+            @client.operation(key=lambda self, number, price: f"order-{number}")
+            def order(self, number: int, price: int) -> list[int]:
+                return [number, price]
+
+        assert Shop().order(1, price=5).result == [1, 5]
+        assert Shop().order(1, 5).replayed
+        with pytest.raises(holdfast.KeyReused):
+            Shop().order(1, 6)

@@ -386,6 +386,10 @@ async def test_a_connection_to_another_database_is_refused_before_anything_is_wr
             outcome = await settled(each.client.operation(name, tx=each.connection).run(work(each, name, 7)))
             assert (outcome.result, outcome.replayed, stranger.rows(), each.rows()) == (7, False, [], [name])
             assert logged(other, name) == []
+            grant = await settled(each.client.lease(name).acquire())
+            with pytest.raises(holdfast.FencedOut, match="elsewhere" if kind == "psycopg" else "has passed on"):
+                await stranger.write_within(grant, "start", name)
+            assert stranger.rows() == []
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "connection-psycopg-async"])

@@ -25,7 +25,7 @@ def protect(database: Database, name: str, token: str, connection: Any, at: str)
         raise ValueError(
             "no transaction is open on this connection, in autocommit mode: use grant.transaction(connection)"
         )
-    return _protect(database, name, token, known, at)
+    return _protect(database, name, token, known, connection, at)
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def transaction(database: Database, name: str, token: str, connection: Any, at: 
         raise ValueError("a transaction is already open on this connection: use grant.protect(connection) inside it")
     try:
         with known.begin():
-            _protect(database, name, token, known, at)
+            _protect(database, name, token, known, connection, at)
             known.mark()
             yield
             if not known.unbroken():
@@ -51,7 +51,7 @@ def transaction(database: Database, name: str, token: str, connection: Any, at: 
         raise
 
 
-def _protect(database: Database, name: str, token: str, known: Connection, at: str) -> int:
+def _protect(database: Database, name: str, token: str, known: Connection, connection: Any, at: str) -> int:
     # On SQLite both forms are one: whoever protects is the only writer until it commits.
     statement = "protect_at_commit" if at == "commit" and database.dialect == "postgres" else "protect"
     try:
@@ -59,22 +59,22 @@ def _protect(database: Database, name: str, token: str, known: Connection, at: s
     except ValueError:
         raise
     except Exception as error:
-        refusal = _refusal(name, error)
+        refusal = _refusal(name, error, _elsewhere(database, connection))
     else:
         if fence is not None:
             return fence
-        refusal = fenced_out(name)
+        refusal = fenced_out(name, _elsewhere(database, connection))
     try:
         raise refusal  # here, where the error of SQLAlchemy is not its context
     finally:
         del refusal  # it has this frame in its traceback, and with that the connection
 
 
-def _refusal(name: str, error: Exception) -> EngineError | FencedOut:
+def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut:
     """The cause is the driver's own error: SQLAlchemy's shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
-        fenced_out(name)
+        fenced_out(name, where)
         if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error)
         else EngineError(f"cannot protect the transaction with lease {name!r}: {drivers.message(reason)}")
     )
@@ -87,7 +87,24 @@ def _check(at: str) -> None:
         raise ValueError(f"at must be 'start' or 'commit', not {at!r}")
 
 
-def fenced_out(name: str) -> FencedOut:
+def fenced_out(name: str, where: str = "") -> FencedOut:
     return FencedOut(
         f"lease {name!r} has passed on: this transaction cannot commit. Roll back; the work belongs to the next holder."
+        f"{where}"
+    )
+
+
+def _elsewhere(database: Database, connection: Any) -> str:
+    """A hint for whoever gave a connection to another database, where nobody has the lease. A hint is all that a name
+    is good for: a pooler may have names of its own."""
+    theirs = getattr(getattr(connection, "info", None), "dbname", None)
+    if theirs is None:
+        return ""
+    from psycopg.conninfo import conninfo_to_dict
+
+    ours = conninfo_to_dict(database.target).get("dbname")
+    return (
+        ""
+        if ours in (None, theirs)
+        else f" Or is it elsewhere? It is in {database}, and this connection to {theirs!r}."
     )
