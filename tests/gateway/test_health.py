@@ -6,10 +6,15 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
+import holdfast
+from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast.gateway.context import Gateway
+from holdfast.gateway.health import PRESENCE
 from holdfast.gateway.tokens import Token
+from tests.children import PATIENCE
 from tests.gateway.conftest import Serving
 
 
@@ -44,6 +49,23 @@ async def test_it_is_alive_and_not_ready_without_its_heartbeat_or_when_told_to_e
     assert (await http.get("/readyz")).json()["checks"]["running"] is False
     assert (await http.get("/healthz")).status_code == 200
     assert [(await http.head(path)).status_code for path in ("/readyz", "/healthz")] == [503, 200]
+
+
+async def test_it_ends_although_the_database_is_away_when_it_is_told_to(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a loop meets on its way out, when it is cancelled, does not bring it back."""
+    asked = []
+
+    async def unreachable(grant: Any) -> bool:
+        asked.append(grant.name)
+        raise holdfast.EngineError("the database is away")
+
+    async with asyncio.timeout(PATIENCE):
+        async with serving() as http:
+            await until_ready(http)
+            monkeypatch.setattr(AsyncLeaseGrant, "release", unreachable)
+    assert len([each for each in asked if each.startswith(PRESENCE)]) == 1
 
 
 async def test_requests_are_measured_by_the_template_of_their_route(http: httpx.AsyncClient) -> None:

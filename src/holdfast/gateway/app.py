@@ -80,7 +80,7 @@ async def _running(gateway: Gateway) -> AsyncIterator[None]:
     for room in ROOMS:
         if hasattr(room, "loops"):
             gateway.loops += room.loops(gateway)
-    tasks = [asyncio.create_task(_kept(loop), name=loop.name) for loop in gateway.loops]
+    tasks = [asyncio.create_task(_kept(gateway, loop), name=loop.name) for loop in gateway.loops]
     ending = asyncio.create_task(_ended(gateway, tasks))
     try:
         yield
@@ -97,14 +97,18 @@ async def _ended(gateway: Gateway, tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.wait(tasks)
 
 
-async def _kept(loop: Loop) -> None:
-    """Run it again when it fails, later each time, unless it went well for a while."""
+async def _kept(gateway: Gateway, loop: Loop) -> None:
+    """Run it again when it fails, later each time, unless it went well for a while. What it meets on its way out, when
+    it is cancelled, is told in the place of the cancellation, and must not bring it back."""
     clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
     while True:
         began = clock()
         try:
             return await loop.run()
         except Exception as error:
+            if gateway.stopping.is_set():
+                say("loop.failed", logging.WARNING, loop=loop.name, error=error)
+                return None
             pause = _FIRST_PAUSE if clock() - began > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
             say("loop.failed", logging.ERROR, loop=loop.name, again_in=pause, error=error)
         await asyncio.sleep(pause)

@@ -16,7 +16,8 @@ from pathlib import Path
 import holdfast
 from holdfast.gateway.logs import say
 
-_START_WITHIN = 15.0
+_START_WITHIN = 30.0
+"""Seconds: on a busy machine it takes long until a program says its first word."""
 _END_WITHIN = 5.0
 _LOOK_EVERY = 1.0
 

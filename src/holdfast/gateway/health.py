@@ -112,6 +112,8 @@ async def _present(gateway: Gateway) -> None:
             finally:
                 await grant.release()
         except holdfast.EngineError as error:
+            if gateway.stopping.is_set():  # it was on its way out
+                return
             say("presence.refused", logging.WARNING, again_in=AGAIN, why=str(error))
             await asyncio.sleep(AGAIN)
 

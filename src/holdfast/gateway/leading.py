@@ -62,4 +62,6 @@ async def _again(term: Any, every: float, duty: Callable[[], Awaitable[None]]) -
                 error,
                 extra={"event": "leader.failed", "every": every, "error": str(error)},
             )
+            if term.stopping.is_set():  # it was on its way out, and nobody tells it again
+                return
         await asyncio.sleep(every * random.uniform(0.9, 1.1))
