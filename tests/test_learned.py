@@ -159,6 +159,19 @@ def test_history_is_bounded_where_nobody_purges(either: str, holder: str | None)
         assert kept < 10_101
 
 
+def test_history_is_left_to_others_by_whoever_keeps_a_snapshot(postgres_url: str) -> None:
+    """What somebody else has trimmed since would be the end of the transaction."""
+    with holdfast.Client(postgres_url) as client:
+        client.lease("old").acquire().release()
+    with psycopg.connect(postgres_url) as mine:
+        mine.execute("set transaction isolation level repeatable read")
+        token = mine.execute("select token from holdfast.lease_acquire('import', 'cron', 30)").fetchone()
+        query(postgres_url, "delete from holdfast.history")
+        query(postgres_url, "select setval(pg_get_serial_sequence('holdfast.history', 'id'), 20099)")
+        assert mine.execute("select holdfast.lease_release('import', %s)", token).fetchone() == (True,)
+        assert mine.execute("select max(id) from holdfast.history").fetchone() == (20100,)
+
+
 def test_a_refusal_is_gone_when_it_has_been_dealt_with(either: str) -> None:
     """It has the connection in its traceback: in a cycle it would keep that open until garbage is collected."""
     with holdfast.Client(either) as client, closing(open_connection(either)) as connection:

@@ -85,11 +85,14 @@ create table holdfast.history (
     reason      text
 );
 
--- The newest 10,000 stay, whoever writes; nobody may be there to purge. It waits for nobody, so it takes nobody along.
+-- The newest 10,000 stay, whoever writes; nobody may be there to purge. It waits for nobody, and under a snapshot that is kept
+-- it is left to others, because it could fail there and take the caller's transaction with it.
 create function holdfast.history_trim() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    delete from holdfast.history h where h.id in (select x.id from holdfast.history x where x.id <= new.id - 10000 for update skip locked);
+    if current_setting('transaction_isolation') = 'read committed' then
+        delete from holdfast.history h where h.id in (select x.id from holdfast.history x where x.id <= new.id - 10000 for update skip locked);
+    end if;
     return null;
 end $$;
 create trigger history_trim after insert on holdfast.history for each row when (new.id % 100 = 0) execute function holdfast.history_trim();
