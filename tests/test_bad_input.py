@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,31 @@ def test_cancel_is_for_asyncio_alone(untouched: Any) -> None:
     else:
         with pytest.raises(ValueError, match="'cancel' is for asyncio"):
             untouched.lease("import", on_lost="cancel")
+
+
+def test_hooks_and_drivers_are_checked_before_they_are_called_in_vain(untouched: Any) -> None:
+    """Later nobody would be told but the log, time and again."""
+
+    def generator(id: str) -> Iterator[None]:
+        yield
+
+    async def awaited(id: str) -> None: ...
+
+    driver = {"list": list, "get": print, "watch": generator}
+    for name in driver:
+        with pytest.raises(TypeError, match=rf"^driver must have .* has no {name}\(\)$"):
+            untouched.reconciler("box", SimpleNamespace(**{**driver, name: None}))
+    bad = [5, generator] if isinstance(untouched, Blocking) else [5, generator, awaited]
+    for hook in bad:
+        told = "must be a function" if hook == 5 else "is .* which only begins when it is called"
+        for argument in ("session_present", "on_event"):
+            with pytest.raises(TypeError, match=f"^{argument} {told}"):
+                untouched.reconciler("box", SimpleNamespace(**driver), **{argument: hook})
+        with pytest.raises(TypeError, match=f"^on_new_leader {told}"):
+            untouched.elector("work", on_new_leader=hook)
+        if hook != 5:
+            with pytest.raises(TypeError, match=f"^driver.get {told}"):
+                untouched.reconciler("box", SimpleNamespace(**{**driver, "get": hook}))
 
 
 def test_a_forced_release_needs_a_reason(untouched: Any) -> None:

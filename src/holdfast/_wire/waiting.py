@@ -75,8 +75,7 @@ class Gate:
 
 def check_function(function: Callable[..., Any]) -> None:
     """A decorator can only hold a lease around a function that does its work when it is called."""
-    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
-    if flags & (_GENERATOR | _COROUTINE | _ASYNC_GENERATOR):
+    if _only_begins(function):
         raise TypeError(f"{function!r} only begins when it is called: decorate a plain function, or use AsyncClient")
 
 
@@ -84,7 +83,15 @@ def check_called(function: Callable[..., Any], what: str) -> None:
     """What is called here must have done its work when it returns."""
     if not callable(function):
         raise TypeError(f"{what} must be a function, not {function!r:.80}")
-    check_function(function)
+    if _only_begins(function):
+        raise TypeError(
+            f"{what} is {function!r:.80}, which only begins when it is called: give a plain one, or use AsyncClient"
+        )
+
+
+def _only_begins(function: Callable[..., Any]) -> bool:
+    flags: int = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    return bool(flags & (_GENERATOR | _COROUTINE | _ASYNC_GENERATOR))
 
 
 class Signal:

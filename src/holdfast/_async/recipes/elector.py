@@ -18,7 +18,7 @@ from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.recipes.tenure import AsyncCourse, AsyncTenure, Work
 from holdfast._wire import forks, telemetry
 from holdfast._wire.aio_running import AsyncTeller, check_work
-from holdfast._wire.aio_waiting import AsyncSignal
+from holdfast._wire.aio_waiting import AsyncSignal, check_called
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
@@ -40,6 +40,8 @@ class AsyncElector:
     and may be called from anywhere."""
 
     def __init__(self, engine: AsyncEngine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
+        if on_new_leader is not None:
+            check_called(on_new_leader, "on_new_leader")
         self._engine, self._terms = engine, terms
         self._teller = None if on_new_leader is None else AsyncTeller(on_new_leader, self._not_told)
         self._kernel = engine.database.dialect == "sqlite" and Marks.available

@@ -16,6 +16,7 @@ from holdfast._async.recipes.mend import AsyncMender, SessionPresent
 from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
 from holdfast._wire.aio_running import AsyncTeller
+from holdfast._wire.aio_waiting import check_called
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
@@ -40,6 +41,14 @@ class AsyncReconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
+        for name in ("list", "get", "watch"):
+            if not callable(getattr(driver, name, None)):
+                raise TypeError(f"driver must have list(), get(id) and watch(): {driver!r:.80} has no {name}()")
+        for function, what in (
+            (driver.get, "driver.get"), (session_present, "session_present"), (on_event, "on_event")
+        ):  # fmt: skip
+            if function is not None:
+                check_called(function, what)
         self._terms, self._driver = terms, driver
         self._mender = AsyncMender(engine, terms, driver, session_present)
         self._teller = None if on_event is None else AsyncTeller(on_event, self._not_told)

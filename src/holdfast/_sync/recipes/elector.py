@@ -23,7 +23,7 @@ from holdfast._wire.identity import new_token
 from holdfast._wire.kernel import Marks
 from holdfast._wire.log import logger
 from holdfast._wire.running import Interrupts, Teller, check_work, unfinished
-from holdfast._wire.waiting import Signal
+from holdfast._wire.waiting import Signal, check_called
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.core.errors import EngineError, HoldfastError, Refused
 from holdfast.core.grant import Held, LeaseTerms
@@ -40,6 +40,8 @@ class Elector:
     and may be called from anywhere."""
 
     def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
+        if on_new_leader is not None:
+            check_called(on_new_leader, "on_new_leader")
         self._engine, self._terms = engine, terms
         self._teller = None if on_new_leader is None else Teller(on_new_leader, self._not_told)
         self._kernel = engine.database.dialect == "sqlite" and Marks.available

@@ -19,6 +19,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import Aside, Crew, pause
 from holdfast._wire.log import logger
 from holdfast._wire.running import Teller
+from holdfast._wire.waiting import check_called
 from holdfast.core.conditions import Backend, DriverEvent
 from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
 
@@ -41,6 +42,14 @@ class Reconciler:
         session_present: SessionPresent | None,
         on_event: OnEvent | None,
     ) -> None:
+        for name in ("list", "get", "watch"):
+            if not callable(getattr(driver, name, None)):
+                raise TypeError(f"driver must have list(), get(id) and watch(): {driver!r:.80} has no {name}()")
+        for function, what in (
+            (driver.get, "driver.get"), (session_present, "session_present"), (on_event, "on_event")
+        ):  # fmt: skip
+            if function is not None:
+                check_called(function, what)
         self._terms, self._driver = terms, driver
         self._mender = Mender(engine, terms, driver, session_present)
         self._teller = None if on_event is None else Teller(on_event, self._not_told)
