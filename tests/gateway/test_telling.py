@@ -77,8 +77,11 @@ async def test_one_too_many_is_told_so(http: httpx.AsyncClient, monkeypatch: pyt
     assert answer.headers["retry-after"] == "10"
 
 
-async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres_url: str, gateway: Gateway) -> None:
+async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(
+    postgres_url: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits in the server for the leader's session, for as long as all is well."""
+    monkeypatch.setattr(looking, "PATIENCE", PATIENCE)
     with (
         holdfast.Client(postgres_url) as leader,
         holdfast.Client(postgres_url) as standby,
@@ -92,6 +95,7 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres
         eventually(lambda: sum(not each.granted and bool(each.name) for each in user.locks.list()) == 2, "both wait")
         async with holdfast.AsyncClient(postgres_url) as client:
             seen = await looking.look(dataclasses.replace(gateway, client=client), None)
+        assert seen.trouble is None
         assert [each.label for each in seen.locks if not each.granted] == ["session of a user"]
         later = dataclasses.replace(seen, locks=[dataclasses.replace(each, duration=60.0) for each in seen.locks])
         assert [each.about[0].name for each in problems(later) if "lock" in each.title] == ["session of a user"]
