@@ -92,7 +92,7 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(
         waits = threads.submit(standby.lease("work", failover="session").acquire, timeout=PATIENCE)
         held = leader.lock("session of a user").acquire()
         in_line = threads.submit(user.lock("session of a user").acquire, timeout=PATIENCE)
-        eventually(lambda: sum(not each.granted and bool(each.name) for each in user.locks.list()) == 2, "both wait")
+        eventually(lambda: sum(not each.granted and bool(each.name) for each in standby.locks.list()) == 2, "both wait")
         async with holdfast.AsyncClient(postgres_url) as client:
             seen = await looking.look(dataclasses.replace(gateway, client=client), None)
         assert seen.trouble is None
