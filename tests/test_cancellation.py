@@ -77,19 +77,20 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_ends_a_waiting_acquire_at_once(either: str) -> None:
-    with Child(_WAITING, either) as child, holdfast.Client(either) as client:
+    with holdfast.Client(either) as client:
         held = client.lease("a", ttl=60).acquire()
-        child.expect("ready")
-        if either.startswith("postgres"):
-            eventually(
-                lambda: query(either, "select 1 from pg_locks where mode = 'ShareLock' and locktype = 'advisory'"),
-                "it waits",
-            )
-        started = time.monotonic()
-        child.signal(signal.SIGINT)
-        child.expect("interrupted")
-        assert time.monotonic() - started < 5
-        assert child.wait() == 0
+        with Child(_WAITING, either) as child:
+            child.expect("ready")
+            if either.startswith("postgres"):
+                eventually(
+                    lambda: query(either, "select 1 from pg_locks where mode = 'ShareLock' and locktype = 'advisory'"),
+                    "it waits",
+                )
+            started = time.monotonic()
+            child.signal(signal.SIGINT)
+            child.expect("interrupted")
+            assert time.monotonic() - started < 5
+            assert child.wait() == 0
         held.release()
         assert client.leases.list() == []
 
