@@ -254,12 +254,12 @@ def _gap(url: str, name: str, ttl: float, failover: str, ending: signal.Signals)
     """From the signal to the leader until the other process has begun to work."""
     command = [sys.executable, "-m", "bench.objects", url, name, str(ttl), failover]
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent) for _ in range(2)
-    ]
+        subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, cwd=Path(__file__).parent.parent) for _ in range(2)
+    ]  # no buffer: what is in it select() would not see
     try:
         for each in running:
             assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n"
+            assert each.stdout.readline() == b"ready\n"
         leader = next(iter(_speaking(running)))
         other = next(each for each in running if each is not leader)
         assert leader.stdout is not None
@@ -276,7 +276,7 @@ def _gap(url: str, name: str, ttl: float, failover: str, ending: signal.Signals)
             each.communicate()
 
 
-def _speaking(running: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+def _speaking(running: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
     pipes = [each.stdout for each in running if each.stdout is not None]
     readable, _, _ = select.select(pipes, [], [], 30)
     return [each for each in running if each.stdout in readable]
