@@ -25,6 +25,7 @@ class Heart(Books):
 
     def _beat_all(self) -> None:
         with self._lock:
+            self._expiring = [pulse for pulse in self._expiring if pulse.trust.over > now()]
             pulses = sorted(self._pulses, key=lambda pulse: pulse.trust.until)
         for pulse in pulses:
             ends_at = pulse.ends_at()
@@ -201,6 +202,7 @@ class Heart(Books):
                 session.close()
             self._ears.deaf()
         with self._lock:
+            self._expiring.clear()
             ended = [pulse for pulse in self._pulses if pulse.session_key is not None]
         for pulse in ended:
             self._lose(pulse, OwnershipUnknown(f"the session that held it was lost ({error})"))
