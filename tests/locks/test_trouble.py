@@ -160,15 +160,16 @@ def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch
             assert other.lock("a").try_acquire() is None
 
 
-@pytest.mark.parametrize("name", ["a", ("agent", 7)], ids=str)
+@pytest.mark.parametrize(("name", "end"), [("a", ""), (("agent", 7), ".away")], ids=["removed", "moved"])
 def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_new_one(
-    connect: Connect, sqlite_url: str, name: Any
+    connect: Connect, sqlite_url: str, name: Any, end: str
 ) -> None:
     """Processes that go on with different files would never exclude each other again."""
     holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
     held = holder.lock(name).acquire()
     with waiting(lambda: waiter.lock(name, timeout=20).acquire()) as won:
-        Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}").unlink()
+        file = Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}")
+        file.rename(f"{file}{end}") if end else file.unlink()
     eventually(lambda: held.lost, "it is told")
     with pytest.raises(holdfast.LeaseLost, match="was removed"):
         held.check()

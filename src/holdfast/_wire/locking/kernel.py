@@ -118,10 +118,10 @@ class KernelLockWire:
 
     @property
     def gone(self) -> str | None:
-        """Whoever opens the file now makes another one, and locks there what is locked here."""
+        """Whoever opens the file now has another one, and locks there what is locked here."""
         for path, file in zip(self._paths, self._files, strict=True):
-            if file is not None and not os.fstat(file).st_nlink:
-                return f"{path} was removed"
+            if file is not None and not _is_at(path, file):
+                return f"{path} was removed or replaced"
         return None
 
     @property
@@ -161,6 +161,13 @@ class KernelLockWire:
                 raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
             self._files[space] = file
         return file
+
+
+def _is_at(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _remember(database: Database, names: str) -> None:
