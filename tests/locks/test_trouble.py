@@ -21,6 +21,7 @@ import pytest
 
 import holdfast
 from holdfast._wire.clock import now
+from holdfast._wire.database import parse
 from holdfast._wire.locking import opening, pump
 from holdfast.core.lock import _Texts
 from holdfast.sql import Step, statements
@@ -177,6 +178,41 @@ def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_ne
     assert won[0].release() is True
     assert newcomer.lock(name).try_acquire() is not None
     assert holder.lock(name).try_acquire() is None
+
+
+def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sqlite_url: str) -> None:
+    """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
+    greedy, first, second = wires = [opening._open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    key = (b"7",)
+
+    def takes(wire: Any) -> Any:
+        return wire.run("try", key, 0.0)
+
+    def waits(wire: Any) -> bool:
+        return wire.receive() is None
+
+    assert takes(greedy)
+    for each in (first, second):
+        each.stand(key)
+        assert waits(each)
+    greedy.look()
+    greedy.run("unlock", key, 0.0)
+    assert not takes(greedy), "it is somebody else's turn"
+    assert takes(greedy), "but not at every turn"
+    assert waits(first)
+    greedy.run("unlock", key, 0.0)
+    assert waits(second), "it is not the first"
+    assert first.receive() == [True]
+    first.run("unlock", key, 0.0)
+    greedy.look()
+    assert takes(greedy), "nobody has marked it yet"
+    assert waits(second)
+    second.close()
+    greedy.look()
+    greedy.run("unlock", key, 0.0)
+    assert takes(greedy), "nobody waits any more"
+    for each in wires:
+        each.close()
 
 
 def test_a_wait_that_the_server_ends_now_and_then_goes_on(
