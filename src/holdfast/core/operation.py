@@ -204,8 +204,16 @@ def describe(error: Mapping[str, Any]) -> str:
 
 def told(error: BaseException, *, remembered: bool = False, where: str | None = None) -> dict[str, Any]:
     """An error as it is recorded."""
-    said = {"type": type(error).__name__, "message": str(error)[:1000]}
+    said = {"type": type(error).__name__, "message": worded(error)[:1000]}
     return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+
+
+def worded(error: BaseException) -> str:
+    """What it says; nothing where its own ``__str__`` is broken, which must not keep us from writing down the rest."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def failed(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +246,7 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
     inner = getattr(error, "orig", None) or error  # as SQLAlchemy wraps it
     if (code := getattr(inner, "sqlite_errorcode", None)) is not None:
         return code & 0xFF in _SQLITE_PASSING
-    name, text = type(inner).__name__, str(error).lower()
+    name, text = type(inner).__name__, worded(error).lower()
     if name == "OperationalError" and type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2"):
         return True  # the server says a code with all that it refuses: without, the connection is what failed
     words = ("lock", "connection", "busy", "network")
@@ -260,7 +268,7 @@ def unanswered(error: BaseException | None) -> bool:
 
 def collides(error: BaseException, sqlstate: str | None) -> bool:
     """Whether others got in its way, so that the same again is likely to do: nothing is wrong with it."""
-    locked = type(error).__name__ == "OperationalError" and "locked" in str(error).lower()
+    locked = type(error).__name__ == "OperationalError" and "locked" in worded(error).lower()
     return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
 
 
