@@ -113,13 +113,25 @@ class Begun(NamedTuple):
     home: int | None
     """Of the tables that it stands in, for PostgreSQL: not the same in two databases, unless one is a copy."""
     prior: Prior
+    frozen: bool = False
+    """The transaction can write nothing, and so not that it was done."""
 
     @classmethod
     def of(cls, row: Row) -> Begun:
         said = json.loads(row["answer"])
         known = said.get("known")
         prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
-        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior)
+        return cls(
+            said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior, "frozen" in said
+        )
+
+    def check_writable(self, key: Key) -> None:
+        """ValueError before it is done in vain."""
+        if self.frozen:
+            raise ValueError(
+                f"operation {key.label!r}: this transaction is read-only, on a standby or because it was begun so, and "
+                "could not write down that it was done: give tx one that writes"
+            )
 
 
 NOTHING = Prior.nothing(0.0)
