@@ -123,6 +123,19 @@ def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(
     assert ask(sqlite_url, "select what from work order by 1") == [(1,), (1,), (1,), (3,), (4,)]
 
 
+def test_a_function_that_takes_back_more_than_its_own_is_not_recorded_as_done(sqlite_url: str) -> None:
+    """Not even if its caller commits in spite of the error."""
+    with holdfast.Client(sqlite_url) as client:
+        client.operations.list()
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as mine:
+            mine.execute("begin")
+            mine.execute("savepoint mine")
+            with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
+                client.operation("a", tx=mine).run(lambda: mine.execute("rollback to mine").close())
+            mine.execute("commit")
+        assert client.operations.get("a") is None
+
+
 def test_the_same_with_sqlalchemy(sqlite_url: str) -> None:
     ask(sqlite_url, "create table work (what int)")
     engine = sqlalchemy.create_engine(sqlite_url)

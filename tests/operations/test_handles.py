@@ -31,8 +31,10 @@ def test_a_block_is_an_operation(either: str) -> None:
                 if not op.replayed:
                     op.checkpoint("half way", 1)
                     op.result = "done"
-        with pytest.raises(ValueError, match="broken"), client.operation(other := name()):
+        with pytest.raises(ValueError, match="broken"), client.operation(other := name()) as op:
             raise ValueError("broken")
+        with pytest.raises(RuntimeError, match=f"{other}.* is over"):
+            op.checkpoint("too late")
         record = client.operations.get(other)
         assert record is not None
         assert (record.status, record.attempt) == ("failure", 1)

@@ -167,18 +167,25 @@ class AsyncJoined(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
-        row = await said_last(self._known, "operation_end", success(self, op, value, self._began))
+        parameters = success(self, op, value, self._began)
+        if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
+            await self._keep(op)
+        row = await said_last(self._known, "operation_end", parameters)
         if row["state"] != "done":
             raise self._overtaken()
-        block, self._block = self._block, None
-        if block is not None:
-            try:
-                await block.__aexit__(None, None, None)
-            except Exception as error:
-                if self._is_file:  # its savepoint is gone
-                    raise over(op.key.label) from error
-                raise
+        await self._keep(op)
         return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    async def _keep(self, op: AsyncRunning) -> None:
+        """What it wrote is no more to be undone apart from the transaction."""
+        block, self._block = self._block, None
+        try:
+            if block is not None:
+                await block.__aexit__(None, None, None)
+        except Exception as error:
+            if self._is_file:  # its savepoint is gone
+                raise over(op.key.label) from error
+            raise
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
