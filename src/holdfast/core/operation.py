@@ -184,7 +184,7 @@ def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
     elif act is Act.EXHAUSTED:
         last = f", the last time with {describe(prior.told)}" if prior.error else ""
         message = (
-            f"{what} was tried {prior.attempt} times{last}: it is up for review, and not tried again before that is "
+            f"{what} was tried {prior.failed} times{last}: it is up for review, and not tried again before that is "
             "approved or it is reset"
         )
     else:
