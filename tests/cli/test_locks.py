@@ -95,10 +95,10 @@ def test_locks_of_anybody_are_listed_with_who_blocks_whom(postgres_url: str) -> 
 
 
 def test_a_client_knows_the_names_of_its_own_locks_at_once(connect: Callable[..., Any], either: str) -> None:
-    """Others read them where they are written down a moment later."""
+    """Others read them where they are written down a moment later. Neighbours are one lock for the kernel."""
     client = connect(either)
-    with client.lock(LONG), client.lock(("agent", 7)), client.lock("import"):
-        assert [each.label for each in client.locks.list()] == [LONG, "import", "(agent, 7)"]
+    with client.lock(LONG), client.lock(("agent", 7)), client.lock(("agent", 8)), client.lock("import"):
+        assert [each.label for each in client.locks.list()] == [LONG, "import", "(agent, 7)", "(agent, 8)"]
 
 
 def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
