@@ -103,7 +103,9 @@ def test_a_client_knows_the_names_of_its_own_locks_at_once(connect: Callable[...
 
 def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
     """A lease with a session of its own, a standby that watches that session, and one that waits to be told."""
-    waits = "import sys, holdfast\nholdfast.Client(sys.argv[1]).lease('sweep', timeout=60).acquire()"
+    waits = (
+        "import sys, holdfast\nholdfast.Client(sys.argv[1]).lease('sweep', timeout=60, failover='session').acquire()"
+    )
     with holdfast.Client(postgres_url) as client, ExitStack() as stack:
         client.lease("sweep", failover="session").acquire()
         stack.enter_context(Child(waits, postgres_url))
@@ -115,7 +117,8 @@ def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
         mine = (None, f"session of {label}", "exclusive", True)
         standby = (None, f"session of {label}", "shared", False)
         listens = ("waits for a lease", None, "shared", True)
-        eventually(lambda: seen() >= {mine, standby, listens}, "all of them are there")
+        ready = (None, "session without a lease", "exclusive", True)
+        eventually(lambda: seen() >= {mine, standby, listens, ready}, "all of them are there")
 
 
 def test_another_schema_has_names_of_its_own(postgres_url: str) -> None:
