@@ -60,9 +60,14 @@ class Turnstile:
             os.close(old)
             turn.set()
 
+        thread = threading.Thread(target=stand, name="holdfast-turn", daemon=True)
         try:
-            threading.Thread(target=stand, name="holdfast-turn", daemon=True).start()
+            thread.start()
             turn.wait(timeout)
+        except RuntimeError:
+            if thread.ident is None:  # no thread is to be had: nobody else closes it
+                os.close(descriptor)
+            raise
         finally:
             given_up = not turn.is_set() and _taken(chance)
             if not given_up:
