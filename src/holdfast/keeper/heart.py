@@ -102,10 +102,8 @@ class Heart(Books):
         return (Answer.RENEWED, rows[0]["generation"]) if rows else (Answer.LOST, 0)
 
     def _drop_orphans(self, pulse: Pulse) -> None:
-        """Leases of an event loop that was closed without a word."""
         with self._lock:
-            dead = [owner for owner, count in pulse.owners.items() if count and not owner.alive()]
-            orphans = [holding for owner in dead for holding in pulse.of_owner(owner)]
+            orphans = pulse.orphans()
         for holding in orphans:
             self.drop(pulse, holding.token)
             self.release_later(holding.name, holding.token)
