@@ -57,8 +57,8 @@ def synchronous(facts: Facts) -> Verdict:
     if commit == "off":
         return warn(
             "synchronous_commit is off: a crash of the server loses the last commits",
-            "holdfast's own statements switch it on, unless a pooler is in between; your protected transactions do "
-            "not: SET LOCAL synchronous_commit = on where it matters.",
+            "holdfast's own statements switch it on, behind a pooler those of leases alone; your protected "
+            "transactions do not: SET LOCAL synchronous_commit = on where it matters.",
         )
     if not names.strip():
         return ok("none is asked for: a failover may lose the last commits, and fences rise all the same")
