@@ -31,8 +31,10 @@ def test_a_block_is_an_operation(either: str) -> None:
                 if not op.replayed:
                     op.checkpoint("half way", 1)
                     op.result = "done"
-        with pytest.raises(ValueError, match="broken"), client.operation(other := name()):
+        with pytest.raises(ValueError, match="broken"), client.operation(other := name()) as op:
             raise ValueError("broken")
+        with pytest.raises(RuntimeError, match=f"{other}.* is over"):
+            op.checkpoint("too late")
         record = client.operations.get(other)
         assert record is not None
         assert (record.status, record.attempt) == ("failure", 1)
@@ -42,6 +44,25 @@ def test_a_block_is_an_operation(either: str) -> None:
                 client.operation(name()).run(object)
             op.result = 2
         assert client.operation(other).run(int).result == 2
+
+
+def test_an_error_that_cannot_say_what_it_is_is_recorded_as_any_other(sqlite_url: str) -> None:
+    """And is the caller's. Else it would be under way for as long as the process lives."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fail(error: type[Exception] = Mute) -> None:
+        raise error
+
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(Mute):
+            client.operation("a").run(fail)
+        with pytest.raises(holdfast.OperationFailed, match="precondition 'fail' does not hold: Mute"):
+            client.operation("b", preconditions=[fail]).run(int)
+        assert [each.status for each in client.operations.list()] == ["failure", "failure"]
+        assert client.leases.list() == []
 
 
 async def test_a_block_is_an_operation_async(either: str) -> None:

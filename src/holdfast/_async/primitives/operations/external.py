@@ -247,7 +247,8 @@ class AsyncExternal(AsyncAttempt):
 
     @property
     def held(self) -> AsyncLeaseGrant:
-        assert self._grant is not None
+        if self._grant is None:
+            raise RuntimeError(f"operation {self.plan.key.label!r} is over: nothing can be noted of it any more")
         return self._grant
 
     async def let_go(self) -> None:

@@ -248,7 +248,8 @@ class External(Attempt):
 
     @property
     def held(self) -> LeaseGrant:
-        assert self._grant is not None
+        if self._grant is None:
+            raise RuntimeError(f"operation {self.plan.key.label!r} is over: nothing can be noted of it any more")
         return self._grant
 
     def let_go(self) -> None:
