@@ -175,16 +175,15 @@ def _told_to_end(within: float) -> asyncio.Event:
 
     def end(number: int) -> None:
         nonlocal first
-        if told.is_set():
-            if number != first[0] or loop.time() - first[1] > ECHO:
-                os._exit(1)
-            return
-        first = (number, loop.time())
-        say("gateway.stopping", within=within)
-        overdue = threading.Timer(within, _overdue)
-        overdue.daemon = True
-        overdue.start()
-        told.set()
+        if not told.is_set():
+            first = (number, loop.time())
+            say("gateway.stopping", within=within)
+            overdue = threading.Timer(within, _overdue)
+            overdue.daemon = True
+            overdue.start()
+            told.set()
+        elif number != first[0] or loop.time() - first[1] > ECHO:
+            os._exit(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
