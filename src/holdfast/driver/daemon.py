@@ -61,7 +61,9 @@ class Settings:
                 f"{self.host} is not a loopback address: whoever reaches it could run programs. Set a token"
             )
         if self.port is None and len(os.fsencode(self.path)) > LONGEST_SOCKET:
-            raise ValueError(f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket")
+            raise ValueError(
+                f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket or folder"
+            )
 
     @property
     def path(self) -> Path:
