@@ -77,6 +77,28 @@ async def test_a_block_is_an_operation_async(either: str) -> None:
                 raise ValueError("broken")
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_what_a_function_leaves_behind_does_not_stand_in_the_way_of_its_end(either: str, many: bool) -> None:
+    """A note that is being written when it returns comes before its end, and a later one is refused."""
+    left: list[Any] = []
+
+    async def work(key: Any = None, *, op: Any) -> int:
+        left[:] = [op, asyncio.create_task(op.checkpoint("under way"))]
+        await asyncio.sleep(0)
+        return 1
+
+    async with holdfast.AsyncClient(either) as client:
+        if many:
+            [outcome] = await client.operations.run_many(["a"], work)
+        else:
+            outcome = await client.operation("a").run(work)
+        assert (outcome.result, await left[1]) == (1, None)
+        with pytest.raises(RuntimeError, match="operation 'a' is over"):
+            await left[0].checkpoint("too late")
+        kinds = [each.kind for each in await client.operations.history("a")]
+        assert kinds == ["lock_acquired", "claimed", "effect_started", "checkpoint", "success", "lock_released"]
+
+
 def test_a_block_in_a_transaction(postgres_url: str) -> None:
     ask(postgres_url, "create table work (what int)")
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
