@@ -53,6 +53,8 @@ class AsyncSqlite3:
         finally:
             self._ask("release holdfast", {})
 
+    async def flush(self) -> None: ...
+
     def mark(self) -> None:
         """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
         self._ask("savepoint holdfast_block", {})

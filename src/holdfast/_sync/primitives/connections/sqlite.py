@@ -54,6 +54,8 @@ class Sqlite3:
         finally:
             self._ask("release holdfast", {})
 
+    def flush(self) -> None: ...
+
     def mark(self) -> None:
         """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
         self._ask("savepoint holdfast_block", {})
