@@ -15,7 +15,9 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast.gateway.app import _address
 from holdfast.gateway.serving import _is_dead
+from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE, Child, backends, eventually, rows
 from tests.cli.command import Running, at, call
 from tests.conftest import server
@@ -76,10 +78,13 @@ def test_one_that_was_killed_is_waited_for_as_long_as_its_lease_lives(place: Pat
         dead.kill()
     replica = Replica(file(place), place, driver=NONE)
     eventually(lambda: replica.events("instance.waits"), "it waits")
+    assert replica.end() == 0, "told to end, it waits no longer"
+    replica.begin()
+    eventually(lambda: len(replica.events("instance.waits")) == 2, "it waits anew")
     with holdfast.Client(file(place)) as client:
         assert client.leases.force_release("gateway:instance", actor="me", reason="it is dead")
     with replica:
-        assert [each["pid"] for each in replica.events("instance.waits")] == [dead.pid]
+        assert [each["pid"] for each in replica.events("instance.waits")] == [dead.pid, dead.pid]
         assert replica.end() == 0
 
 
@@ -236,11 +241,21 @@ def test_what_it_cannot_do_is_told_in_a_line(place: Path) -> None:
             (bare, options, "holdfast migrate"),
             ("postgresql://127.0.0.1:1/none", options, "127.0.0.1"),
             (file(place), ("--port", port, *options[2:]), f"cannot listen on 127.0.0.1 port {port}"),
+            (file(place), ("--port", "0", "--driver-folder", "/proc/d"), "cannot write to the folder /proc/d"),
         ]
         for url, flags, said in cases:
             done = call("serve", *flags, cwd=place, HOLDFAST_URL=url)
             assert (done.returncode, done.stdout) == (1, ""), done.stderr
-            assert said in done.stderr
+            assert said in done.stderr.splitlines()[-1]
+
+
+def test_an_address_that_leads_other_replicas_to_themselves_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    for url, told in (("sqlite:///app.db", []), ("postgresql://db1/app", ["gateway.unreachable"])):
+        assert _address(Settings(url, host="0.0.0.0", port=80)) == "http://127.0.1.1:80"
+        assert [each.getMessage() for each in caplog.records] == told
 
 
 def test_on_a_terminal_it_writes_for_people(place: Path) -> None:

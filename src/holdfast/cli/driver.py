@@ -76,7 +76,7 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
         sys.exit(run(settings))
     except Refused as error:
         click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.code)
 
 
 @contextmanager

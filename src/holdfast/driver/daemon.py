@@ -31,7 +31,11 @@ SPARE_FILES = 64
 
 
 class Refused(Exception):
-    """It cannot start here, and why."""
+    """It cannot start here, and why; ``code`` to exit with: 2 where it never could."""
+
+    def __init__(self, why: str, code: int = 1) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,18 @@ def run(settings: Settings) -> int:
     if sys.platform != "linux":
         raise Refused("the process driver needs Linux")
     usual = _make_room(settings.most)
-    settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (settings.folder / "driver.lock").open("a+", encoding="utf-8") as lock:
+    with _opened(settings.folder) as lock:
         _lock(settings.folder, lock)
         os.umask(0o077)
         return asyncio.run(_serve(settings, usual))
+
+
+def _opened(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return (folder / "driver.lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"cannot write to the folder {folder}: {error.strerror}. Give another --folder", 2) from None
 
 
 def _make_room(most: int) -> int:
@@ -162,7 +173,8 @@ def _listen(settings: Settings) -> socket.socket:
             settings.path.chmod(0o600)
         found.listen(256)
     except OSError as error:
-        raise Refused(f"cannot listen on {place}: {error.strerror}") from None
+        where = place if settings.port is None else f"{settings.host} port {settings.port}"
+        raise Refused(f"cannot listen on {where}: {error.strerror}") from None
     found.setblocking(False)
     return found
 

@@ -21,6 +21,8 @@ log = logger("holdfast.keeper")
 
 EXIT_BUDGET = 2.0
 THREAD = "holdfast-keeper"
+SESSION = 7845
+"""What the key of every session that is held begins with, so that `lock_label` knows one that has no lease."""
 
 
 class Keeper(Heart):
@@ -185,7 +187,7 @@ class Keeper(Heart):
                 ready()
 
     def _hold_session(self, session: Session) -> None:
-        key = int.from_bytes(os.urandom(8)) >> 2
+        key = SESSION << 48 | int.from_bytes(os.urandom(6))
         if not session.pooled and session.hold(key, self._patience()):
             self.session_key, self.session_problem = key, None
         else:

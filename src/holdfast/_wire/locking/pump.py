@@ -232,7 +232,7 @@ class LockPump(ABC):
 
     def _end_gone(self) -> None:
         for session in [*self.mux.holds, *self.mux.waits]:
-            if session.opened and (why := session.wire.gone) is not None:
+            if session.opened and (why := session.wire.look()) is not None:
                 self.lost(session, Unanswered(why))
 
     def _end_stuck(self) -> None:

@@ -36,8 +36,9 @@ class AsyncConnection(Protocol):
     def mark(self) -> None:
         """From here on the transaction must stay the one it is."""
 
-    def unbroken(self) -> bool:
-        """Whether it has, as far as can be known without asking the server."""
+    def broken(self) -> str | None:
+        """Why its COMMIT would not be that of all that was done in it, as far as can be known without asking the
+        server."""
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         """Run a protecting statement in the open transaction; None when it found nothing to protect."""

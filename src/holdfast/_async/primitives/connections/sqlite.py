@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
 
-from holdfast._async.primitives.connections.phrasing import phrased, script
+from holdfast._async.primitives.connections.phrasing import ENDED, phrased, script
 from holdfast._wire import Row
 from holdfast._wire.aio_waiting import BLOCKS, sleep
 from holdfast._wire.clock import jitter, now
@@ -59,12 +59,12 @@ class AsyncSqlite3:
         """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
         self._ask("savepoint holdfast_block", {})
 
-    def unbroken(self) -> bool:
+    def broken(self) -> str | None:
         try:
             self._ask("release holdfast_block", {})
         except sqlite3.OperationalError:
-            return False
-        return True
+            return ENDED
+        return None
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         rows = self._ask(phrased(self._database, statement, ":{}"), parameters).fetchall()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
+from holdfast._async.primitives.connections.phrasing import ENDED
 from holdfast._async.primitives.connections.psycopg import AsyncPsycopg
 from holdfast._async.primitives.connections.sqlalchemy import subject_of
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, around
@@ -249,7 +250,7 @@ async def is_over(known: AsyncConnection, began: str | None, error: BaseExceptio
     and what it has done cannot be told. Nor can it of a transaction that has failed."""
     if not isinstance(known, AsyncPsycopg) or not isinstance(error, Exception):
         return False
-    if not known.unbroken():
+    if known.broken() == ENDED:
         return True
     try:
         found = await known.write("operation_begin", {"key": "", "lock": None, "lease": ""})

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from holdfast._sync.primitives.connections.phrasing import phrased, script
+from holdfast._sync.primitives.connections.phrasing import ENDED, phrased, script
 from holdfast._wire import Row
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.database import Database
@@ -60,12 +60,12 @@ class Sqlite3:
         """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
         self._ask("savepoint holdfast_block", {})
 
-    def unbroken(self) -> bool:
+    def broken(self) -> str | None:
         try:
             self._ask("release holdfast_block", {})
         except sqlite3.OperationalError:
-            return False
-        return True
+            return ENDED
+        return None
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         rows = self._ask(phrased(self._database, statement, ":{}"), parameters).fetchall()

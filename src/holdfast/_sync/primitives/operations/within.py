@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
+from holdfast._sync.primitives.connections.phrasing import ENDED
 from holdfast._sync.primitives.connections.psycopg import Psycopg
 from holdfast._sync.primitives.connections.sqlalchemy import subject_of
 from holdfast._sync.primitives.operations.attempt import Attempt, around
@@ -250,7 +251,7 @@ def is_over(known: Connection, began: str | None, error: BaseException) -> bool:
     and what it has done cannot be told. Nor can it of a transaction that has failed."""
     if not isinstance(known, Psycopg) or not isinstance(error, Exception):
         return False
-    if not known.unbroken():
+    if known.broken() == ENDED:
         return True
     try:
         found = known.write("operation_begin", {"key": "", "lock": None, "lease": ""})
