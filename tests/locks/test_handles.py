@@ -327,16 +327,20 @@ async def test_a_grant_that_a_task_forgets_is_told_of(either: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("skips", [False, True])
-async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_frees_the_lock(
-    postgres_url: str, skips: bool
+@pytest.mark.parametrize("what", ["lock", "skip", "lease"])
+async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_is_over(
+    postgres_url: str, what: str
 ) -> None:
     """Nobody is at work in it any more; and there is no event loop in that thread."""
+
+    def handle(client: holdfast.AsyncClient) -> Any:
+        return client.lease("a", ttl=60) if what == "lease" else client.lock("a")
+
     async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
-        lock, inside = client.lock("a"), asyncio.Event()
+        ours, inside = handle(client), asyncio.Event()
 
         async def forgotten() -> None:
-            async with lock.or_skip() if skips else lock:
+            async with ours.or_skip() if what == "skip" else ours:
                 inside.set()
                 await asyncio.Future()
 
@@ -345,7 +349,7 @@ async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_f
         await inside.wait()
         with suppress(RuntimeError):
             await asyncio.to_thread(block.close)
-        async with other.lock("a", timeout=PATIENCE):
+        async with await handle(other).acquire(timeout=PATIENCE):
             task.cancel()
 
 
