@@ -49,6 +49,8 @@ def act(
         (Act.EXECUTE, {"status": "failure", "failures": 2}),
         (Act.EXECUTE, {"status": "failure", "failures": 1, "effect_started": True}),
         (Act.ROLL_BACK, {"status": "failure", "failures": 1, "effect_started": True, "undoes": True}),
+        (Act.VERIFY, {"status": "failure", "failures": 1, "effect_started": True, "on_partial": "verify"}),
+        (Act.EXECUTE, {"status": "failure", "failures": 1, "on_partial": "verify"}),
         (Act.EXHAUSTED, {"status": "failure", "failures": 3}),
         (Act.EXHAUSTED, {"status": "partial", "failures": 2}),
         (Act.REFUSE_FAILED, {"status": "failure", "failures": 1, "error": '{"remembered": true}'}),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy
+from sqlalchemy import orm
 
 import holdfast
 from tests.operations.transactions import key, logged, opened, work
@@ -150,3 +151,44 @@ def test_the_same_with_sqlalchemy(sqlite_url: str) -> None:
             client.operation("a", tx=mine).run(effect)
     engine.dispose()
     assert ask(sqlite_url, "select what from work") == [(1,)]
+
+
+def test_what_a_session_takes_back_is_not_recorded_as_done(either: str) -> None:
+    """It keeps rows back until the end, and takes all back to the last savepoint when it cannot write one of them; a
+    function that goes on after that has had no effect. That is a failure, and not what was left half done."""
+
+    class Base(orm.DeclarativeBase): ...
+
+    class Work(Base):
+        __tablename__ = "work"
+        what: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+
+    def write(session: orm.Session, *numbers: int) -> None:
+        session.add_all([Work(what=number) for number in numbers])
+
+    def go_on(session: orm.Session) -> None:
+        write(session, 2)
+        session.flush()
+        write(session, 1)
+        with suppress(sqlalchemy.exc.IntegrityError):
+            session.flush()
+
+    engine = sqlalchemy.create_engine(either.replace("postgresql:", "postgresql+psycopg:"))
+    Base.metadata.create_all(engine)
+    with holdfast.Client(either) as client, orm.Session(engine) as mine:
+        client.operation("a", tx=mine).run(write, mine, 1)
+        for joins in (False, True):
+            if joins:
+                mine.execute(sqlalchemy.text("select 1"))
+            with pytest.raises(sqlalchemy.exc.IntegrityError):
+                client.operation("b", tx=mine).run(write, mine, 2, 1)
+            mine.commit()
+            record = client.operations.get("b")
+            assert record is not None
+            assert (record.status, record.attempt) == ("failure", 1 + joins)
+            with pytest.raises(Exception, match=r"has ended the transaction|has been rolled back"):
+                client.operation(f"c{joins}", tx=mine).run(go_on, mine)
+            mine.rollback()
+        assert {each.label for each in client.operations.list(status="success")} == {"a"}
+    engine.dispose()
+    assert ask(either, "select what from work") == [(1,)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,23 @@ async def test_a_transaction_that_can_write_nothing_is_refused_before_the_functi
             await each.run("select 1")  # and in one that is open already
         await each.rollback()
         assert logged(each.url, name) == []
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_a_file_whose_commit_is_refused_is_left_without_a_transaction(sqlite_url: str, manual: bool) -> None:
+    """SQLite keeps it open, with the effect and that it was done: whoever commits next would commit both."""
+    with holdfast.Client(sqlite_url) as client:
+        client.operations.list()
+        path = sqlite_url.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(path, isolation_level=None if manual else "DEFERRED")) as mine:
+            mine.text_factory = bytes
+            mine.executescript(
+                "pragma foreign_keys = on; create table one (id integer primary key);"
+                "create table other (one integer references one deferrable initially deferred)"
+            )
+            with pytest.raises(sqlite3.IntegrityError):
+                client.operation("a", tx=mine).run(lambda: mine.execute("insert into other values (1)").close())
+            assert not mine.in_transaction
+            mine.commit()
+            assert mine.execute("select count(*) from other").fetchone() == (0,)
+    assert logged(sqlite_url, "a") == [("failure", 1)]

@@ -158,8 +158,8 @@ def decide(
         return Act.EXHAUSTED
     if not prior.effect_started:
         return Act.EXECUTE
-    if prior.status == "failure":
-        return Act.ROLL_BACK if undoes else Act.EXECUTE
+    if prior.status == "failure":  # an error says little of what was done before it: nobody answered in time, say
+        return Act.ROLL_BACK if undoes else Act.VERIFY if on_partial == "verify" else Act.EXECUTE
     if on_partial == "refuse":
         return Act.EXECUTE if approved else Act.REFUSE_PARTIAL
     return Act.ROLL_BACK if on_partial == "rollback" else Act.VERIFY

@@ -30,6 +30,9 @@ class AsyncConnection(Protocol):
     def nested(self) -> AbstractAsyncContextManager[Any]:
         """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
 
+    async def flush(self) -> None:
+        """Whatever was said to it, and not to the database yet."""
+
     def mark(self) -> None:
         """From here on the transaction must stay the one it is."""
 

@@ -59,6 +59,8 @@ class AsyncPsycopg:
         block: AbstractAsyncContextManager[Any] = self._connection.transaction()
         return block
 
+    async def flush(self) -> None: ...
+
     def mark(self) -> None: ...
 
     def broken(self) -> str | None:

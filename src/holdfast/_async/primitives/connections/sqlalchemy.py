@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from holdfast._async.primitives.connections.phrasing import AUTOCOMMIT, FAILED, encodable, phrased, script
@@ -38,9 +39,17 @@ class AsyncSqlAlchemy:
         block: AbstractAsyncContextManager[Any] = self._connection.begin()
         return block
 
-    def nested(self) -> AbstractAsyncContextManager[Any]:
-        block: AbstractAsyncContextManager[Any] = self._connection.begin_nested()
-        return block
+    @asynccontextmanager
+    async def nested(self) -> AsyncIterator[None]:
+        """Whose end tells that what was written in it is gone: a session takes it back when it cannot write something,
+        and a block of its own just ends then, as if all were well."""
+        async with self._connection.begin_nested() as block:
+            yield
+            await block.commit()
+
+    async def flush(self) -> None:
+        if hasattr(self._connection, "get_bind"):
+            await self._connection.flush()
 
     def mark(self) -> None: ...
 

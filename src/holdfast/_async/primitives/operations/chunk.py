@@ -133,7 +133,10 @@ class AsyncChunk:
                 value = await costing(plan.energy, function, op, item)
             if plan.lineage.contract is not None:
                 await self._all.check_after(op)
+            if not alone:
+                await op.over()
         except Exception as error:
+            await op.over()
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", failed(said))
             self._ends[digest] = ("failure", None, None, json.dumps(said), "1", "1", None)

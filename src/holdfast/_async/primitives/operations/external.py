@@ -64,6 +64,7 @@ class AsyncExternal(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
+        await op.over()
         try:
             result = kept(value)
         except ValueError as error:
@@ -81,6 +82,7 @@ class AsyncExternal(AsyncAttempt):
             await self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
+        await op.over()
         op.note("failure", failed(said))
         try:
             await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)

@@ -19,7 +19,7 @@ from holdfast._async.primitives.connections.sqlalchemy import subject_of
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, around
 from holdfast._async.primitives.operations.plan import AsyncPlan, as_told, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.transactions import ended, over, owned, said_last
+from holdfast._async.primitives.operations.transactions import ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import here
 from holdfast._wire.clock import now
@@ -169,6 +169,8 @@ class AsyncJoined(AsyncAttempt):
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
+        with noticed(op.key.label):
+            await self._known.flush()
         if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
             await self._keep(op)
         row = await said_last(self._known, "operation_end", parameters)
@@ -180,13 +182,9 @@ class AsyncJoined(AsyncAttempt):
     async def _keep(self, op: AsyncRunning) -> None:
         """What it wrote is no more to be undone apart from the transaction."""
         block, self._block = self._block, None
-        try:
-            if block is not None:
+        if block is not None:
+            with noticed(op.key.label):
                 await block.__aexit__(None, None, None)
-        except Exception as error:
-            if self._is_file:  # its savepoint is gone
-                raise over(op.key.label) from error
-            raise
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")

@@ -31,6 +31,9 @@ class Connection(Protocol):
     def nested(self) -> AbstractContextManager[Any]:
         """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
 
+    def flush(self) -> None:
+        """Whatever was said to it, and not to the database yet."""
+
     def mark(self) -> None:
         """From here on the transaction must stay the one it is."""
 

@@ -60,6 +60,8 @@ class Psycopg:
         block: AbstractContextManager[Any] = self._connection.transaction()
         return block
 
+    def flush(self) -> None: ...
+
     def mark(self) -> None: ...
 
     def broken(self) -> str | None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from holdfast._sync.primitives.connections.phrasing import AUTOCOMMIT, FAILED, encodable, phrased, script
@@ -39,9 +40,17 @@ class SqlAlchemy:
         block: AbstractContextManager[Any] = self._connection.begin()
         return block
 
-    def nested(self) -> AbstractContextManager[Any]:
-        block: AbstractContextManager[Any] = self._connection.begin_nested()
-        return block
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Whose end tells that what was written in it is gone: a session takes it back when it cannot write something,
+        and a block of its own just ends then, as if all were well."""
+        with self._connection.begin_nested() as block:
+            yield
+            block.commit()
+
+    def flush(self) -> None:
+        if hasattr(self._connection, "get_bind"):
+            self._connection.flush()
 
     def mark(self) -> None: ...
 

@@ -134,7 +134,10 @@ class Chunk:
                 value = costing(plan.energy, function, op, item)
             if plan.lineage.contract is not None:
                 self._all.check_after(op)
+            if not alone:
+                op.over()
         except Exception as error:
+            op.over()
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", failed(said))
             self._ends[digest] = ("failure", None, None, json.dumps(said), "1", "1", None)

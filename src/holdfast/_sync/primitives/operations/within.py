@@ -20,7 +20,7 @@ from holdfast._sync.primitives.connections.sqlalchemy import subject_of
 from holdfast._sync.primitives.operations.attempt import Attempt, around
 from holdfast._sync.primitives.operations.plan import Plan, as_told, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.transactions import ended, over, owned, said_last
+from holdfast._sync.primitives.operations.transactions import ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import here
@@ -170,6 +170,8 @@ class Joined(Attempt):
 
     def succeed(self, op: Running, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
+        with noticed(op.key.label):
+            self._known.flush()
         if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
             self._keep(op)
         row = said_last(self._known, "operation_end", parameters)
@@ -181,13 +183,9 @@ class Joined(Attempt):
     def _keep(self, op: Running) -> None:
         """What it wrote is no more to be undone apart from the transaction."""
         block, self._block = self._block, None
-        try:
-            if block is not None:
+        if block is not None:
+            with noticed(op.key.label):
                 block.__exit__(None, None, None)
-        except Exception as error:
-            if self._is_file:  # its savepoint is gone
-                raise over(op.key.label) from error
-            raise
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
