@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast._wire.locking import background
 from holdfast.core.tickets import Ticket
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.portal import Blocking, Portal
@@ -326,16 +327,20 @@ async def test_a_grant_that_a_task_forgets_is_told_of(either: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("skips", [False, True])
-async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_frees_the_lock(
-    postgres_url: str, skips: bool
+@pytest.mark.parametrize("what", ["lock", "skip", "lease"])
+async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_is_over(
+    postgres_url: str, what: str
 ) -> None:
     """Nobody is at work in it any more; and there is no event loop in that thread."""
+
+    def handle(client: holdfast.AsyncClient) -> Any:
+        return client.lease("a", ttl=60) if what == "lease" else client.lock("a")
+
     async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
-        lock, inside = client.lock("a"), asyncio.Event()
+        ours, inside = handle(client), asyncio.Event()
 
         async def forgotten() -> None:
-            async with lock.or_skip() if skips else lock:
+            async with ours.or_skip() if what == "skip" else ours:
                 inside.set()
                 await asyncio.Future()
 
@@ -344,8 +349,22 @@ async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_f
         await inside.wait()
         with suppress(RuntimeError):
             await asyncio.to_thread(block.close)
-        async with other.lock("a", timeout=PATIENCE):
+        async with await handle(other).acquire(timeout=PATIENCE):
             task.cancel()
+
+
+def test_a_block_that_the_garbage_collector_ends_in_the_pumps_own_thread_holds_up_nobody(either: str) -> None:
+    """As it may in any thread: the pump would wait for itself, and everybody for the pump."""
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+
+        def block() -> Generator[None, None, None]:
+            with client.lock("a"):
+                yield
+
+        forgotten = block()
+        next(forgotten)  # through the multiplexer, as all that come first
+        background.loop().call_soon_threadsafe(forgotten.close)
+        other.lock("a").acquire(timeout=5).release()
 
 
 def test_what_is_over_or_listened_to_is_dropped_without_a_word(either: str, recwarn: Any) -> None:

@@ -23,8 +23,8 @@ BLOCKS = False
 
 
 def here() -> int:
-    """Who is asking: the task."""
-    return id(asyncio.current_task())
+    """Who is asking: the task. Nobody, where no loop runs: the garbage collector ends a block in whatever thread."""
+    return id(asyncio.current_task()) if asyncio._get_running_loop() is not None else 0
 
 
 async def settled(value: T | Awaitable[T]) -> T:

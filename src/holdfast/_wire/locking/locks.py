@@ -6,6 +6,7 @@ begun is then the pump's to finish and to undo, and nobody else notices.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -209,6 +210,9 @@ class Locks:
         return "gone"
 
     def _leave(self, pump: SharedPump, ticket: Ticket) -> object:
+        if asyncio._get_running_loop() is pump.loop:  # the garbage collector ends a block, and in the pump's own thread
+            pump.post(pump.release, ticket)
+            return NOTHING
         if not self._wait(pump, pump.release, ticket, now() + CALL_TIMEOUT + 1.0):
             raise Unanswered(f"{self.database} did not answer in time")
         return NOTHING
