@@ -79,6 +79,20 @@ async def test_a_block_is_an_operation_async(either: str) -> None:
                 raise ValueError("broken")
 
 
+def test_whoever_loses_the_lease_while_it_asks_whether_it_is_done_is_told_so(sqlite_url: str) -> None:
+    leave_half_done(sqlite_url, "a")
+    with holdfast.Client(sqlite_url) as client:
+
+        def is_done() -> bool:
+            [lease] = client.leases.list()
+            client.leases.force_release(lease.name, actor="test", reason="it stands still")
+            return True
+
+        with pytest.raises(holdfast.FencedOut, match="'a' has passed on to somebody else"):
+            client.operation("a", verify=is_done).run(int)
+        assert client.operation("a", verify=lambda op: op.done(7)).run(int).result == 7
+
+
 @pytest.mark.parametrize("many", [False, True])
 async def test_what_a_function_leaves_behind_does_not_stand_in_the_way_of_its_end(either: str, many: bool) -> None:
     """A note that is being written when it returns comes before its end, and a later one is refused."""
