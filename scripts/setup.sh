@@ -62,13 +62,19 @@ install_with_uv() {
         uv pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
 }
 
+# The lock in two halves, side by side: most of it is unpacking, for which one pip has one core. All that is needed is
+# in it, so nothing has to be resolved.
 install_with_pip() {
-    say "installing $count locked packages with pip (the first time takes about a minute)"
-    # Most modules are never imported: what is, is compiled then.
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes \
-        --requirement requirements-dev.lock
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+    say "installing $count locked packages with pip (the first time takes half a minute)"
+    awk -v file="$venv/.half" '/^[a-z]/ { n++ } { print >(file n % 2) }' requirements-dev.lock
+    pip_install --require-hashes --requirement "$venv/.half0" &
+    other=$!
+    pip_install --require-hashes --requirement "$venv/.half1" || { wait "$other"; return 1; }
+    wait "$other"
+    pip_install --no-build-isolation --editable .
 }
+# Most modules are never imported: what is, is compiled then.
+pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps "$@"; }
 
 count=$(grep -c '^[a-z]' requirements-dev.lock)
 with_uv=false

@@ -29,7 +29,7 @@ for _number, _handler in (
         signal.signal(_number, _handler)
 
 
-FIRST = ("test_chaos.py", "test_storm.py", "test_succession.py", "test_bench.py", "test_demo.py")
+FIRST = ("test_chaos.py", "test_storm.py", "test_succession.py", "test_bench.py", "test_demo.py", "test_fuzz.py")
 """Files of tests that take longest: begun last, one of them would go on alone when all others have ended."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -23,6 +24,9 @@ from tests.gateway.replicas import Replica
 EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "5"))
 """Of each operation, as its description says and otherwise. More find more: 200 take minutes."""
 ENDLESS = {"/events"}
+LONG, LONG_TOO = (json.dumps(pattern) for pattern in (r"^[^\x00]*$", r"^$|^[^\x00]*$"))
+"""Of texts of up to 131,071 characters. Of the first the fuzzer makes {0,131071}, which it compiles for a second, again
+and again; the second means the same."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 
 
@@ -39,7 +43,7 @@ def replica(folder: Path) -> Iterator[Replica]:
 
 def test_no_request_of_any_operation_is_answered_with_5xx(replica: Replica) -> None:
     document = replica.http.get("/openapi.json").json()
-    described = schemathesis.openapi.from_dict(document)
+    described = schemathesis.openapi.from_dict(json.loads(json.dumps(document).replace(LONG, LONG_TOO)))
     asked: set[str] = set()
     with requests.Session() as session:
         for found in described.get_all_operations():

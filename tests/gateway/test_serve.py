@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 import holdfast
+from holdfast.driver import daemon
+from holdfast.gateway import serving
 from holdfast.gateway.app import _address
 from holdfast.gateway.serving import _is_dead
 from holdfast.gateway.settings import Settings
@@ -228,6 +233,25 @@ def test_told_twice_it_ends_at_once(place: Path) -> None:
         began = time.monotonic()
         assert replica.end(signal.SIGTERM) == 1
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("listen", [lambda: serving._told_to_end(60), daemon._told_to_end], ids=["serve", "driver"])
+async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, listen: Callable[[], asyncio.Event]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(threading, "Timer", MagicMock())
+    told, loop = listen(), asyncio.get_running_loop()
+    try:
+        for number, left in ((signal.SIGTERM, []), (signal.SIGTERM, []), (signal.SIGINT, [1])):
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(told.wait(), PATIENCE)
+            await asyncio.sleep(0.01)  # the loop hears of a signal in its next round
+            assert ended == left
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
 
 
 def test_what_it_cannot_do_is_told_in_a_line(place: Path) -> None:

@@ -116,6 +116,15 @@ def test_leaving_what_was_not_entered(either: str) -> None:
         client.lock("a").__exit__(None, None, None)
 
 
+def test_a_block_does_not_begin_with_a_grant_that_is_gone(either: str) -> None:
+    with holdfast.Client(either) as client:
+        grant = client.lock("a").acquire()
+        with grant:
+            assert client.lock("a").try_acquire() is None
+        with pytest.raises(holdfast.LeaseLost, match="'a' was released"), grant:
+            pytest.fail("it runs unlocked")
+
+
 def test_a_closed_client_acquires_nothing_more() -> None:
     """Not even a thread that was waiting for the database to come back."""
     with Postgres.create() as server:

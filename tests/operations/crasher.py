@@ -1,12 +1,14 @@
 """Runs operations that are killed, one after the other: ``python -m tests.operations.crasher URL MODE POLICY``.
 
-Every attempt is a process of its own, forked off before there is a client, so that hundreds are a matter of seconds.
+Every attempt is a process of its own, forked off before there is a client but after all that it needs was imported, so
+that hundreds are a matter of seconds.
 For each boundary: one attempt that is killed there, and then one that is not. What is printed is the boundary, how both
 ended, and how many effects there are.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -173,8 +175,21 @@ def release_leases(url: str) -> None:
     query(url, f"delete from holdfast{'_' if url.startswith('sqlite') else '.'}lease")
 
 
+def learn(run: Callable[[], Any]) -> None:
+    """Import what an attempt imports: it would otherwise be imported anew in each."""
+
+    def imported() -> list[str]:
+        run()
+        return list(sys.modules)
+
+    _, modules = forked(imported)
+    for module in modules:
+        importlib.import_module(module)
+
+
 def main(url: str, mode: str, policy: str) -> None:
     run = {"external": external, "batch": batch, "transaction": transaction}[mode]
+    learn(partial(run, url, "first", policy, ""))
     for boundary in boundaries(mode, url):
         key = f"{mode}-{policy}-{boundary}"
         ended, _ = forked(partial(run, url, key, policy, boundary))

@@ -32,7 +32,7 @@ _since = click.option("--since", type=click.FloatRange(0, min_open=True), metava
 
 @click.group()
 def ops() -> None:
-    """Look at operations, prove their log, mend what was left half done.
+    """Look at operations, prove their log, mend what is half done.
 
     KEY is the text that an operation was given as its key, or the 64 digits that `holdfast ops ls` shows.
 
@@ -174,7 +174,7 @@ def verify(
     context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
     relay: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prove that nobody has changed the log, or that what was published is what it says.
+    """Prove that nobody has changed the log, or what was published.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
     exit code 1; locks that were never released, as a crash leaves them, are told as well. Exit code 1, too, when there
@@ -228,7 +228,9 @@ def verify(
 @_json
 @click.pass_context
 def health(context: click.Context, stale: float, strict: bool, as_json: bool) -> None:
-    """Look the log of operations over: for jobs that run by themselves.
+    """Look the log of operations over.
+
+    For jobs that run by themselves.
 
     Indexes, what was left half done, claims without an owner, growth, lineage that waits, the chains of what was
     touched last.

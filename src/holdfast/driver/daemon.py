@@ -23,6 +23,8 @@ from holdfast.driver.api import Api
 from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, Request, Server
 from holdfast.driver.runs import Runs
 
+ECHO = 0.2
+"""Seconds in which the same signal is heard once."""
 FINISH_WITHIN = 5.0
 LONGEST_SOCKET = 107
 SHORTEST_TOKEN = 16
@@ -59,7 +61,9 @@ class Settings:
                 f"{self.host} is not a loopback address: whoever reaches it could run programs. Set a token"
             )
         if self.port is None and len(os.fsencode(self.path)) > LONGEST_SOCKET:
-            raise ValueError(f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket")
+            raise ValueError(
+                f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket or folder"
+            )
 
     @property
     def path(self) -> Path:
@@ -124,16 +128,7 @@ def _lock(folder: Path, lock: TextIO) -> None:
 
 
 async def _serve(settings: Settings, open_files: int) -> int:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        if told.is_set():  # told twice: at once
-            os._exit(1)
-        told.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, end)
+    told = _told_to_end()
     listening = _listen(settings)
     say = _sayer(settings.as_json)
     runs = Runs(settings.folder.absolute(), settings.most, say, open_files)
@@ -155,6 +150,24 @@ async def _serve(settings: Settings, open_files: int) -> int:
     if settings.port is None:
         settings.path.unlink(missing_ok=True)
     return 0
+
+
+def _told_to_end() -> asyncio.Event:
+    """Told twice, at once. timeout(1) and others send theirs to the process and to its group: that is one word."""
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    first = (0, 0.0)
+
+    def end(number: int) -> None:
+        nonlocal first
+        if not told.is_set():
+            first = (number, loop.time())
+            told.set()
+        elif number != first[0] or loop.time() - first[1] > ECHO:
+            os._exit(1)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    return told
 
 
 def _listen(settings: Settings) -> socket.socket:

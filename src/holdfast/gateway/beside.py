@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -114,6 +115,6 @@ class Beside:
             try:
                 fields = {name: value for name, value in json.loads(line).items() if name != "at"}
             except (ValueError, AttributeError):
-                self._last_words = line.decode(errors="replace").strip().removeprefix("holdfast: ")
+                self._last_words = re.sub("^(holdfast|Error): ", "", line.decode(errors="replace").strip())
                 fields = {"message": self._last_words}
             say("driver.said", fields=fields)

@@ -30,6 +30,8 @@ from holdfast.gateway.settings import Settings
 GUARD, TAKEN = "gateway:instance", 75
 HEAD_BYTES = 32768
 """Of a request line and its headers, in all."""
+ECHO = 0.2
+"""Seconds in which the same signal is heard once."""
 
 
 Ready = Callable[[Mapping[str, Any]], None]
@@ -166,20 +168,25 @@ def _is_dead(first: Any) -> bool:
 
 
 def _told_to_end(within: float) -> asyncio.Event:
-    """By TERM or INT; told twice, at once. However long anything takes, the process is gone ``within`` seconds."""
+    """By TERM or INT; told twice, at once. However long anything takes, the process is gone ``within`` seconds.
+    timeout(1) and others send theirs to the process and to its group: an echo is no second word."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
+    first = (0, 0.0)
 
-    def end() -> None:
-        if told.is_set():
+    def end(number: int) -> None:
+        nonlocal first
+        if not told.is_set():
+            first = (number, loop.time())
+            say("gateway.stopping", within=within)
+            overdue = threading.Timer(within, _overdue)
+            overdue.daemon = True
+            overdue.start()
+            told.set()
+        elif number != first[0] or loop.time() - first[1] > ECHO:
             os._exit(1)
-        say("gateway.stopping", within=within)
-        overdue = threading.Timer(within, _overdue)
-        overdue.daemon = True
-        overdue.start()
-        told.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
     return told
 
 
