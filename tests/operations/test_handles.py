@@ -1,15 +1,12 @@
-"""An operation as a block, with functions that are awaited, with answers that get lost; and what is refused at once."""
+"""An operation as a block, as a decorator, with functions that are awaited; and what it takes to run one."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import operator
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -79,28 +76,6 @@ async def test_a_block_is_an_operation_async(either: str) -> None:
                 raise ValueError("broken")
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_what_a_function_leaves_behind_does_not_stand_in_the_way_of_its_end(either: str, many: bool) -> None:
-    """A note that is being written when it returns comes before its end, and a later one is refused."""
-    left: list[Any] = []
-
-    async def work(key: Any = None, *, op: Any) -> int:
-        left[:] = [op, asyncio.create_task(op.checkpoint("under way"))]
-        await asyncio.sleep(0)
-        return 1
-
-    async with holdfast.AsyncClient(either) as client:
-        if many:
-            [outcome] = await client.operations.run_many(["a"], work)
-        else:
-            outcome = await client.operation("a").run(work)
-        assert (outcome.result, await left[1]) == (1, None)
-        with pytest.raises(RuntimeError, match="operation 'a' is over"):
-            await left[0].checkpoint("too late")
-        kinds = [each.kind for each in await client.operations.history("a")]
-        assert kinds == ["lock_acquired", "claimed", "effect_started", "checkpoint", "success", "lock_released"]
-
-
 def test_a_block_in_a_transaction(postgres_url: str) -> None:
     ask(postgres_url, "create table work (what int)")
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
@@ -126,81 +101,6 @@ async def test_functions_that_are_awaited_run_side_by_side_and_do_not_mix(either
         runs = [client.operation(f"{prefix}-{n % 5}", timeout=60).run(work, n % 5) for n in range(20)]
         assert [each.result for each in await asyncio.gather(*runs)] == [n % 5 for n in range(20)]
         assert sorted(calls) == [0, 1, 2, 3, 4]
-
-
-async def test_what_is_cancelled_is_left_half_done(either: str) -> None:
-    """Nobody knows what it has done: it is not a failure that may be tried again."""
-    key, begun = name(), asyncio.Event()
-    async with holdfast.AsyncClient(either) as client:
-
-        async def work() -> None:
-            begun.set()
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(client.operation(key).run(work))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        record = await client.operations.get(key)
-        assert record is not None
-        assert record.status == "partial"
-
-
-def test_a_late_owner_is_refused_by_its_fence(either: str) -> None:
-    """It had the lease, and has done it; but somebody else has it now, and its result is the one that counts."""
-    key, begun, go_on = name(), threading.Event(), threading.Event()
-
-    def late() -> str:
-        begun.set()
-        assert go_on.wait(30)
-        return "late"
-
-    with holdfast.Client(either) as client, holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
-        zombie = pool.submit(lambda: client.operation(key).run(late))
-        assert begun.wait(30)
-        [lease] = other.leases.list()
-        other.leases.force_release(lease.name, actor="test", reason="it stands still")
-        assert other.operation(key, rollback=int).run(lambda: "in time").attempt == 2
-        go_on.set()
-        with pytest.raises(holdfast.FencedOut):
-            zombie.result(30)
-        assert other.operation(key).run(int).result == "in time"
-        assert other.operations.verify(key).broken == ()
-
-
-def test_a_checkpoint_of_a_late_owner_is_refused_too(either: str) -> None:
-    with holdfast.Client(either) as client, holdfast.Client(either) as other:
-
-        def work(op: Any) -> None:
-            [lease] = other.leases.list()
-            other.leases.force_release(lease.name, actor="test", reason="it stands still")
-            op.checkpoint("half way")
-
-        with pytest.raises(holdfast.FencedOut, match=r"'op-.*' has passed on to somebody else"):
-            client.operation(key := name()).run(work)
-        record = other.operations.get(key)
-        assert record is not None
-        assert record.status == "partial"
-
-
-@pytest.mark.parametrize("moment", ["to_server", "to_client"])
-def test_an_end_whose_answer_was_lost_is_written_once(postgres_url: str, moment: Any) -> None:
-    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
-
-        def work() -> str:
-            proxy.stall(moment)
-            threading.Timer(0.3, heal).start()
-            return "done"
-
-        def heal() -> None:
-            proxy.cut()
-            proxy.heal()
-
-        outcome = client.operation("k", ttl=60).run(work)
-        assert (outcome.result, outcome.attempt) == ("done", 1)
-        assert client.operation("k").run(int).result == "done"
-    assert query(postgres_url, "select count(*) from holdfast.wal") == [(2,)], "the claim and the end"
 
 
 def test_as_few_round_trips_as_there_can_be(postgres_url: str) -> None:
@@ -269,82 +169,6 @@ async def test_tasks_and_threads_of_one_operation_may_note_at_the_same_time(eith
             assert (state.status, sorted(state.checkpoints)) == ("success", ["a", "b", "c", "d"])
             assert (await client.operations.verify(each)).problems == ()
     assert told == [(1, 1)], "progress may be awaited, too"
-
-
-@pytest.fixture
-def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
-    """A client of a file that must not even be made."""
-    yield connect(f"sqlite:///{tmp_path / 'app.db'}")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        ({"when_locked": "hope"}, ValueError, "when_locked must be one of wait, backoff, skip, fail, escalate"),
-        ({"on_partial": "rollback"}, ValueError, "on_partial='rollback' needs rollback="),
-        ({"on_partial": "verify"}, ValueError, "on_partial='verify' needs verify="),
-        ({"on_partial": "hope"}, ValueError, "on_partial must be"),
-        ({"timeout": -1}, ValueError, "timeout must be between"),
-        ({"ttl": 0}, ValueError, "ttl must be between"),
-        ({"ttl": math.nan}, ValueError, "ttl must be between"),
-        ({"keep": 0}, ValueError, "keep must be between"),
-        ({"max_attempts": 0}, ValueError, "max_attempts must be 1 or more, not 0"),
-        ({"max_attempts": True}, TypeError, "max_attempts must be an int"),
-        ({"retries": -1}, ValueError, "retries must be 0 or more"),
-        ({"remember_errors": ["ValueError"]}, TypeError, "remember_errors must be a list of exception classes"),
-        ({"remember_errors": ValueError}, TypeError, "remember_errors must be a list of exception classes"),
-        ({"rollback": 7}, TypeError, "rollback must be a function"),
-        ({"rollback": "unknown"}, ValueError, "no rollback is registered as 'unknown'; there are: none"),
-        ({"verify": "x"}, TypeError, "verify must be a function"),
-        ({"preconditions": [1]}, TypeError, "a condition must be a function"),
-        ({"payload": open}, TypeError, "payload is a builtin_function_or_method, which has no canonical form"),
-        ({"actor": ""}, ValueError, "actor must have"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused_at_once(untouched: Any, options: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        untouched.operation("k", **options)
-
-
-def test_wrong_keys_and_functions_are_refused_at_once(untouched: Any) -> None:
-    for key in ("", "x" * 201, "a\nb"):
-        with pytest.raises(ValueError, match=r"^key must"):
-            untouched.operation(key)
-    for wrong in (7, b"x", None):
-        with pytest.raises(TypeError, match="key must be a str or an OperationKey"):
-            untouched.operation(wrong)
-    with pytest.raises(TypeError, match="function must be a function"):
-        untouched.operation("k").run(7)
-    with pytest.raises(TypeError, match=r"cannot use the transaction of a builtins\.str"):
-        untouched.operation("k", tx="conn").run(int)
-    with pytest.raises(TypeError, match="this operation is a decorator"):
-        untouched.operation(lambda: "k").run(int)
-    with pytest.raises(ValueError, match="status must be one of"):
-        untouched.operations.list(status="done")
-    with pytest.raises(ValueError, match="nothing to register"):
-        untouched.operations.register("x")
-    for option, given in (("batch", 0), ("batch", 1.5), ("batch", True), ("progress", 7), ("key", 7), ("payload", 7)):
-        with pytest.raises((ValueError, TypeError), match=f"^{option} must be"):
-            untouched.operations.run_many(["a"], len, **{option: given})
-
-
-def test_a_function_that_only_begins_when_it_is_called_is_refused(tmp_path: Path) -> None:
-    """Its result would be a coroutine, and nothing would have been done."""
-
-    async def later() -> None: ...
-
-    def generator() -> Iterator[int]:
-        yield 1
-
-    client = holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}")
-    for function in (later, generator):
-        with pytest.raises(TypeError, match="only begins when it is called"):
-            client.operation("k").run(function)
-        with pytest.raises(TypeError, match="only begins when it is called"):
-            client.operation("k")(function)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_usage_and_execute_are_enough(postgres_url: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied, Review
-from holdfast.testing.operation_stage import leave_half_done, name
+from holdfast.testing.operation_stage import leave_half_done, name, running
 from tests.operations.governing import BY_ELDER, answer, fail, governed, key
 
 
@@ -51,6 +51,23 @@ def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_
         told_all = [(each.status, each.actor) for each in client.reviews.list(status=None, key=roads)]
         assert told_all == [("approved", "elder Mary"), ("rejected", "joe"), ("approved", "elder Mary")]
         assert all(each.spent_at for each in client.reviews.list(status=None, key=roads))
+
+
+def test_an_approval_is_there_for_the_next_one_when_somebody_else_had_the_lock(either: str, attempt: Any) -> None:
+    dataset = name()
+    with holdfast.Client(either) as client:
+        with pytest.raises(ValueError, match="broken"):
+            attempt(client, key(dataset), fail)
+        with pytest.raises(holdfast.OperationFailed, match="up for review"):
+            attempt(client, key(dataset), int, max_attempts=1)
+        [review] = client.reviews.list(key=key(dataset))
+        client.reviews.approve(review.id, actor="jane", reason="once more")
+        with running(either, key(dataset, "other")):
+            assert attempt(client, key(dataset), int, max_attempts=1, when_locked="skip").status == "skipped"
+            with pytest.raises(holdfast.OperationInProgress):
+                attempt(client, key(dataset), int, max_attempts=1, when_locked="fail")
+        assert attempt(client, key(dataset), int, max_attempts=1).attempt == 2
+        assert client.reviews.get(review.id).spent_at is not None  # type: ignore[union-attr]
 
 
 def test_two_who_ask_do_not_share_an_approval(either: str) -> None:

@@ -282,6 +282,9 @@ select holdfast.review_open(cast(:key as text), cast(:label as text), cast(:data
 -- name: review_take
 select id, outcome, actor, answer from holdfast.review_take(cast(:key as text))
 
+-- name: review_return
+select holdfast.review_return(cast(:id as bigint)) as returned
+
 -- name: review_list
 select id, key, label, dataset, operation, reason, detail, opened_at, status, actor, answer, closed_at, spent_at
   from holdfast.review_list(:status, :id::bigint, :key, :most::int)

@@ -445,6 +445,9 @@ update holdfast_review set spent_at = {now}
  where id = (select min(id) from holdfast_review where idem_key = :key and outcome = 'approved' and spent_at is null)
 returning id, outcome, actor, answer;
 
+-- name: review_return
+update holdfast_review set spent_at = null where id = :id and outcome = 'approved' returning true as returned;
+
 -- name: review_list
 select id, idem_key as key, label, dataset_id as dataset, operation_type as operation, reason, detail, opened_at, status, actor,
        answer, closed_at, spent_at

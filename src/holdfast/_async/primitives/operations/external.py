@@ -199,7 +199,8 @@ class AsyncExternal(AsyncAttempt):
             op.attempt -= 1
             return None
         except Exception as error:
-            await self._leave(op, {**told(error), "where": act.name.lower()})
+            if self._grant is not None:  # else it is written down already, or refused
+                await self._leave(op, {**told(error), "where": act.name.lower()})
             raise
 
     async def save(self, op: AsyncRunning) -> None:

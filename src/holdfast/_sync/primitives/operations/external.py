@@ -200,7 +200,8 @@ class External(Attempt):
             op.attempt -= 1
             return None
         except Exception as error:
-            self._leave(op, {**told(error), "where": act.name.lower()})
+            if self._grant is not None:  # else it is written down already, or refused
+                self._leave(op, {**told(error), "where": act.name.lower()})
             raise
 
     def save(self, op: Running) -> None:

@@ -37,6 +37,8 @@ class Governance:
         """How often it was tried in this run already."""
         self.approved = False
         """Somebody has approved a review of it: once, whatever it was about."""
+        self._approval: int | None = None
+        """The number of that review."""
         self.measured: Measured | None = None
         """The run that it is part of, if anybody listens."""
 
@@ -126,8 +128,14 @@ class Governance:
             )
         if said["outcome"] == "open":
             raise _up_for_review(key.label, "", said["id"])
-        self.approved = True
+        self.approved, self._approval = True, said["id"]
         return True
+
+    def not_begun(self) -> None:
+        """Somebody else had its lock: what was approved is there for the next one who asks."""
+        if self._approval is not None:
+            self.told("review_return", {"id": self._approval})
+            self.approved, self._approval = False, None
 
     def refused(self, error: OperationFailed) -> bool:
         """One that is never tried again by itself goes to the people who look; True when they have said that it may be

@@ -1,5 +1,5 @@
 delete from holdfast.schema_version where version = 6;
-drop function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_list(text, bigint, text, int),
+drop function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_return(bigint), holdfast.review_list(text, bigint, text, int),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision);
 drop function holdfast.operation_entries(text, int, int);

@@ -404,6 +404,14 @@ begin
     end if;
 end $$;
 
+-- An approval that was taken, and came to no attempt after all, is there for the next one.
+create function holdfast.review_return(review bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    update holdfast.review r set spent_at = null where r.id = review and r.outcome = 'approved';
+    return found;
+end $$;
+
 create function holdfast.review_list(only_status text, only_id bigint, only_key text, most int)
 returns table (id bigint, key text, label text, dataset text, operation text, reason text, detail text, opened_at double precision, status text,
                actor text, answer text, closed_at double precision, spent_at double precision)
@@ -456,7 +464,7 @@ begin
                and g.status = 'failure' and g.failures > 0 and g.dataset_id is not distinct from dataset);
 end $$;
 
-revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_list(text, bigint, text, int),
+revoke all on function holdfast.review_open(text, text, text, text, text, text), holdfast.review_take(text), holdfast.review_return(bigint), holdfast.review_list(text, bigint, text, int),
     holdfast.review_decide(bigint, text, text, text), holdfast.operation_kin(text, text, text, text, text, text, text),
     holdfast.operation_failed(text, double precision) from public;
 
