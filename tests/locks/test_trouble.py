@@ -23,6 +23,7 @@ import holdfast
 from holdfast._wire.clock import now
 from holdfast._wire.database import parse
 from holdfast._wire.locking import opening, pump
+from holdfast._wire.locking.line import OVERTAKES
 from holdfast.core.lock import _Texts
 from holdfast.sql import Step, statements
 from holdfast.testing import Postgres, Proxy
@@ -202,6 +203,10 @@ def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sq
     assert waits(first)
     greedy.run("unlock", key, 0.0)
     assert waits(second), "it is not the first"
+    assert [True] in [second.receive() for _ in range(OVERTAKES)], "but the first may have been stopped"
+    second.run("unlock", key, 0.0)
+    second.stand(key)
+    assert waits(second)
     assert first.receive() == [True]
     first.run("unlock", key, 0.0)
     greedy.look()

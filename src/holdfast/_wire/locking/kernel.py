@@ -72,7 +72,7 @@ class KernelLockWire:
         byte = offset(key)
         if verb == "try":
             kind = fcntl.F_WRLCK
-            if self._line.passed is not None and self._line.lets_in(byte):
+            if self._line.passed is not None and self._waiting is None and self._line.lets_in(byte):
                 return False
         elif self._files[len(key) - 1] is None:  # it could not be opened: nothing is locked there
             return True
@@ -114,7 +114,7 @@ class KernelLockWire:
     def receive(self) -> list[Any] | EngineError | None:
         if self._waiting is not None:
             try:
-                if self._line.is_first(offset(self._waiting)) and self.run("try", self._waiting, 0.0):
+                if self._line.is_turn(offset(self._waiting)) and self.run("try", self._waiting, 0.0):
                     self._line.leave()
                     self._waiting, self._answers = None, [True]
             except EngineError as error:
