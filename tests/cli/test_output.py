@@ -314,16 +314,15 @@ def test_every_command_and_option_is_in_the_reference() -> None:
                     assert spelling in sections[name], f"{name} {spelling}"
 
 
-def test_every_command_has_help_that_fits_a_line_in_the_list() -> None:
+def test_every_command_is_in_the_list() -> None:
     listed = ask("--help").partition("Commands:")[2]
     assert [line.split()[0] for line in listed.splitlines() if line] == sorted(COMMANDS)
-    for name in COMMANDS:
-        assert "Usage: holdfast" in ask(name, "--help")
 
 
 @pytest.mark.parametrize(
     "command", [(), *((name,) for name in COMMANDS), *(("migrate", each) for each in ("up", "down", "status", "print"))]
 )
-def test_every_help_has_an_example(command: tuple[str, ...]) -> None:
-    examples = ask(*command, "--help").partition("Example")[2]
+def test_every_help_says_how_it_is_called_and_has_an_example(command: tuple[str, ...]) -> None:
+    usage, _, examples = ask(*command, "--help").partition("Example")
+    assert "Usage: holdfast" in usage
     assert re.search(rf"^ +holdfast .*\b{' '.join(command)}", examples, re.MULTILINE)

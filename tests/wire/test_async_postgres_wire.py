@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -15,7 +13,7 @@ import pytest_asyncio
 from holdfast._wire.aio_postgres import AsyncPostgresSession
 from holdfast._wire.database import parse
 from holdfast.core.errors import Unanswered, Unreachable
-from tests.raw import acquisition
+from tests.raw import acquisition, locked
 
 LIST = "lease_list"
 
@@ -25,13 +23,6 @@ async def session(postgres_url: str) -> AsyncIterator[AsyncPostgresSession]:
     made = await AsyncPostgresSession.open(parse(postgres_url), 10.0)
     yield made
     made.close()
-
-
-@contextmanager
-def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(url) as connection:
-        connection.execute("lock table holdfast.lease in access exclusive mode")
-        yield connection
 
 
 async def test_of_1000_calls_with_random_cancellations_each_gets_its_own_answer(session: AsyncPostgresSession) -> None:
