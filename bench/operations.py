@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import holdfast
@@ -72,13 +73,16 @@ def operation_batch(place: Place) -> list[Result]:
     url = place.postgres_url()
     client, numbers = place.client(url), itertools.count()
 
-    def many(times: int) -> None:
-        keys = [f"m{next(numbers)}" for _ in range(times)]
-        client.operations.run_many(keys, _nothing, batch=BATCH)
+    def many(times: int) -> float:
+        return _seconds_of_many(client, [f"m{next(numbers)}" for _ in range(times)])[0]
+
+    def claimed(times: int) -> float:
+        return _seconds_of_many(client, [f"m{next(numbers)}" for _ in range(times)])[1]
 
     variants: list[tuple[str, Run]] = [
         ("one at a time", runs(client, map("s{}".format, itertools.count()), int)),
-        ("run_many", many),
+        ("run_many, until it is claimed", claimed),
+        ("run_many, claimed and finished", many),
     ]
     rounds, times = place.effort.rounds(5), place.effort.times(2000)
     return compare("operation_batch", variants, rounds=rounds, times=times, aim="50 µs")
@@ -92,8 +96,23 @@ def runs(client: holdfast.Client, keys: Any, effect: Callable[[], object], tx: A
     return run
 
 
-def _nothing(item: object) -> None:
-    return None
+def _seconds_of_many(client: holdfast.Client, keys: list[str]) -> tuple[float, float]:
+    """All of it; and that part in which keys are claimed: until the first function of a batch is called, from the
+    beginning or the end of the batch before."""
+    began = since = perf_counter()
+    claiming, waits = 0.0, True
+
+    def function(_: str) -> None:
+        nonlocal claiming, waits
+        if waits:
+            claiming, waits = claiming + perf_counter() - since, False
+
+    def progress(*_: int) -> None:
+        nonlocal since, waits
+        since, waits = perf_counter(), True
+
+    client.operations.run_many(keys, function, batch=BATCH, progress=progress)
+    return perf_counter() - began, claiming
 
 
 def _sqlite(place: Place) -> list[Result]:

@@ -147,6 +147,11 @@ def test_hooks_and_drivers_are_checked_before_they_are_called_in_vain(untouched:
         if hook != 5:
             with pytest.raises(TypeError, match=f"^driver.get {told}"):
                 untouched.reconciler("box", SimpleNamespace(**{**driver, "get": hook}))
+    if isinstance(untouched, Blocking):
+        for name in ("list", "get"):
+            half = {**driver, "list": awaited, "get": awaited, name: driver[name]}
+            with pytest.raises(TypeError, match=f"^driver.{name} is .* cannot be awaited: make it an async def"):
+                untouched.reconciler("box", SimpleNamespace(**half))
 
 
 def test_a_forced_release_needs_a_reason(untouched: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast._sync.engines import engine
+from holdfast._wire.clock import now
 from tests.children import Child, eventually, until
 from tests.electors import SLOW, Replica, replicas, replicas_beside
 
@@ -40,6 +43,54 @@ def test_a_client_that_is_closed_stops_the_work_before_it_releases_the_lease(eit
         assert not closes.is_alive()
         one.thread.join(30)
         assert not one.thread.is_alive(), "run has returned"
+
+
+def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it another one would lead at once. It is released when the work has ended, although its client is
+    closed."""
+    monkeypatch.setattr(engine, "IDLE", 0.01)
+    with (
+        replicas_beside(either, **SLOW | {"grace": 0.01, "failover": "session"}) as one,
+        holdfast.Client(either) as late,
+    ):
+        eventually(lambda: one.leads, "it leads")
+        one.hold.set()
+        keeper = one.client._engine.keeper
+        one.client.close()
+        eventually(lambda: keeper._thread is None or keeper._asleep_until > now() + 30, "there is nothing else to keep")
+        assert late.lease("work").try_acquire() is None
+        one.hold.clear()
+        assert late.lease("work").acquire(timeout=30).fence > one.terms[0].fence
+
+
+async def test_a_lease_goes_with_the_work_that_nobody_waits_for_any_more(sqlite_url: str) -> None:
+    """Interrupted twice, run waits no longer; its lease would stay for a day there, and its elector never run again."""
+    began, ended = asyncio.Event(), asyncio.Event()
+    terms: list[Any] = []
+
+    async def stubborn(term: Any) -> None:
+        terms.append(term)
+        began.set()
+        while not ended.is_set():
+            with suppress(asyncio.CancelledError):
+                await ended.wait()
+
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        elector = client.elector("work", **SLOW)
+        run = asyncio.create_task(elector.run(stubborn))
+        await began.wait()
+        run.cancel()
+        await terms[0].stopping.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        with pytest.raises(RuntimeError, match="has not ended"):
+            await elector.run(stubborn)
+        ended.set()
+        await client.lease("work").acquire(timeout=30)
+        assert elector.status().state == "ended"
 
 
 def test_a_client_that_is_closed_leaves_the_lease_of_work_that_does_not_stop_to_expire(postgres_url: str) -> None:

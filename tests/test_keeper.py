@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ import pytest
 import holdfast
 from holdfast._wire.database import parse
 from holdfast._wire.identity import new_token
-from holdfast.keeper import Holding
+from holdfast._wire.waiting import Owner
+from holdfast.keeper import Holding, Pulse
 from holdfast.keeper.ears import Ears
 from holdfast.testing import Postgres
 from tests.children import NONE, Child, backends, eventually, kept, pass_time, query, rows
@@ -301,3 +303,27 @@ def test_a_paused_other_server_starves_no_heartbeat(own_server: Postgres, postgr
             kept(grant)
             grant.renew()
             own_server.resume()
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_a_signal_handler_may_take_and_give_back_a_lease_while_one_is_given_back(step: int) -> None:
+    """It runs in the thread that is there already, which no lock keeps out."""
+    pulse, owner = Pulse.to_be(30.0, None), Owner()
+    one, other = (Holding(name, name, owner, print) for name in ("one", "other"))
+    steps = iter(range(step + 1))
+
+    def interrupt(*_: object) -> Any:
+        """Before each line, and those of whatever it calls."""
+        if next(steps, None) == step:
+            sys.settrace(None)
+            pulse.add(other)
+            pulse.remove(other.token)
+        return interrupt
+
+    pulse.add(one)
+    sys.settrace(interrupt)
+    try:
+        pulse.remove(one.token)
+    finally:
+        sys.settrace(None)
+    assert pulse.of_owner(owner) == [] == list(pulse.holdings)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +112,33 @@ def test_the_page_on_governance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(holdfast.PolicyDenied, match=r"tells a position"):
         known["client"].operation(replace(known["key"], task="again"), payload=known["exact"]).run(int)
     known["client"].close()
+
+
+def test_the_pages_on_operations_slots_and_files_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parcels.csv").write_text("1", encoding="utf-8")
+    published: list[str] = []
+    api = SimpleNamespace(create_draft=lambda: "draft", publish=published.append, delete=published.remove)
+    order = {"id": 42}
+    with (
+        holdfast.Client("sqlite:///app.db") as client,
+        closing(sqlite3.connect("app.db", isolation_level=None)) as conn,
+    ):
+        known: dict[str, Any] = {
+            "holdfast": holdfast, "json": json, "client": client, "conn": conn, "api": api, "order": order,
+            "orders": [{"id": 43}], "charge": lambda *_: {"charged": True}, "load": lambda: {"rows": 1},
+            "publish": lambda: None, "unpublish": lambda op: None, "is_published": lambda op: False,
+            "file_is_complete": lambda: True, "rows_add_up": lambda: True, "tune": list(range(5)).index,
+            "read_sessions": list,
+        }  # fmt: skip
+        for name in ("operations", "slots", "rows-and-files"):
+            page = (ROOT / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8")
+            for code in blocks("python", page):
+                if "great_expectations" not in code:  # which has a test of its own
+                    run(code, known)
+        assert {each.label for each in client.operations.list()} >= {"charge:42", "charge:43"}
+        assert known["slots"].owners() == {1: "session-3"}
+    assert json.loads((tmp_path / "settings.json").read_text(encoding="utf-8")) == {"port": 8080}
 
 
 def calls_in(page: str) -> list[ast.FunctionDef]:

@@ -97,6 +97,22 @@ def test_entering_that_is_interrupted_keeps_nothing(either: str) -> None:
         asyncio.run(main())
 
 
+def test_leaving_that_is_interrupted_keeps_nothing(sqlite_url: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(sqlite_url) as client:
+            shards = client.shards("sweep", 200, ttl=60)
+            await shards.__aenter__()
+            leaving = asyncio.create_task(shards.__aexit__(None, None, None))
+            await asyncio.to_thread(eventually, lambda: len(looks.leases.list()) < 200, "some are given back")
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            await asyncio.to_thread(eventually, lambda: looks.leases.list() == [], "all are")
+
+    with holdfast.Client(sqlite_url) as looks:
+        asyncio.run(main())
+
+
 def test_a_key_belongs_to_the_replica_that_has_its_shard(connect: Connect, either: str) -> None:
     with member(connect, either) as first, member(connect, either, 1) as second:
         eventually(lambda: shares([first, second]) == [6, 6], "two halves")

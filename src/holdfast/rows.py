@@ -35,8 +35,9 @@ def row_lock(conn: Awaiting, table: Table, /, **key: Any) -> Awaitable[Row | Non
 def row_lock(conn: object, table: Table, /, **key: Any) -> Any:
     """Lock a row until the transaction on ``conn`` ends: the row as it is now, or None when somebody has it.
 
-    It never waits, which keeps expensive work from being done twice: whoever comes second returns at once, and whoever
-    comes later finds the value that is there by then::
+    It never waits for whoever has the row, which keeps expensive work from being done twice: who comes second returns
+    at once, and who comes later finds the value that is there by then. (A table that is just being altered, or locked
+    whole, holds it up like every statement; ``lock_timeout`` bounds that, and the answer is None as well)::
 
         with conn.transaction():
             row = holdfast.row_lock(conn, "summary", document_id=7)

@@ -95,15 +95,17 @@ def test_locks_of_anybody_are_listed_with_who_blocks_whom(postgres_url: str) -> 
 
 
 def test_a_client_knows_the_names_of_its_own_locks_at_once(connect: Callable[..., Any], either: str) -> None:
-    """Others read them where they are written down a moment later."""
+    """Others read them where they are written down a moment later. Neighbours are one lock for the kernel."""
     client = connect(either)
-    with client.lock(LONG), client.lock(("agent", 7)), client.lock("import"):
-        assert [each.label for each in client.locks.list()] == [LONG, "import", "(agent, 7)"]
+    with client.lock(LONG), client.lock(("agent", 7)), client.lock(("agent", 8)), client.lock("import"):
+        assert [each.label for each in client.locks.list()] == [LONG, "import", "(agent, 7)", "(agent, 8)"]
 
 
 def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
     """A lease with a session of its own, a standby that watches that session, and one that waits to be told."""
-    waits = "import sys, holdfast\nholdfast.Client(sys.argv[1]).lease('sweep', timeout=60).acquire()"
+    waits = (
+        "import sys, holdfast\nholdfast.Client(sys.argv[1]).lease('sweep', timeout=60, failover='session').acquire()"
+    )
     with holdfast.Client(postgres_url) as client, ExitStack() as stack:
         client.lease("sweep", failover="session").acquire()
         stack.enter_context(Child(waits, postgres_url))
@@ -115,7 +117,8 @@ def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
         mine = (None, f"session of {label}", "exclusive", True)
         standby = (None, f"session of {label}", "shared", False)
         listens = ("waits for a lease", None, "shared", True)
-        eventually(lambda: seen() >= {mine, standby, listens}, "all of them are there")
+        ready = (None, "session without a lease", "exclusive", True)
+        eventually(lambda: seen() >= {mine, standby, listens, ready}, "all of them are there")
 
 
 def test_another_schema_has_names_of_its_own(postgres_url: str) -> None:

@@ -86,7 +86,10 @@ def test_the_log_is_replayed_and_nothing_is_executed(filled: str) -> None:
     assert (found["status"], found["result"], found["attempt"]) == ("success", {"id": 7}, 1)
     assert len(valid("ops-replay", ask(*at(filled, "ops", "replay", "--since", "600", "--json")))) == 3
     assert {row["status"] for row in columns_of(ask(*at(filled, "ops", "replay")))} == {"success", "failure", "partial"}
-    assert "no entry" in call(*at(filled, "ops", "replay", "nobody's")).stderr
+    for command in ("replay", "verify"):
+        done = call(*at(filled, "ops", command, "nobody's"))
+        assert (done.returncode, "there is no operation" in done.stderr) == (1, True)
+        assert call(*at(filled, "ops", command, "charge:42", "--since", "0.001")).returncode == 0, "it is just older"
     done = call(*at(filled, "ops", "replay", "--since", "1e300"))
     assert (done.returncode, "--since must be seconds" in done.stderr) == (2, True)
 

@@ -322,7 +322,9 @@ def test_every_command_is_in_the_list() -> None:
 @pytest.mark.parametrize(
     "command", [(), *((name,) for name in COMMANDS), *(("migrate", each) for each in ("up", "down", "status", "print"))]
 )
-def test_every_help_says_how_it_is_called_and_has_an_example(command: tuple[str, ...]) -> None:
-    usage, _, examples = ask(*command, "--help").partition("Example")
-    assert "Usage: holdfast" in usage
+def test_every_help_is_whole_and_has_an_example(command: tuple[str, ...]) -> None:
+    told = ask(*command, "--help")
+    assert "Usage: holdfast" in told
+    assert "..." not in told.partition("Commands:")[2], "each fits a line in the list"
+    examples = told.partition("Example")[2]
     assert re.search(rf"^ +holdfast .*\b{' '.join(command)}", examples, re.MULTILINE)

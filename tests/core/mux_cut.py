@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,33 +11,7 @@ from holdfast.core.mend import mend
 from holdfast.core.mux import Mux
 from holdfast.core.tickets import Action, Key, Open, Settle, Ticket
 from tests.core.mux_world import World
-
-
-class Interrupt:
-    """Raises before instruction number ``at`` of the multiplexer."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-
-    def __enter__(self) -> None:
-        sys.settrace(self._called)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _called(self, frame: FrameType, event: str, _: object) -> Any:
-        if "/holdfast/core/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "opcode":
-            self._left -= 1
-            if self._left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._step
+from tests.interrupting import Interrupt
 
 
 class CutMux(Mux):
@@ -58,7 +30,7 @@ def _cut(name: str) -> Any:
         if at is None:
             return event(self, *args)
         try:
-            with Interrupt(at):
+            with Interrupt(at, "/holdfast/core/"):
                 return event(self, *args)
         except KeyboardInterrupt:
             self.was_cut = True

@@ -54,6 +54,17 @@ def test_two_values_have_one_form_exactly_if_they_are_the_same(one: Any, other: 
     assert (canonical.encode(one) == canonical.encode(other)) == (sameness(one) == sameness(other))
 
 
+def test_a_part_that_is_a_text_of_another_class_is_that_text() -> None:
+    """What writes it down would ask it how it is to be written, and get another name."""
+
+    class Dataset(str, enum.Enum):  # noqa: UP042
+        PARCELS = "parcels"
+
+    key = OperationKey(**{**PARTS, "dataset": Dataset.PARCELS})
+    assert (type(key.dataset), key.label, key) == (str, OperationKey(**PARTS).label, OperationKey(**PARTS))
+    assert type(as_key(Dataset.PARCELS).label) is str
+
+
 @given(st.dictionaries(st.text(max_size=4), values, max_size=5), st.randoms())
 def test_the_order_of_a_dict_does_not_matter(params: dict[str, Any], order: Any) -> None:
     names = list(params)

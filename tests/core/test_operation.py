@@ -49,6 +49,8 @@ def act(
         (Act.EXECUTE, {"status": "failure", "failures": 2}),
         (Act.EXECUTE, {"status": "failure", "failures": 1, "effect_started": True}),
         (Act.ROLL_BACK, {"status": "failure", "failures": 1, "effect_started": True, "undoes": True}),
+        (Act.VERIFY, {"status": "failure", "failures": 1, "effect_started": True, "on_partial": "verify"}),
+        (Act.EXECUTE, {"status": "failure", "failures": 1, "on_partial": "verify"}),
         (Act.EXHAUSTED, {"status": "failure", "failures": 3}),
         (Act.EXHAUSTED, {"status": "partial", "failures": 2}),
         (Act.REFUSE_FAILED, {"status": "failure", "failures": 1, "error": '{"remembered": true}'}),
@@ -67,7 +69,7 @@ def test_refusals_say_what_to_do() -> None:
     assert isinstance(half, OperationFailed)
     assert (half.status, half.label, half.key) == ("partial", "charge:42", key.digest)
     assert "Give rollback= or verify=, or reset it" in str(half)
-    failed = SEEN._replace(status="failure", attempt=3, error='{"type": "E", "message": "no"}')
+    failed = SEEN._replace(status="failure", attempt=8, failures=3, error='{"type": "E", "message": "no"}')
     assert "'charge:42' was tried 3 times, the last time with E: no" in str(refusal(Act.EXHAUSTED, failed, key))
 
 

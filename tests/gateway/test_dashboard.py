@@ -152,13 +152,18 @@ CONTRAST = """() => {
 }"""
 
 
+SPILLED = """() => [...document.querySelectorAll("td, tbody th")]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.trim())"""
+
+
 def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_phone(
     replica: Replica, visit: Any
 ) -> None:
     """Names and payloads that are markup, in everything that is shown, before the page is opened and while it is."""
     with ExitStack() as stack:
         early = visit()
-        stack.enter_context(busy(replica.url, mark=HOSTILE))
+        client = stack.enter_context(busy(replica.url, mark=HOSTILE))
+        stack.enter_context(client.lease("x" * 200, ttl=86400, holder="y" * 200))
         dark = visit(color_scheme="dark")
         phone = visit(viewport={"width": 390, "height": 800}, color_scheme="light")
         for page in (early, dark, phone):
@@ -168,12 +173,16 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
             assert HOSTILE in (page.locator(".squares .held").first.get_attribute("title") or "")
             assert page.locator("main img, main script, main [onerror], main [style]").count() == 0
             assert page.evaluate(CONTRAST) == []
+            assert page.evaluate(SPILLED) == []
             waits = page.locator("#locks tr", has_text="report")
             expect(waits).to_contain_text("waits")
             expect(waits).to_contain_text("behind")
         shown = {page: page.evaluate("getComputedStyle(document.body).backgroundColor") for page in (dark, phone)}
         assert len(set(shown.values())) == 2
         assert phone.evaluate("document.documentElement.scrollWidth") == 390
+        long = phone.locator("#leases tr", has_text="xxx")
+        expect(long).to_contain_text("h 59 m left")
+        assert long.bounding_box()["height"] < 120, "whoever needs all of a name points at it"
         lefts = {phone.locator(f"#{part}").bounding_box()["x"] for part in PARTS}
         assert len(lefts) == 1, "one column"
         assert early.locator("#operations .counts").inner_text().split() == [

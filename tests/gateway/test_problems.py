@@ -71,6 +71,7 @@ FOUND: list[tuple[dict[str, Any], list[str]]] = [
     ({"leases": [lease("@gate:x", left=1, **{"for": 60})]}, []),
     ({"ended": [ended("released"), ended("reentered"), ended("expired", ago=901)]}, []),
     ({"ended": [ended("expired", name="@gate:x")]}, []),
+    ({"ended": [ended("expired", name="@slot:default:1")]}, []),
     ({"ended": [ended("expired", ago=899)]}, ["A lease was lost in the last 15 minutes"]),
     ({"ended": [ended("forced", actor="jane"), ended("session_lost")]}, ["2 leases were lost in the last 15 minutes"]),
     ({"locks": [lock(4.9), lock(60, granted=True)]}, []),

@@ -177,6 +177,7 @@ async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
     assert (await http.get("/sandboxes", params={"label": "team"})).status_code == 422
     going = await http.delete("/sandboxes/web", headers={"If-Match": new.headers["etag"]})
     assert (going.status_code, going.json()["phase"]) == (202, "Deleting")  # nobody can say yet that nothing runs
+    assert going.json() == (await http.get("/sandboxes/web")).json()
     late = await http.patch("/sandboxes/web", json={"labels": {}}, headers={"If-Match": "*"})
     assert late.status_code == 409
 

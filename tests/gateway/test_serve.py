@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 import holdfast
+from holdfast.driver import daemon
+from holdfast.gateway import serving
+from holdfast.gateway.app import _address
 from holdfast.gateway.serving import _is_dead
+from holdfast.gateway.settings import Settings
 from tests.children import PATIENCE, Child, backends, eventually, rows
 from tests.cli.command import Running, at, call
 from tests.conftest import server
@@ -76,10 +83,13 @@ def test_one_that_was_killed_is_waited_for_as_long_as_its_lease_lives(place: Pat
         dead.kill()
     replica = Replica(file(place), place, driver=NONE)
     eventually(lambda: replica.events("instance.waits"), "it waits")
+    assert replica.end() == 0, "told to end, it waits no longer"
+    replica.begin()
+    eventually(lambda: len(replica.events("instance.waits")) == 2, "it waits anew")
     with holdfast.Client(file(place)) as client:
         assert client.leases.force_release("gateway:instance", actor="me", reason="it is dead")
     with replica:
-        assert [each["pid"] for each in replica.events("instance.waits")] == [dead.pid]
+        assert [each["pid"] for each in replica.events("instance.waits")] == [dead.pid, dead.pid]
         assert replica.end() == 0
 
 
@@ -225,6 +235,25 @@ def test_told_twice_it_ends_at_once(place: Path) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("listen", [lambda: serving._told_to_end(60), daemon._told_to_end], ids=["serve", "driver"])
+async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, listen: Callable[[], asyncio.Event]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(threading, "Timer", MagicMock())
+    told, loop = listen(), asyncio.get_running_loop()
+    try:
+        for number, left in ((signal.SIGTERM, []), (signal.SIGTERM, []), (signal.SIGINT, [1])):
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(told.wait(), PATIENCE)
+            await asyncio.sleep(0.01)  # the loop hears of a signal in its next round
+            assert ended == left
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
 def test_what_it_cannot_do_is_told_in_a_line(place: Path) -> None:
     """Exit code 1, and nothing on stdout."""
     bare = server().database()
@@ -236,11 +265,21 @@ def test_what_it_cannot_do_is_told_in_a_line(place: Path) -> None:
             (bare, options, "holdfast migrate"),
             ("postgresql://127.0.0.1:1/none", options, "127.0.0.1"),
             (file(place), ("--port", port, *options[2:]), f"cannot listen on 127.0.0.1 port {port}"),
+            (file(place), ("--port", "0", "--driver-folder", "/proc/d"), "cannot write to the folder /proc/d"),
         ]
         for url, flags, said in cases:
             done = call("serve", *flags, cwd=place, HOLDFAST_URL=url)
             assert (done.returncode, done.stdout) == (1, ""), done.stderr
-            assert said in done.stderr
+            assert said in done.stderr.splitlines()[-1]
+
+
+def test_an_address_that_leads_other_replicas_to_themselves_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    for url, told in (("sqlite:///app.db", []), ("postgresql://db1/app", ["gateway.unreachable"])):
+        assert _address(Settings(url, host="0.0.0.0", port=80)) == "http://127.0.1.1:80"
+        assert [each.getMessage() for each in caplog.records] == told
 
 
 def test_on_a_terminal_it_writes_for_people(place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.gateway.context import Gateway
-from holdfast.gateway.pages import looking, telling
+from holdfast.gateway.pages import looking, telling, words
 from holdfast.gateway.pages.problems import problems
 from tests.children import PATIENCE, eventually
 
@@ -103,3 +104,9 @@ async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(
         held.release()
         waits.result().release()
         in_line.result().release()
+
+
+def test_names_stand_in_the_order_in_which_people_count_and_an_agent_has_its_number() -> None:
+    assert sorted(["sb-10", "sb-9", "9", "sb", "10"], key=words.in_order) == ["9", "10", "sb", "sb-9", "sb-10"]
+    called = [SimpleNamespace(id="7", name=name, payload={"number": 7}) for name in ("session:s1", None)]
+    assert [words.called(each) for each in called] == ["agent 7 s1", "agent 7"]

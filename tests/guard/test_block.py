@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
@@ -38,6 +39,15 @@ def test_neither_a_release_nor_a_close_inside_the_block_frees_the_lease(connect:
             pass
     assert other.leases.list() == []
     client.close()
+
+
+def test_a_guard_left_with_a_transaction_open_that_it_protects_is_free_when_that_ends(postgres_url: str) -> None:
+    """It cannot be given back before; and a process that goes on must not renew it for ever."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        with client.guard("key", ttl=1, heartbeat=0.1) as grant:
+            grant.protect(connection)
+        connection.rollback()
+        eventually(lambda: client.leases.list() == [], "it is free")
 
 
 def test_a_fork_may_close_its_client_inside_the_block(sqlite_url: str, tmp_path: Path) -> None:

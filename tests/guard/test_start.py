@@ -13,7 +13,9 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.recipes.guard import _GuardLease
+from holdfast._wire.clock import now
 from tests.children import NONE, Child, eventually, last_queries, pass_time, query, rows
 from tests.cli.command import SCRIPT, at, environment
 from tests.conftest import server
@@ -130,18 +132,19 @@ def clearing(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield broom
 
 
-def hindered(client: Any, broom: psycopg.Connection[Any]) -> list[str]:
-    """Let the row be gone when it was asked for so often that a lease would have given up long ago."""
-    asked: list[str] = []
+def hindered(client: Any, broom: psycopg.Connection[Any]) -> list[float]:
+    """Let the row be gone when it was asked for so long that a lease would have given up; when it was asked for."""
+    asked: list[float] = []
     call = client._engine.call
 
-    def counted(name: str, *given: Any, **others: Any) -> Any:
-        asked.append(name)
-        if asked.count("lease_acquire") == 60:
-            broom.commit()
+    def timed(name: str, *given: Any, **others: Any) -> Any:
+        if name == "lease_acquire":
+            asked.append(now())
+            if asked[-1] > asked[0] + 2 * Lease._while_busy:
+                broom.commit()
         return call(name, *given, **others)
 
-    client._engine.call = counted
+    client._engine.call = timed
     return asked
 
 
@@ -154,7 +157,7 @@ def test_a_row_that_is_just_being_cleared_away_is_nobodys_lease(
         asked = hindered(client, clearing)
         with entered as grant:
             grant.check()
-        assert asked.count("lease_acquire") >= 60
+        assert asked[-1] > asked[0] + 2 * Lease._while_busy
 
 
 def test_one_that_stays_in_doubt_is_not_told_as_somebodys(

@@ -116,6 +116,15 @@ def test_leaving_what_was_not_entered(either: str) -> None:
         client.lock("a").__exit__(None, None, None)
 
 
+def test_a_block_does_not_begin_with_a_grant_that_is_gone(either: str) -> None:
+    with holdfast.Client(either) as client:
+        grant = client.lock("a").acquire()
+        with grant:
+            assert client.lock("a").try_acquire() is None
+        with pytest.raises(holdfast.LeaseLost, match="'a' was released"), grant:
+            pytest.fail("it runs unlocked")
+
+
 def test_a_closed_client_acquires_nothing_more() -> None:
     """Not even a thread that was waiting for the database to come back."""
     with Postgres.create() as server:
@@ -314,6 +323,29 @@ async def test_a_grant_that_a_task_forgets_is_told_of(either: str) -> None:
         with pytest.warns(ResourceWarning, match="lock 'a'"):
             await forgets(client)
         assert await other.lock("a").try_acquire() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("skips", [False, True])
+async def test_a_block_whose_task_the_garbage_collector_ends_in_another_thread_frees_the_lock(
+    postgres_url: str, skips: bool
+) -> None:
+    """Nobody is at work in it any more; and there is no event loop in that thread."""
+    async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
+        lock, inside = client.lock("a"), asyncio.Event()
+
+        async def forgotten() -> None:
+            async with lock.or_skip() if skips else lock:
+                inside.set()
+                await asyncio.Future()
+
+        block = forgotten()
+        task = asyncio.create_task(block)
+        await inside.wait()
+        with suppress(RuntimeError):
+            await asyncio.to_thread(block.close)
+        async with other.lock("a", timeout=PATIENCE):
+            task.cancel()
 
 
 def test_what_is_over_or_listened_to_is_dropped_without_a_word(either: str, recwarn: Any) -> None:

@@ -1,24 +1,20 @@
 """KeyboardInterrupt at every instruction of an acquire and of a release: nothing stays locked, nobody else notices.
 
-The exception is raised by a trace function, in the thread that acquires, before one instruction of holdfast after the
-other: that is stricter than the interpreter, which looks for signals only now and then. Left out are the very first
-instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be safe, and that which
-returns, where the interpreter does not look; and ``__del__``, where it swallows whatever is raised. With asyncio, the
-interrupt ends the loop, which then goes on.
+Left out are the very first instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be
+safe, and that which returns, where the interpreter does not look; and ``__del__``, where it swallows whatever is
+raised. With asyncio, the interrupt ends the loop, which then goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dis import opname
 from inspect import CO_COROUTINE
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -26,7 +22,9 @@ import pytest
 import holdfast
 from holdfast._wire.locking.aio_mending import MendingPump
 from holdfast.core.tickets import Claim
+from tests import interrupting
 from tests.children import eventually
+from tests.interrupting import returns
 from tests.locks.looks import advisory
 
 STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
@@ -36,47 +34,15 @@ STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
 FIRST = ("__exit__", "release", "__aexit__", "leave")
 
 
-def _stack(frame: FrameType | None) -> str:
-    """The innermost calls, to find what was interrupted."""
-    calls: list[str] = []
-    while frame is not None and len(calls) < 5:
-        calls.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " < ".join(calls)
-
-
-class Interrupt:
-    """Raises before instruction number ``at`` of holdfast in this thread, once."""
+class Interrupt(interrupting.Interrupt):
+    """Of holdfast's shells."""
 
     def __init__(self, at: int) -> None:
-        self.at = self.left = at
-        self.raised = False
-        self.where = ""
+        super().__init__(at, "/holdfast/_")
 
-    def __enter__(self) -> None:
-        sys.settrace(self._called)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _called(self, frame: FrameType, event: str, _: object) -> Any:
-        if "/holdfast/_" not in frame.f_code.co_filename or frame.f_code.co_name == "__del__":
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, _: object) -> Any:
-        code, place = frame.f_code, frame.f_lasti
+    def spares(self, code: CodeType, place: int) -> bool:
         start = 8 if code.co_flags & CO_COROUTINE else 4
-        never = opname[code.co_code[place]] == "RETURN_VALUE" or (code.co_name in FIRST and place < start)
-        if event == "opcode" and not self.raised and not never:
-            self.left -= 1
-            if self.left < 0:
-                self.raised = True
-                self.where = _stack(frame)
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._step
+        return returns(code, place) or (code.co_name in FIRST and place < start)
 
 
 def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[int]:

@@ -12,14 +12,21 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 import holdfast
+from holdfast._wire.database import parse
 from holdfast._wire.locking import pump
+from holdfast._wire.locking.aio_pump import AsyncPump
 from holdfast._wire.locking.shared_pump import SharedPump
+from holdfast.core.errors import Unanswered
+from holdfast.core.mux import Mux
+from holdfast.core.tickets import Session
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.portal import Blocking
 from tests.children import Child, eventually, query
 from tests.conftest import migrated
+from tests.last_words import BrokenOff
 from tests.locks.looks import advisory, waiters
 
 Connect = Callable[..., Any]
@@ -130,6 +137,37 @@ def test_a_connection_that_breaks_tells_every_grant(connect: Connect, postgres_u
         link.cut()
         eventually(lambda: grant.lost, "it is told")
         client.lock("a").acquire(timeout=20).check()
+
+
+class LastWords(BrokenOff):
+    """As a session for locks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.descriptor, self.close = self.ours.fileno(), self.ours.close
+
+    def receive(self) -> None:
+        try:
+            self.read()
+        except OSError as error:
+            raise Unanswered(str(error)) from error
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_loop(make: Any) -> None:
+    """uvloop tells of both at once, and never again."""
+    session = Session(waits=False)
+    session.wire, session.opened = LastWords(), True
+
+    async def hear() -> None:
+        of_it = AsyncPump(parse("postgresql://nowhere/at-all"), Mux(alone=True), asyncio.get_running_loop())
+        of_it._watch(session)
+        async with asyncio.timeout(5):
+            while not session.over:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(hear())
 
 
 def test_a_lock_won_by_waiting_is_lost_with_its_own_session(connect: Connect, postgres_url: str) -> None:

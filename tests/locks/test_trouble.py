@@ -21,6 +21,7 @@ import pytest
 
 import holdfast
 from holdfast._wire.clock import now
+from holdfast._wire.database import parse
 from holdfast._wire.locking import opening, pump
 from holdfast.core.lock import _Texts
 from holdfast.sql import Step, statements
@@ -160,15 +161,16 @@ def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch
             assert other.lock("a").try_acquire() is None
 
 
-@pytest.mark.parametrize("name", ["a", ("agent", 7)], ids=str)
+@pytest.mark.parametrize(("name", "end"), [("a", ""), (("agent", 7), ".away")], ids=["removed", "moved"])
 def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_new_one(
-    connect: Connect, sqlite_url: str, name: Any
+    connect: Connect, sqlite_url: str, name: Any, end: str
 ) -> None:
     """Processes that go on with different files would never exclude each other again."""
     holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
     held = holder.lock(name).acquire()
     with waiting(lambda: waiter.lock(name, timeout=20).acquire()) as won:
-        Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}").unlink()
+        file = Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}")
+        file.rename(f"{file}{end}") if end else file.unlink()
     eventually(lambda: held.lost, "it is told")
     with pytest.raises(holdfast.LeaseLost, match="was removed"):
         held.check()
@@ -176,6 +178,41 @@ def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_ne
     assert won[0].release() is True
     assert newcomer.lock(name).try_acquire() is not None
     assert holder.lock(name).try_acquire() is None
+
+
+def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sqlite_url: str) -> None:
+    """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
+    greedy, first, second = wires = [opening._open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    key = (b"7",)
+
+    def takes(wire: Any) -> Any:
+        return wire.run("try", key, 0.0)
+
+    def waits(wire: Any) -> bool:
+        return wire.receive() is None
+
+    assert takes(greedy)
+    for each in (first, second):
+        each.stand(key)
+        assert waits(each)
+    greedy.look()
+    greedy.run("unlock", key, 0.0)
+    assert not takes(greedy), "it is somebody else's turn"
+    assert takes(greedy), "but not at every turn"
+    assert waits(first)
+    greedy.run("unlock", key, 0.0)
+    assert waits(second), "it is not the first"
+    assert first.receive() == [True]
+    first.run("unlock", key, 0.0)
+    greedy.look()
+    assert takes(greedy), "nobody has marked it yet"
+    assert waits(second)
+    second.close()
+    greedy.look()
+    greedy.run("unlock", key, 0.0)
+    assert takes(greedy), "nobody waits any more"
+    for each in wires:
+        each.close()
 
 
 def test_a_wait_that_the_server_ends_now_and_then_goes_on(

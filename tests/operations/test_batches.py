@@ -15,7 +15,8 @@ import pytest
 import holdfast
 from holdfast.testing.operation_stage import LONG, name, running
 from holdfast.testing.server import until
-from tests.children import query
+from tests.children import eventually, query
+from tests.subjects import ask
 
 Connect = Callable[..., Any]
 
@@ -187,6 +188,22 @@ def test_a_batch_whose_lease_is_gone_claims_no_more(either: str) -> None:
             client.operations.run_many(keys, called.append, batch=1, progress=supersede)
         assert called == keys[:1]
         assert other.operations.get(keys[1]) is None
+
+
+def test_a_batch_whose_lease_is_lost_calls_no_more(either: str) -> None:
+    """Whoever has it now may be at the very ones that are left."""
+    keys, called = keys_of(name(), 3), list[Any]()
+    beats = "holdfast_beat" if either.startswith("sqlite") else "holdfast.beat"
+    with holdfast.Client(either) as client, client.lease(name(), ttl=0.5) as witness:
+
+        def work(key: Any) -> None:
+            called.append(key)
+            ask(either, f"update {beats} set dead = true")
+            eventually(lambda: witness.lost, "the heartbeat has learned of it")
+
+        with pytest.raises((holdfast.LeaseLost, holdfast.FencedOut)):
+            client.operations.run_many(keys, work, ttl=0.5)
+    assert called == keys[:1]
 
 
 def test_a_batch_that_finds_its_lock_taken_does_what_it_was_told_to(connect: Connect, either: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ def test_a_block_is_an_operation(either: str) -> None:
                 if not op.replayed:
                     op.checkpoint("half way", 1)
                     op.result = "done"
-        with pytest.raises(ValueError, match="broken"), client.operation(other := name()):
+        with pytest.raises(ValueError, match="broken"), client.operation(other := name()) as op:
             raise ValueError("broken")
+        with pytest.raises(RuntimeError, match=f"{other}.* is over"):
+            op.checkpoint("too late")
         record = client.operations.get(other)
         assert record is not None
         assert (record.status, record.attempt) == ("failure", 1)
@@ -42,6 +46,25 @@ def test_a_block_is_an_operation(either: str) -> None:
                 client.operation(name()).run(object)
             op.result = 2
         assert client.operation(other).run(int).result == 2
+
+
+def test_an_error_that_cannot_say_what_it_is_is_recorded_as_any_other(sqlite_url: str) -> None:
+    """And is the caller's. Else it would be under way for as long as the process lives."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fail(error: type[Exception] = Mute) -> None:
+        raise error
+
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(Mute):
+            client.operation("a").run(fail)
+        with pytest.raises(holdfast.OperationFailed, match="precondition 'fail' does not hold: Mute"):
+            client.operation("b", preconditions=[fail]).run(int)
+        assert [each.status for each in client.operations.list()] == ["failure", "failure"]
+        assert client.leases.list() == []
 
 
 async def test_a_block_is_an_operation_async(either: str) -> None:
@@ -54,6 +77,28 @@ async def test_a_block_is_an_operation_async(either: str) -> None:
         with pytest.raises(ValueError, match="broken"):
             async with client.operation(name()):
                 raise ValueError("broken")
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_what_a_function_leaves_behind_does_not_stand_in_the_way_of_its_end(either: str, many: bool) -> None:
+    """A note that is being written when it returns comes before its end, and a later one is refused."""
+    left: list[Any] = []
+
+    async def work(key: Any = None, *, op: Any) -> int:
+        left[:] = [op, asyncio.create_task(op.checkpoint("under way"))]
+        await asyncio.sleep(0)
+        return 1
+
+    async with holdfast.AsyncClient(either) as client:
+        if many:
+            [outcome] = await client.operations.run_many(["a"], work)
+        else:
+            outcome = await client.operation("a").run(work)
+        assert (outcome.result, await left[1]) == (1, None)
+        with pytest.raises(RuntimeError, match="operation 'a' is over"):
+            await left[0].checkpoint("too late")
+        kinds = [each.kind for each in await client.operations.history("a")]
+        assert kinds == ["lock_acquired", "claimed", "effect_started", "checkpoint", "success", "lock_released"]
 
 
 def test_a_block_in_a_transaction(postgres_url: str) -> None:
@@ -247,7 +292,8 @@ def untouched(connect: Connect, tmp_path: Path) -> Iterator[Any]:
         ({"max_attempts": 0}, ValueError, "max_attempts must be 1 or more, not 0"),
         ({"max_attempts": True}, TypeError, "max_attempts must be an int"),
         ({"retries": -1}, ValueError, "retries must be 0 or more"),
-        ({"remember_errors": ["ValueError"]}, TypeError, "remember_errors must be exception classes"),
+        ({"remember_errors": ["ValueError"]}, TypeError, "remember_errors must be a list of exception classes"),
+        ({"remember_errors": ValueError}, TypeError, "remember_errors must be a list of exception classes"),
         ({"rollback": 7}, TypeError, "rollback must be a function"),
         ({"rollback": "unknown"}, ValueError, "no rollback is registered as 'unknown'; there are: none"),
         ({"verify": "x"}, TypeError, "verify must be a function"),
@@ -338,7 +384,17 @@ def test_a_method_is_decorated_as_any_other(sqlite_url: str) -> None:
             def order(self, number: int, price: int) -> list[int]:
                 return [number, price]
 
+            @classmethod
+            @client.operation(key=lambda cls, number: f"offer-{number}")
+            def offer(cls, number: int) -> int:
+                return number
+
         assert Shop().order(1, price=5).result == [1, 5]
         assert Shop().order(1, 5).replayed
         with pytest.raises(holdfast.KeyReused):
             Shop().order(1, 6)
+        assert (Shop.offer(1).result, Shop.offer(1).replayed) == (1, True)
+        half: Any = client.operation(key=lambda b: f"half-{b}")(partial(operator.mul, 7))
+        assert (half(2).result, half(2).replayed) == (14, True)
+        with pytest.raises(TypeError, match="what is decorated must be a function, not 5"):
+            client.operation(key="x")(5)  # type: ignore[arg-type]

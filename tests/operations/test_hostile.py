@@ -1,5 +1,5 @@
-"""What callers do that nobody has in mind: operations inside of operations, transactions that are old, functions that
-commit by themselves, and what they take as ``op``."""
+"""What callers do that nobody has in mind: operations inside of operations, transactions that are old, and what
+functions take as ``op``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
 
 import holdfast
 from holdfast.testing.operation_stage import LONG, name, running
@@ -113,55 +112,6 @@ def test_a_transaction_that_is_older_than_what_was_done_never_does_it_again(post
             assert client.operation("a", tx=old).run(effect, old, "old").replayed
         old.commit()
     assert ask(postgres_url, "select what from work") == [("quick",)]
-
-
-@pytest.mark.parametrize("manual", [False, True])
-def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(sqlite_url: str, manual: bool) -> None:
-    """What it wrote before is there, and that it is would not be known: so it is told, and not done again."""
-    path = sqlite_url.removeprefix("sqlite:///")
-    ask(sqlite_url, "create table work (what int)")
-    with holdfast.Client(sqlite_url) as client:
-        client.operations.list()
-        with closing(sqlite3.connect(path, isolation_level=None if manual else "DEFERRED")) as mine:
-
-            def effect(again: bool) -> None:
-                mine.execute("insert into work values (1)")
-                mine.execute("commit")
-                if again:
-                    if manual:
-                        mine.execute("begin")
-                    mine.execute("insert into work values (2)")
-
-            for again in (True, False):
-                with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
-                    client.operation(f"{again}", tx=mine).run(effect, again)
-                assert not mine.in_transaction
-            client.operation("well", tx=mine).run(lambda: mine.execute("insert into work values (3)").close())
-            mine.execute("begin")
-            mine.execute("insert into work values (4)")
-            with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
-                client.operation("joined", tx=mine).run(effect, True)
-            mine.rollback()
-        found = {each.label: each.status for each in client.operations.list()}
-        assert found == {"True": "partial", "False": "partial", "well": "success"}
-        assert client.operations.verify().passed
-    assert ask(sqlite_url, "select what from work order by 1") == [(1,), (1,), (1,), (3,), (4,)]
-
-
-def test_the_same_with_sqlalchemy(sqlite_url: str) -> None:
-    ask(sqlite_url, "create table work (what int)")
-    engine = sqlalchemy.create_engine(sqlite_url)
-    with holdfast.Client(sqlite_url) as client, engine.connect() as mine:
-        client.operations.list()
-
-        def effect() -> None:
-            for sql in ("insert into work values (1)", "commit", "insert into work values (2)"):
-                mine.execute(sqlalchemy.text(sql))
-
-        with pytest.raises(RuntimeError, match="has ended the transaction that it runs in"):
-            client.operation("a", tx=mine).run(effect)
-    engine.dispose()
-    assert ask(sqlite_url, "select what from work") == [(1,)]
 
 
 @pytest.mark.parametrize("engine", ["postgres", "sqlite"])

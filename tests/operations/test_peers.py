@@ -177,3 +177,22 @@ def test_a_key_is_not_stuck_when_its_owner_dies(either: str) -> None:
         undone: list[int] = []
         assert client.operation("a", rollback=lambda: undone.append(1)).run(lambda: "well").result == "well"
         assert undone == [1]
+
+
+def test_a_call_that_nobody_answered_in_time_is_asked_about_before_it_is_made_again(attempt: Any, either: str) -> None:
+    """Its error says nothing of whether it has arrived: whoever can be asked is."""
+    charges: list[int] = []
+
+    def charge() -> None:
+        charges.append(7)
+        raise TimeoutError("no answer")
+
+    def is_charged(op: Any) -> Any:
+        return op.done({"id": charges[0]})
+
+    with holdfast.Client(either) as client:
+        with pytest.raises(TimeoutError):
+            client.operation("a").run(charge)
+        outcome = attempt(client, "a", charge, verify=is_charged)
+        assert (outcome.result, outcome.attempt, charges) == ({"id": 7}, 1, [7])
+        assert client.operations.verify().problems == ()

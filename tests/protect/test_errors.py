@@ -7,7 +7,7 @@ import secrets
 import sqlite3
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,23 @@ def test_a_statement_that_ends_the_transaction_of_a_block_is_told(url: str, gran
     ):
         connection.execute("commit")
     grant.check()
+
+
+def test_a_block_in_which_a_statement_has_failed_is_not_told_as_committed(url: str, grant: Any) -> None:
+    """Whoever swallows the error would be told that all went well: the server answers that COMMIT, and rolls back."""
+    broken, table = pytest.raises(RuntimeError, match=r"has failed.*savepoint"), make_table(url)
+    with psycopg.connect(url) as connection, broken, grant.transaction(connection):
+        connection.execute(f"insert into {table} values ('lost')".encode())
+        with suppress(psycopg.Error):
+            connection.execute("select 1 / 0")
+    engine = sqlalchemy.create_engine(driver(url, "psycopg"), poolclass=NullPool)
+    with engine.connect() as alchemy, broken, grant.transaction(alchemy), suppress(sqlalchemy.exc.DataError):
+        alchemy.execute(sqlalchemy.text("select 1 / 0"))
+    with psycopg.connect(url) as connection, grant.transaction(connection):
+        connection.execute(f"insert into {table} values ('kept')".encode())
+        with suppress(psycopg.Error), connection.transaction():
+            connection.execute("select 1 / 0")
+    assert ask(url, f"select * from {table}") == [("kept",)]
 
 
 @pytest.mark.parametrize(

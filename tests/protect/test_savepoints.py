@@ -166,6 +166,22 @@ def test_a_nested_transaction_of_sqlalchemy_is_a_savepoint(url: str, grant: Any,
             inner.rollback()
 
 
+def test_on_sqlite_a_nested_transaction_of_sqlalchemy_may_be_the_whole_one(sqlite_url: str) -> None:
+    """Its driver begins with the first write, so a savepoint before that is the transaction, which its end commits: and
+    what comes after it in the block is in another one."""
+    engine, table = sqlalchemy.create_engine(sqlite_url, poolclass=NullPool), make_table(sqlite_url)
+    with holdfast.Client(sqlite_url) as client, engine.connect() as connection:
+        grant = client.lease("job").acquire()
+        with pytest.raises(EngineError, match="savepoint"), connection.begin_nested():
+            grant.protect(connection)
+        connection.rollback()
+        with grant.transaction(connection):
+            with connection.begin_nested():
+                connection.execute(sqlalchemy.text(f"insert into {table} values ('done')"))
+            assert ask(sqlite_url, f"select * from {table}") == []
+    assert ask(sqlite_url, f"select * from {table}") == [("done",)]
+
+
 @FORMS
 async def test_a_nested_transaction_of_asyncpg_is_a_savepoint(at: Any) -> None:
     url = shared_postgres()

@@ -166,6 +166,11 @@ def test_that_nobody_leads_is_seen_when_the_one_that_led_is_gone_and_the_others_
     assert re.search(r"max_over_time\(holdfast_elector_transitions_total{[^}]*}\[1d\]\)", asks)
 
 
+def test_a_slot_that_a_silent_session_left_to_another_is_no_churn() -> None:
+    counted = re.sub(r" unless \w+", "", ALERTS["HoldfastLeaseChurn"]["expr"])
+    assert re.findall(r"takeovers_total(.{15})", counted) == ['{kind="lease"} ', '{kind="lease"}[']
+
+
 def test_what_may_happen_once_is_seen_the_first_time(series: dict[str, Labels]) -> None:
     """A replica that is started over and over takes over once each time, in series that begin with 1."""
     for name, rule in ALERTS.items():

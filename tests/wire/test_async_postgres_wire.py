@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 import pytest_asyncio
+import uvloop
+from psycopg import pq
 
 from holdfast._wire.aio_postgres import AsyncPostgresSession
 from holdfast._wire.database import parse
 from holdfast.core.errors import Unanswered, Unreachable
+from tests.last_words import BrokenOff
 from tests.raw import acquisition, locked
 
 LIST = "lease_list"
@@ -138,3 +143,41 @@ async def test_an_open_that_was_cancelled_leaves_no_connection(postgres_url: str
                 break
         else:
             pytest.fail("the connection stayed open")
+
+
+class LastWords(BrokenOff):
+    """As a connection of libpq."""
+
+    status = pq.ConnStatus.BAD
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket, self.finish = self.ours.fileno(), self.ours.close
+
+    def send_query(self, _: bytes) -> None: ...
+
+    def flush(self) -> int:
+        return 0
+
+    def is_busy(self) -> bool:
+        return True
+
+    def consume_input(self) -> None:
+        try:
+            self.read()
+        except OSError as error:
+            raise psycopg.OperationalError(str(error)) from error
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_loop(make: Any) -> None:
+    """uvloop tells of both at once, and never again."""
+    opened: Any = SimpleNamespace(
+        database=parse("postgresql://nowhere/at-all"), pgconn=LastWords(), pooled=False, version=0, _prepared=None
+    )
+
+    async def ask() -> None:
+        await AsyncPostgresSession(opened, asyncio.get_running_loop()).script("select 1", 5.0)
+
+    with asyncio.Runner(loop_factory=make) as runner, pytest.raises(Unanswered, match="was lost"):
+        runner.run(ask())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
 import holdfast
 from holdfast.testing.server import until
 from tests.children import kept
-from tests.raw import Raw
+from tests.raw import Raw, waiters
 
 
 def test_leases_work_through_a_pooler_in_transaction_mode(pooled_url: str) -> None:
@@ -41,6 +43,19 @@ def test_the_heartbeat_and_protect_work_through_a_pooler(pooled_url: str) -> Non
         with pytest.raises(holdfast.FencedOut), grant.transaction(users):
             pass
         until(lambda: grant.lost, what="the forced release is learned of")
+
+
+def test_a_database_whose_transactions_are_serializable_is_asked_again(postgres_url: str, pooled_url: str) -> None:
+    """Where nobody sets up the session, a statement that has met another one is refused, and was not carried out."""
+    with psycopg.connect(postgres_url) as other, holdfast.Client(pooled_url) as client, ThreadPoolExecutor() as aside:
+        other.execute(f"alter database {other.info.dbname} set default_transaction_isolation = serializable".encode())
+        other.commit()
+        grant = client.lease("x", auto_renew=False).acquire()
+        other.execute("update holdfast.beat set label = 'met'")
+        renewing = aside.submit(grant.renew)
+        until(lambda: waiters(other) == 1, what="the renewal waits")
+        other.commit()
+        assert renewing.result()
 
 
 def test_a_waiter_behind_a_pooler_gets_the_lease(pooled_url: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import holdfast
@@ -142,6 +143,25 @@ def test_a_dead_peer_is_noticed_in_seconds_on_both_sides(raw: Raw) -> None:
         assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 1
         assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 2
         assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+
+
+def test_a_grant_and_a_heartbeat_wait_for_the_disk_in_whatever_session(postgres_url: str) -> None:
+    """Behind a pooler no session is set up by us, and neither is one of psql's: a crash of the server would give the
+    same fence to two, and forget a renewal that its holder trusts in."""
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("set synchronous_commit = off")
+        acquire = "select token, beat from holdfast.lease_acquire('job', 'me', 30)"
+        token, beat = connection.execute(acquire).fetchall()[0]
+        for renewal in (
+            "select 1",
+            "select holdfast.lease_renew('job', %(token)s)",
+            "select holdfast.beat_renew(%(beat)s)",
+        ):
+            connection.execute(renewal.encode(), {"token": token, "beat": beat})
+            assert connection.execute("show synchronous_commit").fetchone() == ("on",), renewal
+            connection.commit()
+            assert connection.execute("show synchronous_commit").fetchone() == ("off",)
+            connection.commit()
 
 
 def test_settings_of_the_database_cannot_spoil_a_session(postgres_url: str) -> None:

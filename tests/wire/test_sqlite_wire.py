@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +22,7 @@ from holdfast._wire import forks
 from holdfast._wire import sqlite as wire
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.database import parse
+from holdfast._wire.kernel import Turnstile
 from holdfast._wire.sqlite_file import boot_id
 from holdfast.core.errors import Refused, Unreachable
 from holdfast.sql import migrations, statements
@@ -186,6 +189,20 @@ def test_ctrl_c_is_heard_while_another_process_writes(raw: Raw) -> None:
         go(writing)
         assert writing.wait(LONG) == 0
     assert raw.acquire("x")["status"] == "acquired"
+
+
+def test_without_a_thread_to_wait_in_nothing_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ours, theirs = Turnstile(str(tmp_path / "turn")), Turnstile(str(tmp_path / "turn"))
+    with closing(ours), closing(theirs):
+        theirs.enter(math.inf)
+        monkeypatch.setattr(threading.Thread, "start", none)
+        before = sorted(Path("/proc/self/fd").iterdir())
+        with pytest.raises(RuntimeError, match="can't start"):
+            ours.enter(math.inf)
+        assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_new_boot_lifts_the_fence_and_the_same_boot_does_not(raw: Raw) -> None:

@@ -18,6 +18,7 @@ from psycopg import OperationalError, pq
 
 from holdfast._wire import Row, kind_of
 from holdfast._wire.database import Database
+from holdfast._wire.hearing import is_readable
 from holdfast._wire.pgconn import PgWire
 from holdfast._wire.postgres import PostgresSession
 from holdfast.core.errors import Refused, Unanswered, Unreachable
@@ -167,8 +168,14 @@ class AsyncPostgresSession(PgWire):
                     self._answered()
                     return
                 self._result = self._result if self._failed() else result
+            if is_readable(self._socket):
+                self._loop.call_soon(self._hear_on)
         except OperationalError as error:
             self._lost(error)
+
+    def _hear_on(self) -> None:
+        if not self._closed:
+            self._readable()
 
     def _failed(self) -> bool:
         return self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR

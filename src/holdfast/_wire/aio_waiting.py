@@ -78,6 +78,12 @@ def check_called(function: Callable[..., Any], what: str) -> None:
         raise TypeError(f"{what} is {function!r:.80}, a generator, which only begins when it is called")
 
 
+def check_asked(function: Callable[..., Any], what: str) -> None:
+    """What asks somebody else and may take its time is awaited."""
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{what} is {function!r:.80}, which cannot be awaited: make it an async def, or use Client")
+
+
 class AsyncSignal:
     """Set from any thread, awaited by one task."""
 

@@ -7,6 +7,8 @@ from typing import Any
 from holdfast.core.errors import FencedOut
 
 SQLSTATE = "HF001"
+IN_ERROR = 3
+"""As libpq numbers it: the status of a transaction in which a statement has failed."""
 
 
 def sqlstate(error: BaseException | None) -> str | None:
@@ -73,8 +75,18 @@ def autocommits(connection: Any) -> bool:
     """Whether what SQLAlchemy calls a transaction is none. Asked after a statement that writes."""
     inner = _blocking(connection)
     if inner.dialect.name == "sqlite":
-        return not inner.connection.driver_connection.in_transaction
+        return not driver_of(connection).in_transaction
     return bool(inner.connection.dbapi_connection.autocommit)
+
+
+def driver_of(connection: Any) -> Any:
+    """The driver's own connection, below one of SQLAlchemy's."""
+    return _blocking(connection).connection.driver_connection
+
+
+def failed(driver: Any) -> bool:
+    """Whether a statement of its transaction has, where the driver tells: psycopg and psycopg2 do."""
+    return getattr(getattr(driver, "info", None), "transaction_status", None) == IN_ERROR
 
 
 def would_autocommit(connection: Any) -> bool:
@@ -82,7 +94,7 @@ def would_autocommit(connection: Any) -> bool:
     inner = _blocking(connection)
     if inner.dialect.name != "sqlite":
         return autocommits(connection)
-    driver = inner.connection.driver_connection
+    driver = driver_of(connection)
     manual = driver.isolation_level is None or getattr(driver, "autocommit", -1) is True
     return manual and not driver.in_transaction
 

@@ -60,9 +60,14 @@ class Turnstile:
             os.close(old)
             turn.set()
 
+        thread = threading.Thread(target=stand, name="holdfast-turn", daemon=True)
         try:
-            threading.Thread(target=stand, name="holdfast-turn", daemon=True).start()
+            thread.start()
             turn.wait(timeout)
+        except RuntimeError:
+            if thread.ident is None:  # no thread is to be had: nobody else closes it
+                os.close(descriptor)
+            raise
         finally:
             given_up = not turn.is_set() and _taken(chance)
             if not given_up:
@@ -92,15 +97,22 @@ class Marks:
 
     def hold(self, key: int) -> bool:
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, key, 1, 0))
+            self._set(fcntl.F_WRLCK, key)
         except (BlockingIOError, PermissionError):
             return False
         return True
 
-    def is_free(self, key: int) -> bool:
-        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, key, 1, 0)
+    def drop(self, key: int) -> None:
+        self._set(fcntl.F_UNLCK, key)
+
+    def is_free(self, key: int, length: int = 1) -> bool:
+        """Nobody else has it, or any of so many; 0: of all from there on."""
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, key, length, 0)
         kind: int = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
         return kind == fcntl.F_UNLCK
+
+    def _set(self, kind: int, key: int) -> None:
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, key, 1, 0))
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -89,6 +89,9 @@ def check_called(function: Callable[..., Any], what: str) -> None:
         )
 
 
+check_asked = check_called
+
+
 def _only_begins(function: Callable[..., Any]) -> bool:
     flags: int = getattr(getattr(function, "__code__", None), "co_flags", 0)
     return bool(flags & (_GENERATOR | _COROUTINE | _ASYNC_GENERATOR))

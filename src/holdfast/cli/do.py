@@ -48,7 +48,7 @@ def do() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def commands(context: click.Context, as_json: bool) -> None:
-    """Show the governed commands, or check that none bypasses the rules.
+    """Show the governed commands, or prove that all of them are.
 
     \b
     Examples:

@@ -37,9 +37,11 @@ TITLES = ("sandbox", "state", "exit", "pid", "age", "command")
 @click.option("--json", "as_json", is_flag=True, help="For programs: a JSON object a line.")
 @click.pass_context
 def driver(context: click.Context, /, **wanted: Any) -> None:
-    """Run sandboxes as local processes, for whoever asks over HTTP on a socket.
+    """Run sandboxes as local processes, and serve them on a socket.
 
-    Needs no database. A line on stdout says where it listens, once it does; what happens is told on stderr. It runs in
+    Whoever may open it asks over HTTP. No database is needed.
+
+    A line on stdout says where it listens, once it does; what happens is told on stderr. It runs in
     the foreground until TERM, INT or HUP (exit code 0; told twice, 1 at once). The sandboxes go on without it, and the
     next driver on the same folder has them again, also after kill -9: a small supervisor beside each one writes its log
     and its exit code, and nothing is run twice.
@@ -76,7 +78,7 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
         sys.exit(run(settings))
     except Refused as error:
         click.echo(f"holdfast: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.code)
 
 
 @contextmanager

@@ -22,10 +22,10 @@ FORMATS = ("prov", "turtle", "dcat", "stac")
               help="prov: PROV-O as JSON-LD; turtle: the same as Turtle; dcat: JSON-LD.")  # fmt: skip
 @click.pass_context
 def export(context: click.Context, key: str | None, dataset: str | None, form: str) -> None:
-    """Write what the log says of an operation, or of a dataset, as a document.
+    """Export what the log says of an operation, or of a dataset.
 
-    Catalogues (dcat, stac) have what succeeded and was not undone; exit code 1 when there is nothing. What was archived
-    is not in it.
+    As a document, to stdout. Catalogues (dcat, stac) have what succeeded and was not undone; exit code 1 when there is
+    nothing. What was archived is not in it.
 
     \b
     Examples:

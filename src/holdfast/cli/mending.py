@@ -25,9 +25,9 @@ def recorded(command: Callable[..., None]) -> Callable[..., None]:
 @_registering
 @click.pass_context
 def recover(context: click.Context, register: str | None) -> None:
-    """Finish or roll back what was left half done, as far as the functions for it are registered.
+    """Finish or roll back what was left half done.
 
-    Exit code 1 when something is left that needs somebody to look at it.
+    As far as the functions for it are registered. Exit code 1 when something is left that needs somebody to look at it.
 
     \b
     Example:

@@ -6,7 +6,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,7 +32,7 @@ _since = click.option("--since", type=click.FloatRange(0, min_open=True), metava
 
 @click.group()
 def ops() -> None:
-    """Look at operations, prove their log, mend what was left half done.
+    """Look at operations, prove their log, mend what is half done.
 
     KEY is the text that an operation was given as its key, or the 64 digits that `holdfast ops ls` shows.
 
@@ -127,6 +127,8 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
 def replay(context: click.Context, key: str | None, since: float | None, as_json: bool) -> None:
     """Fold the log into what became of each operation. Nothing is executed.
 
+    Exit code 1 when there is no operation KEY.
+
     \b
     Examples:
       holdfast ops replay charge:42
@@ -136,6 +138,8 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
 
     with connected(context) as client:
         states = client.operations.replay(key, since=_ago(since))
+        if key is not None and not states:
+            _found(client, key)
     if as_json:
         told = [{**asdict(each), "at": _at(each.at), "result": each.value if each.kept else None} for each in states]
         for each in told:
@@ -151,7 +155,7 @@ def replay(context: click.Context, key: str | None, since: float | None, as_json
         console = output.console()
         output.show(console, output.listing(console, titles, rows))
     else:
-        click.echo("the log has no entry of it" if key else "the log is empty", err=True)
+        click.echo("nothing was touched since then" if since else "the log is empty", err=True)
 
 
 @ops.command()
@@ -170,7 +174,7 @@ def verify(
     context: click.Context, key: str | None, since: float | None, archives: tuple[Any, ...], lineage: str | None,
     relay: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prove that nobody has changed the log, or that what was published is what it says.
+    """Prove that nobody has changed the log, or what was published.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
     exit code 1; locks that were never released, as a crash leaves them, are told as well. Exit code 1, too, when there
@@ -202,8 +206,8 @@ def verify(
                 found = client.operations.verify(key, since=_ago(since), archives=lines)
         except (LookupError, OSError) as error:
             raise click.UsageError(str(error)) from None
-    if key is not None and not found.operations and not found.problems:
-        _unknown(key)
+        if key is not None and not found.operations and not found.problems:
+            _found(client, key)
     if as_json:
         problems = [{**each._asdict(), "broken": each.broken} for each in found.problems]
         about = {"passed": found.passed, "operations": found.operations, "entries": found.entries}
@@ -224,7 +228,9 @@ def verify(
 @_json
 @click.pass_context
 def health(context: click.Context, stale: float, strict: bool, as_json: bool) -> None:
-    """Look the log of operations over: for jobs that run by themselves.
+    """Look the log of operations over.
+
+    For jobs that run by themselves.
 
     Indexes, what was left half done, claims without an owner, growth, lineage that waits, the chains of what was
     touched last.
@@ -246,15 +252,12 @@ for _command in (export, recover, reset, rollback):
 
 
 def _found(client: Client, key: str) -> Any:
+    """Its record; the end when there is none."""
     record = client.operations.get(key)
     if record is None:
-        _unknown(key)
+        click.echo(f"holdfast: there is no operation {key!r}", err=True)
+        sys.exit(1)
     return record
-
-
-def _unknown(key: str) -> NoReturn:
-    click.echo(f"holdfast: there is no operation {key!r}", err=True)
-    sys.exit(1)
 
 
 def _for_programs(record: Any) -> dict[str, Any]:

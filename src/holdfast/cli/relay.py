@@ -18,7 +18,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 @click.group()
 def relay() -> None:
-    """Tell others what became of operations: lineage, and what operations emitted.
+    """Tell others what became of operations: lineage, and events.
 
     \b
     Examples:
@@ -38,7 +38,9 @@ def relay() -> None:
               help="Look for more after so many seconds.")  # fmt: skip
 @click.pass_context
 def run(context: click.Context, name: str, sink: str, once: bool, tries: int, poll: float) -> None:
-    """Run a relay until it is interrupted; of several by one name, one works and the others stand by.
+    """Run a relay until it is interrupted.
+
+    Of several by one name, one works and the others stand by.
 
     SINK is jsonl:FILE, openlineage:FILE (or - for the console, or a URL), prov:FILE, graph:URL of Neo4j, or
     MODULE:NAME of a sink of your own, or of a function that makes one. Exit code 1 with --once when the sink takes

@@ -91,7 +91,7 @@ def show(context: click.Context, number: int, as_json: bool) -> None:
 @recorded
 @click.pass_context
 def approve(context: click.Context, number: int, reason: str, actor: str) -> None:
-    """Let the operation be tried once more, by whoever asks for it next.
+    """Let the operation be tried once more, by whoever asks next.
 
     This is the governed command `holdfast do review.approve`. Exit code 1 when it is not open, or is not yours to
     answer.

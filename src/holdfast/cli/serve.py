@@ -39,7 +39,7 @@ from holdfast.cli import settings as places
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as a JSON object.")
 @click.pass_context
 def serve(context: click.Context, /, as_json: bool, **flags: Any) -> None:
-    """Run a replica of the gateway: sandboxes, sessions and agents over HTTP.
+    """Run a replica of the gateway: sandboxes and agents over HTTP.
 
     One command on a laptop: a file as the database, a driver beside, on loopback. The same command N times against one
     PostgreSQL in production. A line on stdout says where it listens, once it does; what happens is told on stderr. It

@@ -23,6 +23,12 @@ class Claims(Sessions):
         ticket.claim, ticket.state = claim, "queued"
         claim.queue.append(ticket)
 
+    def _put_first(self, claim: Claim, ticket: Ticket) -> None:
+        """Taken past us, it was not had: now it waits, before everybody."""
+        claim.holder = None
+        ticket.claim, ticket.state = claim, "queued"
+        claim.queue.appendleft(ticket)
+
     def _adopted(self, ticket: Ticket) -> Claim:
         """The claim of a ticket that was taken past us: as far as we know, it holds."""
         claim = Claim(ticket.key)

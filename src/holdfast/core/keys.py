@@ -53,16 +53,15 @@ class OperationKey:
     """sha256, as hex: the key by which the log knows it."""
 
     def __post_init__(self) -> None:
-        parts = _parts(self)
-        for name, part in zip(_NAMES, parts, strict=True):
-            if part is not None or name in _NEEDED:
-                check_name(part, name)
+        for name, part in zip(_NAMES, _parts(self), strict=True):
+            if (part is not None or name in _NEEDED) and (text := check_name(part, name)) is not part:
+                object.__setattr__(self, name, text)  # of a StrEnum, say: databases would each write it in another way
         _check_shards(self.shards)
         if not isinstance(self.params, Mapping):
             raise TypeError(f"params must be a dict, not {type(self.params).__name__}")
         params_hash = canonical.digest(self.params, "params") if self.params else _NO_PARAMS
         object.__setattr__(self, "params_hash", params_hash)
-        object.__setattr__(self, "digest", canonical.digest(["holdfast operation", *parts, params_hash]))
+        object.__setattr__(self, "digest", canonical.digest(["holdfast operation", *_parts(self), params_hash]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OperationKey) and self.digest == other.digest
@@ -113,6 +112,7 @@ class PlainKey:
 
     def __post_init__(self) -> None:
         text = check_name(self.text, "key")
+        object.__setattr__(self, "text", text)
         is_digest = len(text) == 64 and set(text) <= _HEX
         object.__setattr__(self, "digest", text if is_digest else _hashed(_PLAIN, text).hexdigest())
 

@@ -63,9 +63,7 @@ class Mux(Claims):
         claim = self._of(ticket)
         assert claim is not None
         self._leave(claim)
-        claim.holder = None
-        ticket.claim, ticket.state = claim, "queued"
-        claim.queue.appendleft(ticket)
+        self._put_first(claim, ticket)
         self._try(claim)
         return self._done()
 
@@ -75,9 +73,7 @@ class Mux(Claims):
         if claim is None:  # everything has ended meanwhile
             return self.ask(ticket)
         self._leave(claim)
-        claim.holder = None
-        ticket.claim, ticket.state = claim, "queued"
-        claim.queue.appendleft(ticket)
+        self._put_first(claim, ticket)
         self._contended(claim)
         return self._done()
 
@@ -85,9 +81,7 @@ class Mux(Claims):
         """Past us, a pump has tried a key, and the answer went unheard: unlocked in any case, and tried again."""
         claim = self._of(ticket)
         if claim is not None:
-            claim.holder = None
-            ticket.claim, ticket.state = claim, "queued"
-            claim.queue.appendleft(ticket)
+            self._put_first(claim, ticket)
             self._unlock(claim)
         return self._done()
 

@@ -113,13 +113,25 @@ class Begun(NamedTuple):
     home: int | None
     """Of the tables that it stands in, for PostgreSQL: not the same in two databases, unless one is a copy."""
     prior: Prior
+    frozen: bool = False
+    """The transaction can write nothing, and so not that it was done."""
 
     @classmethod
     def of(cls, row: Row) -> Begun:
         said = json.loads(row["answer"])
         known = said.get("known")
         prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
-        return cls(said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior)
+        return cls(
+            said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior, "frozen" in said
+        )
+
+    def check_writable(self, key: Key) -> None:
+        """ValueError before it is done in vain."""
+        if self.frozen:
+            raise ValueError(
+                f"operation {key.label!r}: this transaction is read-only, on a standby or because it was begun so, and "
+                "could not write down that it was done: give tx one that writes"
+            )
 
 
 NOTHING = Prior.nothing(0.0)
@@ -146,8 +158,8 @@ def decide(
         return Act.EXHAUSTED
     if not prior.effect_started:
         return Act.EXECUTE
-    if prior.status == "failure":
-        return Act.ROLL_BACK if undoes else Act.EXECUTE
+    if prior.status == "failure":  # an error says little of what was done before it: nobody answered in time, say
+        return Act.ROLL_BACK if undoes else Act.VERIFY if on_partial == "verify" else Act.EXECUTE
     if on_partial == "refuse":
         return Act.EXECUTE if approved else Act.REFUSE_PARTIAL
     return Act.ROLL_BACK if on_partial == "rollback" else Act.VERIFY
@@ -172,7 +184,7 @@ def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
     elif act is Act.EXHAUSTED:
         last = f", the last time with {describe(prior.told)}" if prior.error else ""
         message = (
-            f"{what} was tried {prior.attempt} times{last}: it is up for review, and not tried again before that is "
+            f"{what} was tried {prior.failed} times{last}: it is up for review, and not tried again before that is "
             "approved or it is reset"
         )
     else:
@@ -204,8 +216,16 @@ def describe(error: Mapping[str, Any]) -> str:
 
 def told(error: BaseException, *, remembered: bool = False, where: str | None = None) -> dict[str, Any]:
     """An error as it is recorded."""
-    said = {"type": type(error).__name__, "message": str(error)[:1000]}
+    said = {"type": type(error).__name__, "message": worded(error)[:1000]}
     return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+
+
+def worded(error: BaseException) -> str:
+    """What it says; nothing where its own ``__str__`` is broken, which must not keep us from writing down the rest."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def failed(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +258,7 @@ def passes(error: BaseException, sqlstate: str | None) -> bool:
     inner = getattr(error, "orig", None) or error  # as SQLAlchemy wraps it
     if (code := getattr(inner, "sqlite_errorcode", None)) is not None:
         return code & 0xFF in _SQLITE_PASSING
-    name, text = type(inner).__name__, str(error).lower()
+    name, text = type(inner).__name__, worded(error).lower()
     if name == "OperationalError" and type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2"):
         return True  # the server says a code with all that it refuses: without, the connection is what failed
     words = ("lock", "connection", "busy", "network")
@@ -260,7 +280,7 @@ def unanswered(error: BaseException | None) -> bool:
 
 def collides(error: BaseException, sqlstate: str | None) -> bool:
     """Whether others got in its way, so that the same again is likely to do: nothing is wrong with it."""
-    locked = type(error).__name__ == "OperationalError" and "locked" in str(error).lower()
+    locked = type(error).__name__ == "OperationalError" and "locked" in worded(error).lower()
     return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
 
 

@@ -59,9 +59,9 @@ class OperationTerms(NamedTuple):
             raise ValueError(f"on_partial={chosen!r} needs {chosen}=, a function")
         _check_count(max_attempts, "max_attempts", 1)
         _check_count(retries, "retries", 0)
-        kinds: tuple[Any, ...] = tuple(remember_errors)
+        kinds: tuple[Any, ...] = (None,) if isinstance(remember_errors, type) else tuple(remember_errors)
         if not all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
-            raise TypeError(f"remember_errors must be exception classes, not {remember_errors!r}")
+            raise TypeError(f"remember_errors must be a list of exception classes, not {remember_errors!r}")
         return cls(
             when_locked, check_timeout(timeout), check_seconds(ttl, "ttl", MIN_TTL, MAX_TTL), max_attempts, retries,
             chosen, kinds, None if keep is None else check_seconds(keep, "keep", 0.001, 10 * 365 * 86400.0),

@@ -44,6 +44,11 @@ class Trust(NamedTuple):
         """By a question of that moment: one that took its time takes nothing away from a later one, answered before."""
         return max(self, self.counted(self.ttl, asked_at))
 
+    @property
+    def over(self) -> float:
+        """When it has passed on for certain, if nobody renews it."""
+        return self.until + margin(self.ttl)
+
     def left(self, now: float) -> float:
         return max(0.0, self.until - now)
 

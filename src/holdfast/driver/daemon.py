@@ -23,6 +23,8 @@ from holdfast.driver.api import Api
 from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, Request, Server
 from holdfast.driver.runs import Runs
 
+ECHO = 0.2
+"""Seconds in which the same signal is heard once."""
 FINISH_WITHIN = 5.0
 LONGEST_SOCKET = 107
 SHORTEST_TOKEN = 16
@@ -31,7 +33,11 @@ SPARE_FILES = 64
 
 
 class Refused(Exception):
-    """It cannot start here, and why."""
+    """It cannot start here, and why; ``code`` to exit with: 2 where it never could."""
+
+    def __init__(self, why: str, code: int = 1) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class Settings:
                 f"{self.host} is not a loopback address: whoever reaches it could run programs. Set a token"
             )
         if self.port is None and len(os.fsencode(self.path)) > LONGEST_SOCKET:
-            raise ValueError(f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket")
+            raise ValueError(
+                f"the path of the socket is longer than {LONGEST_SOCKET} bytes: give a shorter --socket or folder"
+            )
 
     @property
     def path(self) -> Path:
@@ -74,11 +82,18 @@ def run(settings: Settings) -> int:
     if sys.platform != "linux":
         raise Refused("the process driver needs Linux")
     usual = _make_room(settings.most)
-    settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (settings.folder / "driver.lock").open("a+", encoding="utf-8") as lock:
+    with _opened(settings.folder) as lock:
         _lock(settings.folder, lock)
         os.umask(0o077)
         return asyncio.run(_serve(settings, usual))
+
+
+def _opened(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return (folder / "driver.lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"cannot write to the folder {folder}: {error.strerror}. Give another --folder", 2) from None
 
 
 def _make_room(most: int) -> int:
@@ -113,16 +128,7 @@ def _lock(folder: Path, lock: TextIO) -> None:
 
 
 async def _serve(settings: Settings, open_files: int) -> int:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        if told.is_set():  # told twice: at once
-            os._exit(1)
-        told.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, end)
+    told = _told_to_end()
     listening = _listen(settings)
     say = _sayer(settings.as_json)
     runs = Runs(settings.folder.absolute(), settings.most, say, open_files)
@@ -146,6 +152,24 @@ async def _serve(settings: Settings, open_files: int) -> int:
     return 0
 
 
+def _told_to_end() -> asyncio.Event:
+    """Told twice, at once. timeout(1) and others send theirs to the process and to its group: that is one word."""
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    first = (0, 0.0)
+
+    def end(number: int) -> None:
+        nonlocal first
+        if not told.is_set():
+            first = (number, loop.time())
+            told.set()
+        elif number != first[0] or loop.time() - first[1] > ECHO:
+            os._exit(1)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    return told
+
+
 def _listen(settings: Settings) -> socket.socket:
     if settings.port is not None:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -162,7 +186,8 @@ def _listen(settings: Settings) -> socket.socket:
             settings.path.chmod(0o600)
         found.listen(256)
     except OSError as error:
-        raise Refused(f"cannot listen on {place}: {error.strerror}") from None
+        where = place if settings.port is None else f"{settings.host} port {settings.port}"
+        raise Refused(f"cannot listen on {where}: {error.strerror}") from None
     found.setblocking(False)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
@@ -121,9 +122,15 @@ def instance() -> str:
 
 
 def _address(settings: Settings) -> str:
-    """One that leads somewhere: all addresses of this machine are none to go to."""
+    """One that leads somewhere: all addresses of this machine are none to go to. Where its own name stands for
+    loopback, as many a machine has it, other machines would be sent to themselves, and somebody has to know."""
     host = settings.host
     if host in ("0.0.0.0", "::", ""):
         with suppress(OSError):
             host = socket.gethostbyname(socket.gethostname())
+        found = ipaddress.ip_address(host or "::")
+        if not settings.single and (found.is_loopback or found.is_unspecified):
+            say(
+                "gateway.unreachable", logging.WARNING, found=host, remedy="say --advertise, which other replicas reach"
+            )
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

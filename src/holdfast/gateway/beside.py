@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -20,6 +22,9 @@ _START_WITHIN = 30.0
 """Seconds: on a busy machine it takes long until a program says its first word."""
 _END_WITHIN = 5.0
 _LOOK_EVERY = 1.0
+_AGAIN_IN = 0.2
+_NEVER = 2
+"""How a driver ends that cannot run as it was called: another one could not, either."""
 
 # The kernel ends it when we are gone, however we went: nobody else would.
 _CHILD = (
@@ -38,6 +43,7 @@ class Beside:
         self._options = ["--end-sandboxes"] if end_sandboxes else []
         self._process: asyncio.subprocess.Process | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._last_words = "it said nothing"
 
     async def ensure(self) -> None:
         """One answers. DriverError when none can be had."""
@@ -47,7 +53,7 @@ class Beside:
                     if self._process is None or self._process.returncode is not None:
                         await self._start()
         except TimeoutError:
-            raise holdfast.DriverError(f"no driver could be started on {self.folder}: see what it said") from None
+            raise self._hopeless() from None
 
     async def keep(self) -> None:
         """Start another whenever there is none any more, be it ours or that of a replica that has ended."""
@@ -89,20 +95,26 @@ class Beside:
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
-        self._telling = asyncio.create_task(_tell(process.stderr))
+        self._telling = asyncio.create_task(self._tell(process.stderr))
         if await process.stdout.readline():
             say("driver.started", pid=process.pid, address=self.address)
         else:
             code = await process.wait()
-            say("driver.refused", code=code, folder=str(self.folder))
-            await asyncio.sleep(0.2)
+            await self._telling
+            say("driver.refused", logging.WARNING, code=code, folder=str(self.folder))
+            if code == _NEVER:
+                raise self._hopeless()
+            await asyncio.sleep(_AGAIN_IN)
 
+    def _hopeless(self) -> holdfast.DriverError:
+        return holdfast.DriverError(f"no driver could be started on {self.folder}: {self._last_words}")
 
-async def _tell(said: asyncio.StreamReader) -> None:
-    """What it tells is in our log, too, as one event: its own words are in the fields."""
-    while line := await said.readline():
-        try:
-            fields = {name: value for name, value in json.loads(line).items() if name != "at"}
-        except (ValueError, AttributeError):
-            fields = {"message": line.decode(errors="replace").strip()}
-        say("driver.said", fields=fields)
+    async def _tell(self, said: asyncio.StreamReader) -> None:
+        """What it tells is in our log, too, as one event: its own words are in the fields."""
+        while line := await said.readline():
+            try:
+                fields = {name: value for name, value in json.loads(line).items() if name != "at"}
+            except (ValueError, AttributeError):
+                self._last_words = re.sub("^(holdfast|Error): ", "", line.decode(errors="replace").strip())
+                fields = {"message": self._last_words}
+            say("driver.said", fields=fields)

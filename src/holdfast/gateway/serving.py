@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from holdfast.gateway.settings import Settings
 GUARD, TAKEN = "gateway:instance", 75
 HEAD_BYTES = 32768
 """Of a request line and its headers, in all."""
+ECHO = 0.2
+"""Seconds in which the same signal is heard once."""
 
 
 Ready = Callable[[Mapping[str, Any]], None]
@@ -47,33 +49,43 @@ def run(settings: Settings, ready: Ready) -> int:
     """Until it is told to end; the exit code. ``ready`` is called with where it listens, once it does."""
     replica = instance()
     install(replica, [each.secret for each in settings.tokens])
-    asyncio.run(_run(settings, replica, ready))
+    with suppress(asyncio.CancelledError):  # told to end before it was there
+        asyncio.run(_run(settings, replica, ready))
+    say("gateway.stopped")
     return 0
 
 
 async def _run(settings: Settings, replica: str, ready: Ready) -> None:
     """Alone first: whoever starts it twice in one folder is told who serves there, not that the port is taken."""
     told = _told_to_end(settings.stop_within)
+    starting = asyncio.create_task(_give_up(told, asyncio.current_task()))
     async with _alone(settings):
         with _bound(settings) as listening:
             here = replace(settings, port=listening.getsockname()[1])
-            await _serve(here, replica, listening, told, ready)
-    say("gateway.stopped")
+            app = create_app(here, replica=replica)
+            async with app.router.lifespan_context(app):
+                starting.cancel()
+                await _serve(here, app, listening, told, ready)
 
 
-async def _serve(settings: Settings, replica: str, listening: socket.socket, told: asyncio.Event, ready: Ready) -> None:
-    app = create_app(settings, replica=replica)
-    async with app.router.lifespan_context(app):
-        gateway: Gateway = app.state.gateway
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
-        server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
-        waiting.cancel()
-        gateway.stopping.set()
-        server.should_exit = True
-        await serving
-        await _let_go(server)
+async def _give_up(told: asyncio.Event, starting: asyncio.Task[None] | None) -> None:
+    """What waits for a driver or a lease while it starts need not go on when nobody wants it any more."""
+    await told.wait()
+    if starting is not None:
+        starting.cancel()
+
+
+async def _serve(settings: Settings, app: FastAPI, listening: socket.socket, told: asyncio.Event, ready: Ready) -> None:
+    gateway: Gateway = app.state.gateway
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _hand_over, gateway)
+    server = _Server(_config(app, settings), lambda: ready(_place(settings, gateway)))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    await asyncio.wait((serving, waiting := asyncio.create_task(told.wait())), return_when="FIRST_COMPLETED")
+    waiting.cancel()
+    gateway.stopping.set()
+    server.should_exit = True
+    await serving
+    await _let_go(server)
 
 
 class _Server(uvicorn.Server):
@@ -156,20 +168,25 @@ def _is_dead(first: Any) -> bool:
 
 
 def _told_to_end(within: float) -> asyncio.Event:
-    """By TERM or INT; told twice, at once. However long anything takes, the process is gone ``within`` seconds."""
+    """By TERM or INT; told twice, at once. However long anything takes, the process is gone ``within`` seconds.
+    timeout(1) and others send theirs to the process and to its group: an echo is no second word."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
+    first = (0, 0.0)
 
-    def end() -> None:
-        if told.is_set():
+    def end(number: int) -> None:
+        nonlocal first
+        if not told.is_set():
+            first = (number, loop.time())
+            say("gateway.stopping", within=within)
+            overdue = threading.Timer(within, _overdue)
+            overdue.daemon = True
+            overdue.start()
+            told.set()
+        elif number != first[0] or loop.time() - first[1] > ECHO:
             os._exit(1)
-        say("gateway.stopping", within=within)
-        overdue = threading.Timer(within, _overdue)
-        overdue.daemon = True
-        overdue.start()
-        told.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
     return told
 
 

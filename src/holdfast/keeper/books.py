@@ -29,6 +29,8 @@ class Books(ABC):
         self._pulses: list[Pulse] = []
         self._founding: list[Pulse] = []
         """Asked for with an acquire that is under way: the first that is granted makes the beat, for all of them."""
+        self._expiring: list[Pulse] = []
+        """Renewed no more, and not over yet: without the session they live in they would be another's at once."""
         self._chores: list[Chore] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._wanting_session: list[Callable[[], None]] = []
@@ -106,6 +108,9 @@ class Books(ABC):
         with self._lock:
             if pulse in self._pulses:
                 self._pulses.remove(pulse)
+                if pulse.session_key is not None:
+                    self._expiring.append(pulse)
+                    self._wake_by(pulse.trust.over)
 
     def extend(self, pulse: Pulse, asked_at: float) -> None:
         """Somebody renewed the beat by hand."""
@@ -202,6 +207,7 @@ class Books(ABC):
         if pulse.holdings or pulse.borrowed:
             return
         known, pulse.empty_since = pulse.empty_since, now()
+        self._expiring = [each for each in self._expiring if each is not pulse]
         if pulse in self._pulses:
             self._wake_by(min(pulse.due, pulse.empty_since + LINGER))
         elif known is None and all(each.beat != pulse.beat for each in self._pulses):

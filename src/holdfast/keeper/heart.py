@@ -25,6 +25,7 @@ class Heart(Books):
 
     def _beat_all(self) -> None:
         with self._lock:
+            self._expiring = [pulse for pulse in self._expiring if pulse.trust.over > now()]
             pulses = sorted(self._pulses, key=lambda pulse: pulse.trust.until)
         for pulse in pulses:
             ends_at = pulse.ends_at()
@@ -101,10 +102,8 @@ class Heart(Books):
         return (Answer.RENEWED, rows[0]["generation"]) if rows else (Answer.LOST, 0)
 
     def _drop_orphans(self, pulse: Pulse) -> None:
-        """Leases of an event loop that was closed without a word."""
         with self._lock:
-            dead = [owner for owner, count in pulse.owners.items() if count and not owner.alive()]
-            orphans = [holding for owner in dead for holding in pulse.of_owner(owner)]
+            orphans = pulse.orphans()
         for holding in orphans:
             self.drop(pulse, holding.token)
             self.release_later(holding.name, holding.token)
@@ -201,6 +200,7 @@ class Heart(Books):
                 session.close()
             self._ears.deaf()
         with self._lock:
+            self._expiring.clear()
             ended = [pulse for pulse in self._pulses if pulse.session_key is not None]
         for pulse in ended:
             self._lose(pulse, OwnershipUnknown(f"the session that held it was lost ({error})"))

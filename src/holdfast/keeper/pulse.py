@@ -1,7 +1,6 @@
 """What the keeper keeps: beats, the leases on them, and things still to be said to the database."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -47,7 +46,7 @@ class Pulse:
         self.problem: HoldfastError | None = None
         self.borrowed = 0
         self.holdings: dict[str, Holding] = {}
-        self.owners: Counter[Owner] = Counter()
+        self._by_owner: dict[Owner, dict[str, Holding]] = {}
         self.empty_since: float | None = None
         self.shared = True
         """With further leases, or that of one alone which is told of each heartbeat."""
@@ -66,20 +65,23 @@ class Pulse:
         return self.shared and good and self.trust.ttl == ttl and self.session_key == session_key
 
     def add(self, holding: Holding) -> None:
-        self.holdings[holding.token] = holding
-        self.owners[holding.owner] += 1
+        self.holdings[holding.token] = self._by_owner.setdefault(holding.owner, {})[holding.token] = holding
         self.empty_since = None
 
     def remove(self, token: str) -> Holding | None:
+        """Each step by itself is whole: in between, a signal's handler may remove another one."""
         holding = self.holdings.pop(token, None)
         if holding is not None:
-            self.owners[holding.owner] -= 1
-            if not self.owners[holding.owner]:
-                del self.owners[holding.owner]  # it may be an event loop, and closed
+            self._by_owner[holding.owner].pop(token, None)
         return holding
 
     def of_owner(self, owner: Owner) -> list[Holding]:
-        return [each for each in self.holdings.values() if each.owner is owner] if self.owners[owner] else []
+        return list(self._by_owner.get(owner, {}).values())
+
+    def orphans(self) -> list[Holding]:
+        """Leases of an event loop that was closed without a word. Owners that have none left are forgotten."""
+        self._by_owner = {owner: theirs for owner, theirs in self._by_owner.items() if theirs}
+        return [each for owner, theirs in self._by_owner.items() if not owner.alive() for each in theirs.values()]
 
     def ends_at(self) -> float | None:
         """When it may go, having nothing left to keep."""

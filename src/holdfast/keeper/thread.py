@@ -21,6 +21,8 @@ log = logger("holdfast.keeper")
 
 EXIT_BUDGET = 2.0
 THREAD = "holdfast-keeper"
+SESSION = 7845
+"""What the key of every session that is held begins with, so that `lock_label` knows one that has no lease."""
 
 
 class Keeper(Heart):
@@ -98,7 +100,8 @@ class Keeper(Heart):
                 self._end_all()
             elif self._next_due() is not None or self._ears.needed():
                 return False
-            self._disconnect(None)
+            if not self._expiring:  # else it ends with the process
+                self._disconnect(None)
             self._ears.close()
             for end in self._bell:
                 os.close(end)
@@ -122,7 +125,8 @@ class Keeper(Heart):
         with self._lock:
             due = self._next_due()
             self._asleep_until = due if due is not None else now() + 3600.0
-            if not self._pulses and not self._ears.needed() and self._asleep_until > now() + LINGER:
+            idle = not self._pulses and not self._expiring and not self._ears.needed()
+            if idle and self._asleep_until > now() + LINGER:
                 self._disconnect(None)  # a chore for later is no reason to stay connected
             descriptors = [self._bell[0], *self._ears.descriptors()]
             if self._session is not None and (own := self._session.fileno()) is not None:
@@ -137,6 +141,7 @@ class Keeper(Heart):
 
     def _next_due(self) -> float | None:
         dues = [when for pulse in self._pulses for when in (self._beat_due(pulse), pulse.ends_at()) if when is not None]
+        dues += [pulse.trust.over for pulse in self._expiring]
         dues += [chore.due for chore in self._chores]
         dues += [when for when, _ in self._timers]
         if self._pulses:
@@ -185,7 +190,7 @@ class Keeper(Heart):
                 ready()
 
     def _hold_session(self, session: Session) -> None:
-        key = int.from_bytes(os.urandom(8)) >> 2
+        key = SESSION << 48 | int.from_bytes(os.urandom(6))
         if not session.pooled and session.hold(key, self._patience()):
             self.session_key, self.session_problem = key, None
         else:

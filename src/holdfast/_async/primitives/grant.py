@@ -38,7 +38,7 @@ class AsyncLeaseGrant:
         self._engine, self._terms, self._trust = engine, terms, trust
         self._pulse: Pulse | None = None
         self._over: HoldfastError | None = None
-        self._released = False
+        self._released = self._expires = False
         self._since: float | None = now()
         self._scope = AsyncScope()
         self._pid = os.getpid()
@@ -156,8 +156,9 @@ class AsyncLeaseGrant:
                 raise
 
     def abandon(self) -> None:
-        """Let the keeper release it, however long that takes; for us it is over."""
-        if self._released or self._engine.closed or self._pid != os.getpid():
+        """Let the keeper release it, however long that takes; for us it is over. What was left to expire has outlived
+        its client, and may go now."""
+        if self._released or (self._engine.closed and not self._expires) or self._pid != os.getpid():
             return
         self._engine.keeper.release_later(self.name, self.token)
         self._finish()
@@ -183,6 +184,7 @@ class AsyncLeaseGrant:
     def let_expire(self) -> None:
         """Renew it no more, without releasing it: for work that cannot be stopped."""
         if self._pulse is not None:
+            self._expires = True
             self._engine.keeper.let_expire(self._pulse)
 
     def age(self) -> float:

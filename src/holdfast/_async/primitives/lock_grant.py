@@ -125,6 +125,8 @@ class AsyncLockGrant:
         self.ticket.tell = self.lose
 
     async def __aenter__(self) -> Self:
+        """LeaseLost when it is gone already: the block would run unlocked."""
+        self.check()
         self.enter()
         return self
 

@@ -160,6 +160,7 @@ class AsyncGuard:
         try:
             await grant.release(timeout=_GOODBYE)
         except EngineError as problem:
+            grant.abandon()  # refused while a transaction is open that it protects, it would be renewed for ever
             log.warning(
                 "guard %r is released later, or expires: %s",
                 self.name,

@@ -16,7 +16,7 @@ from holdfast._async.recipes.mend import AsyncMender, SessionPresent
 from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
 from holdfast._wire.aio_running import AsyncTeller
-from holdfast._wire.aio_waiting import check_called
+from holdfast._wire.aio_waiting import check_asked, check_called
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
@@ -49,6 +49,8 @@ class AsyncReconciler:
         ):  # fmt: skip
             if function is not None:
                 check_called(function, what)
+        check_asked(driver.list, "driver.list")
+        check_asked(driver.get, "driver.get")
         self._terms, self._driver = terms, driver
         self._mender = AsyncMender(engine, terms, driver, session_present)
         self._teller = None if on_event is None else AsyncTeller(on_event, self._not_told)

@@ -7,6 +7,7 @@ than its share or takes what is free. All hang on the one heartbeat of their pro
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -87,10 +88,8 @@ class AsyncShards:
         try:
             await self._balance()
         except BaseException:
-            self._engine.working.discard(self)
             self.stop()
-            for grant in self._all():
-                grant.abandon()
+            self._abandon()
             raise
         self._job = AsyncJob(self._run, self, self._over.ring)
         return self
@@ -99,16 +98,15 @@ class AsyncShards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        while self._job is not None and not self._job.ended:
-            await self._over.wait(1.0)
-        self._engine.working.discard(self)
-        for grant in self._all():
-            if self._answers:
+        try:
+            while self._job is not None and not self._job.ended:
+                await self._over.wait(1.0)
+            while self._answers and (grant := self._next()) is not None:
                 await self._give_back(grant)
-            else:  # the keeper sees to it: each would wait for an answer as long as the first one did
-                grant.abandon()
-        if self._left is not None:
-            self._left.set()
+        finally:
+            self._abandon()
+            if self._left is not None:
+                self._left.set()
 
     async def leave(self) -> None:
         """Its client closes: whoever works on the shards has been told, and has as long as an elector's work to end the
@@ -122,6 +120,13 @@ class AsyncShards:
         written under them from then on."""
 
     async def _run(self, _: object) -> None:
+        try:
+            await self._go_on()
+        finally:
+            if self not in self._engine.working:  # whoever left the block was interrupted, and did not wait for us
+                self._abandon()
+
+    async def _go_on(self) -> None:
         pause = 0.0
         while not self.stopping.is_set():
             await self._bell.wait(pause)
@@ -226,8 +231,16 @@ class AsyncShards:
                 extra={"event": "lease.released_late", "lease": grant.name, "error": str(error)},
             )
 
-    def _all(self) -> list[AsyncLeaseGrant]:
-        """Every lease that we have, that which says that we are there last; none of them from here on."""
-        found = [*self._grants.values(), *([] if self._member is None else [self._member])]
-        self._grants, self._member = {}, None
-        return found
+    def _next(self) -> AsyncLeaseGrant | None:
+        """One of our leases, which is ours no more; that which says that we are there comes last."""
+        with suppress(KeyError):
+            return self._grants.popitem()[1]
+        last, self._member = self._member, None
+        return last
+
+    def _abandon(self) -> None:
+        """The keeper gives back whatever we still have: nobody answers, where each would be waited for as long as the
+        first one was; or nobody waits."""
+        self._engine.working.discard(self)
+        while (grant := self._next()) is not None:
+            grant.abandon()

@@ -27,7 +27,7 @@ from holdfast.sql import FOUNDATION, migrations
 log = logger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
-LOCKED, DENIED = "55P03", "42501"
+LOCKED, DENIED, RACED = "55P03", "42501", "40001"
 IDLE = 1.0
 """Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
 
@@ -150,6 +150,8 @@ class Engine(ABC):
                 unanswered = error
                 parameters = {**parameters, **again}
             except (Unreachable, Refused, SchemaMismatch) as error:
+                if isinstance(error, Refused) and error.sqlstate == RACED and now() < deadline:
+                    continue  # it has not happened: behind a pooler the default may be serializable transactions
                 if unanswered is not None:  # the first attempt may have happened, whatever became of the second
                     raise unanswered from error
                 told = self.translate(error) if isinstance(error, Refused) else error

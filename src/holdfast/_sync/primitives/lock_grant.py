@@ -126,6 +126,8 @@ class LockGrant:
         self.ticket.tell = self.lose
 
     def __enter__(self) -> Self:
+        """LeaseLost when it is gone already: the block would run unlocked."""
+        self.check()
         self.enter()
         return self
 

@@ -40,11 +40,8 @@ def transaction(database: Database, name: str, token: str, connection: Any, at: 
             _protect(database, name, token, known, connection, at)
             known.mark()
             yield
-            if not known.unbroken():
-                raise RuntimeError(
-                    f"the transaction that lease {name!r} protects was ended inside its block, and nothing protects "
-                    "what came after. Leave commit to the end of the block, and raise to roll back."
-                )
+            if (why := known.broken()) is not None:
+                raise RuntimeError(f"the transaction that lease {name!r} protects {why}")
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
             raise fenced_out(name) from error

@@ -19,7 +19,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.crew import Aside, Crew, pause
 from holdfast._wire.log import logger
 from holdfast._wire.running import Teller
-from holdfast._wire.waiting import check_called
+from holdfast._wire.waiting import check_asked, check_called
 from holdfast.core.conditions import Backend, DriverEvent
 from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
 
@@ -50,6 +50,8 @@ class Reconciler:
         ):  # fmt: skip
             if function is not None:
                 check_called(function, what)
+        check_asked(driver.list, "driver.list")
+        check_asked(driver.get, "driver.get")
         self._terms, self._driver = terms, driver
         self._mender = Mender(engine, terms, driver, session_present)
         self._teller = None if on_event is None else Teller(on_event, self._not_told)

@@ -59,6 +59,7 @@ class Tenure:
         self._terms, self._course, self._grant = terms, course, grant
         self._term = Term(grant)
         self._told_at: float | None = None
+        self._alone = False
         course.overdue = False
         self._fields = {"elector": terms.name, "replica": grant.holder, "holder": grant.holder}
 
@@ -67,15 +68,25 @@ class Tenure:
         job: Job | None = None
         try:
             if self._course.state is State.LEADING:
-                job = Job(work, self._term, self._course.bell.ring)
+                job = Job(work, self._term, self._ended)
                 self._supervise_anyhow(job)
         finally:
             if job is None or job.ended:
                 self._release()
             else:  # interrupted twice: nobody waits for the work any more
                 self._grant.let_expire()
+                self._alone = True
+                if job.ended:  # this very moment
+                    self._ended()
         if job is not None:
             self._judge(job.error)
+
+    def _ended(self) -> None:
+        """In the work's own thread. Where nobody waits for it, its lease goes with it."""
+        self._course.bell.ring()
+        if self._alone:
+            self._course.turn(Event.WORK_ENDED)
+            self._grant.abandon()
 
     def _supervise_anyhow(self, job: Job) -> None:
         try:

@@ -25,8 +25,9 @@ from holdfast.core.tickets import Key, Lost, State, Ticket
 
 def owner() -> object:
     """Who is asking: the task itself, whatever context it shares with others. Known weakly, as a lock that is held
-    knows it: compared by ``==``, and one that is gone is equal to nobody."""
-    task = current_task()
+    knows it: compared by ``==``, and one that is gone is equal to nobody. Nobody, where no loop runs: a task that was
+    forgotten is ended by the garbage collector, in whatever thread."""
+    task = current_task() if asyncio._get_running_loop() is not None else None
     return object() if task is None else ref(task)
 
 
@@ -131,7 +132,8 @@ class AsyncLocks:
         pump = self._pump
         if pump is None:
             return
-        if asyncio._get_running_loop() not in (None, pump.loop):  # in another thread
+        here = asyncio._get_running_loop()
+        if here is not pump.loop and (here is not None or pump.loop.is_running()):  # in another thread
             with suppress(RuntimeError):  # it is closed, and its sessions will be
                 pump.loop.call_soon_threadsafe(self.abandon, ticket)
             return

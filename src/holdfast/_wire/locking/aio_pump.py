@@ -114,7 +114,9 @@ class AsyncPump(MendingPump):
                     session.solo = None
                     ring_at_once(bell)
                     return
-            if answer is not None:
+            if answer is None:
+                self._go_on_hearing(session)
+            else:
                 self._told(session, ticket, answer)
         except EngineError as error:
             self.lost(session, error)

@@ -21,7 +21,7 @@ def loop() -> asyncio.AbstractEventLoop:
     global _running
     with _registry:
         if _running is None or not _running[1].is_alive():
-            made = asyncio.new_event_loop()
+            made = asyncio.SelectorEventLoop()  # not the application's kind, see ``hearing``
             thread = threading.Thread(target=made.run_forever, name="holdfast-locks", daemon=True)
             thread.start()
             _running = made, thread

@@ -77,17 +77,23 @@ def _locked(fdinfo: str) -> Iterator[int]:
     for line in lines:  # lock: 1: OFDLCK ADVISORY  WRITE -1 fe:00:2148059 4711 4711
         fields = line.split()
         if fields[:1] == ["lock:"] and fields[2] == "OFDLCK" and fields[4] == "WRITE":
-            yield int(fields[7])
+            yield from _bytes(*fields[7:9])
 
 
 def _everybodys() -> Iterator[tuple[tuple[int, int], int]]:
     try:
-        with open("/proc/locks") as file:
-            lines = file.readlines()
+        with open("/proc/locks") as told:
+            lines = told.readlines()
     except OSError:
         return
     for line in lines:
         fields = line.split()
         if len(fields) == 8 and fields[1] == "OFDLCK" and fields[3] == "WRITE":
             major, minor, inode = fields[5].split(":")
-            yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), int(fields[6])
+            file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
+            yield from ((file, byte) for byte in _bytes(*fields[6:8]))
+
+
+def _bytes(first: str, last: str) -> range:
+    """All of a range: the kernel shows neighbouring bytes that one descriptor has locked as one lock."""
+    return range(int(first), int(first if last == "EOF" else last) + 1)

@@ -2,7 +2,7 @@
 
 They belong to the open file description, so the kernel frees them when the process dies, in whatever way. Locking a
 byte twice through one description succeeds: that nobody does is for ``core.mux`` to see to. There is no timed wait, so
-whoever waits asks again, with jitter.
+whoever waits asks again, with jitter; and in turn, see ``line``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from holdfast._wire import forks
 from holdfast._wire.clock import jitter
 from holdfast._wire.database import Database
+from holdfast._wire.locking.line import Line
 from holdfast.core.errors import EngineError, Refused
 from holdfast.core.tickets import Key, Op, Unheard
 
@@ -47,6 +48,7 @@ class KernelLockWire:
         self._database = database
         self._paths = tuple(f"{database.target}.{database.schema}-{kind}" for kind in KINDS)
         self._files: list[int | None] = [None, None]
+        self._line = Line(f"{database.target}.{database.schema}-line")
         self._answers: list[Any] | EngineError | None = None
         self._waiting: Key | None = None
         self._pause = _SHORTEST
@@ -67,11 +69,17 @@ class KernelLockWire:
         return jitter(0.5 * pause, 1.5 * pause)
 
     def run(self, verb: str, key: Key, patience: float | None) -> bool:
-        kind = fcntl.F_WRLCK if verb == "try" else fcntl.F_UNLCK
-        if verb == "unlock" and self._files[len(key) - 1] is None:  # it could not be opened: nothing is locked there
+        byte = offset(key)
+        if verb == "try":
+            kind = fcntl.F_WRLCK
+            if self._line.passed is not None and self._line.lets_in(byte):
+                return False
+        elif self._files[len(key) - 1] is None:  # it could not be opened: nothing is locked there
             return True
+        else:
+            kind = fcntl.F_UNLCK
         try:
-            request = struct.pack(_FLOCK, kind, os.SEEK_SET, offset(key), 1, 0)
+            request = struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
             fcntl.fcntl(self._file(len(key) - 1), fcntl.F_OFD_SETLK, request)
         except (BlockingIOError, PermissionError):
             return False
@@ -99,15 +107,18 @@ class KernelLockWire:
         self._waiting, self._pause = key, _SHORTEST
 
     def stop(self) -> bool:
+        self._line.leave()
         self._waiting, self._answers = None, Refused("nobody waits any more")
         return True
 
     def receive(self) -> list[Any] | EngineError | None:
         if self._waiting is not None:
             try:
-                if self.run("try", self._waiting, 0.0):
+                if self._line.is_first(offset(self._waiting)) and self.run("try", self._waiting, 0.0):
+                    self._line.leave()
                     self._waiting, self._answers = None, [True]
             except EngineError as error:
+                self._line.leave()
                 self._waiting, self._answers = None, error
         answers, self._answers = self._answers, None
         return answers
@@ -116,12 +127,12 @@ class KernelLockWire:
         """Only asked for when ``run`` was interrupted."""
         return Unheard()
 
-    @property
-    def gone(self) -> str | None:
-        """Whoever opens the file now makes another one, and locks there what is locked here."""
+    def look(self) -> str | None:
+        """Whoever opens a file that was removed has another one, and locks there what is locked here."""
+        self._line.look()
         for path, file in zip(self._paths, self._files, strict=True):
-            if file is not None and not os.fstat(file).st_nlink:
-                return f"{path} was removed"
+            if file is not None and not _is_at(path, file):
+                return f"{path} was removed or replaced"
         return None
 
     @property
@@ -143,6 +154,7 @@ class KernelLockWire:
 
     def close(self) -> None:
         self._waiting = None
+        self._line.close()
         for number, file in enumerate(self._files):
             self._files[number] = None
             if file is not None:
@@ -161,6 +173,13 @@ class KernelLockWire:
                 raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
             self._files[space] = file
         return file
+
+
+def _is_at(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _remember(database: Database, names: str) -> None:

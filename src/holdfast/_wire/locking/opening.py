@@ -22,9 +22,8 @@ class LockWire(Protocol):
     def later(self) -> Any:
         """Seconds until it is worth while to ask again."""
 
-    @property
-    def gone(self) -> str | None:
-        """Why what is locked in it is locked no more, where no descriptor tells."""
+    def look(self) -> str | None:
+        """Now and then: why what is locked in it is locked no more, where no descriptor tells."""
 
     @property
     def idle(self) -> bool:

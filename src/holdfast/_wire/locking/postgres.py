@@ -35,7 +35,7 @@ Answers = list[Any]
 
 
 class PostgresLockWire:
-    later = gone = None
+    later = None
 
     def __init__(self, session: PostgresSession, pid: int) -> None:
         self.pid = pid
@@ -192,6 +192,9 @@ class PostgresLockWire:
         except OperationalError as error:
             raise self._gone(error) from error
         return False
+
+    def look(self) -> None:
+        return None
 
     def hang_up(self) -> None:
         """From any thread, whoever is in the middle of a call: it gets an error, and the server frees what is held."""

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast._wire.hearing import is_readable
 from holdfast._wire.locking import opening
 from holdfast._wire.locking.opening import LockWire
 from holdfast._wire.log import logger
@@ -137,14 +138,21 @@ class LockPump(ABC):
             self.lost(session, error)
             return
         if answers is None:
-            if wire.descriptor is None and not session.flying and session.claim is not None:
-                self._ask_later(session)
+            self._go_on_hearing(session)
         elif isinstance(answers, Unheard):
             self._unheard(session)
         elif session.flying:
             self._answered(session, answers)
         else:
             self.do(self.mux.waited(session, answers if isinstance(answers, EngineError) else None))
+
+    def _go_on_hearing(self, session: Session) -> None:
+        """More is to come."""
+        if session.wire.descriptor is not None:
+            if is_readable(session.wire.descriptor):
+                self.loop.call_soon(self._readable, session)
+        elif not session.flying and session.claim is not None:
+            self._ask_later(session)
 
     def _ask_later(self, session: Session) -> None:
         """Where no descriptor tells."""
@@ -232,7 +240,7 @@ class LockPump(ABC):
 
     def _end_gone(self) -> None:
         for session in [*self.mux.holds, *self.mux.waits]:
-            if session.opened and (why := session.wire.gone) is not None:
+            if session.opened and (why := session.wire.look()) is not None:
                 self.lost(session, Unanswered(why))
 
     def _end_stuck(self) -> None:

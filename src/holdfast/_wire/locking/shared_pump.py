@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast._wire.database import Database
+from holdfast._wire.hearing import is_readable
 from holdfast._wire.locking import background
 from holdfast._wire.locking.pump import LockPump
 from holdfast.core.errors import EngineError, Unanswered
@@ -23,12 +24,6 @@ from holdfast.core.mux import Mux
 from holdfast.core.tickets import Op, Session, Ticket
 
 _HANG_UP = getattr(select, "EPOLLRDHUP", 0)
-
-
-def is_readable(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class SharedPump(LockPump):

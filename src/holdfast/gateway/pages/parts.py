@@ -40,7 +40,7 @@ def _leaders(sight: Sight) -> Part:
 def _leases(sight: Sight) -> Part:
     """The leases of slots are told as slots."""
     found = [each for each in sight.leases if not each.name.startswith(_SLOT)]
-    found.sort(key=lambda each: (each.name.startswith(("@", "holdfast:")), each.name))
+    found.sort(key=lambda each: (each.name.startswith(("@", "holdfast:")), words.in_order(each.name)))
     return {"rows": [_lease(each) for each in found[:ROWS]], "more": len(found[ROWS:]), "count": len(found)}
 
 
@@ -69,7 +69,7 @@ def _locks(sight: Sight) -> Part:
             "since": since,
             "behind": [{"pid": pid, "who": words.text(who.get(pid))} for pid in each.blocked_by],
         })  # fmt: skip
-    rows = sorted(found.values(), key=lambda each: (-len(each["waiters"]), each["label"]))
+    rows = sorted(found.values(), key=lambda each: (-len(each["waiters"]), words.in_order(each["label"])))
     waiting = sum(len(each["waiters"]) for each in rows)
     return {"rows": rows[:ROWS], "more": len(rows[ROWS:]), "held": len(sight.locks) - waiting, "waiting": waiting}
 
@@ -147,7 +147,7 @@ def _records(
         for each in records
     ]
     rank = {name: place for place, name in enumerate(order)}
-    rows.sort(key=lambda row: (rank.get(row["state"], -1), row["name"]))
+    rows.sort(key=lambda row: (rank.get(row["state"], -1), words.in_order(row["name"])))
     return {
         "rows": rows[:ROWS],
         "more": len(rows[ROWS:]),

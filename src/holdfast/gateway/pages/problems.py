@@ -86,7 +86,7 @@ def _lost(sight: Sight) -> Iterator[Found]:
     lost = []
     for each in sight.ended:
         at = each.ended_at.timestamp()
-        timed = each.name.startswith("@gate:") and each.outcome == "expired"
+        timed = each.name.startswith(("@gate:", "@slot:")) and each.outcome == "expired"
         if each.outcome in words and sight.at - at < RECENT and not timed:
             by = f" by {each.actor}: {each.reason}" if each.actor else ""
             lost.append(About(each.name, f"{each.holder}: {words[each.outcome]}{by}", ("ago", at)))

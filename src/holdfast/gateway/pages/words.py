@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -43,6 +44,11 @@ def text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())[:200]
 
 
+def in_order(name: str) -> list[str | int]:
+    """To sort names by as people count: 9 before 10."""
+    return [int(each) if each.isdecimal() else each for each in re.split(r"(\d+)", name)]
+
+
 def phase(payload: Any) -> str:
     """Of a sandbox; one that nobody has looked at yet is being provisioned."""
     return text(within(payload, "status", "phase")) or "Provisioning"
@@ -63,9 +69,11 @@ def state(payload: Any) -> str:
 
 
 def called(record: Any) -> str:
-    """An agent has a number, and what else there is has a name or an id."""
+    """An agent has the number that the API knows it by, and its session; what else there is has a name or an id."""
     number = within(record.payload, "number")
-    return record.name or (f"agent {number}" if isinstance(number, int) else str(record.id))
+    if not isinstance(number, int):
+        return record.name or str(record.id)
+    return f"agent {number} {(record.name or '').removeprefix('session:')}".rstrip()
 
 
 def doing(payload: Any) -> str:

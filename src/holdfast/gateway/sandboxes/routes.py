@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Header, Query, Response
-from fastapi.encoders import jsonable_encoder
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 import holdfast
 from holdfast.gateway.context import Gateway, Here
@@ -123,8 +122,8 @@ async def delete(
     if gone:
         await _forget(here, record)
         return Response(status_code=204)
-    told = jsonable_encoder(records.told(record))
-    return JSONResponse(told, 202, headers={"ETag": records.etag(record.version)})
+    told = Sandbox.model_validate(records.told(record)).model_dump_json()  # as every other answer tells it
+    return Response(told, 202, {"ETag": records.etag(record.version)}, "application/json")
 
 
 @router.get("/{id}/log", response_class=StreamingResponse, responses={**documented(404, 409, 422, 502, 503), **_TEXT})

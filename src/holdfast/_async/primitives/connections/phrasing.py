@@ -9,6 +9,14 @@ from functools import lru_cache
 from holdfast._wire.database import Database
 from holdfast.sql import statements
 
+ENDED = (
+    "was ended inside its block, and nothing protects what came after. Leave commit to the end of the block, and raise "
+    "to roll back."
+)
+FAILED = (
+    "has failed, and the database would answer its COMMIT by rolling it back. Let the error out of the block, or put "
+    "what may fail into a savepoint."
+)
 AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
 
 

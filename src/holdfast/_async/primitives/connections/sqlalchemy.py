@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from holdfast._async.primitives.connections.phrasing import AUTOCOMMIT, encodable, phrased, script
+from holdfast._async.primitives.connections.phrasing import AUTOCOMMIT, FAILED, encodable, phrased, script
 from holdfast._async.primitives.connections.sqlite import check_file
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
+from holdfast.core.errors import EngineError
+
+_IN_SAVEPOINT = (
+    "a lease cannot protect a savepoint: where its driver has begun no transaction before, SQLite commits it with its "
+    "release. Protect the transaction before its first savepoint."
+)
 
 
 def subject_of(connection: Any) -> Any:
@@ -20,6 +27,7 @@ class AsyncSqlAlchemy:
     def __init__(self, database: Database, connection: Any, what: str) -> None:
         self._database, self._what = database, what
         self._connection = subject_of(connection)
+        self._driver: Any = None
 
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())
@@ -31,21 +39,32 @@ class AsyncSqlAlchemy:
         block: AbstractAsyncContextManager[Any] = self._connection.begin()
         return block
 
-    def nested(self) -> AbstractAsyncContextManager[Any]:
-        block: AbstractAsyncContextManager[Any] = self._connection.begin_nested()
-        return block
+    @asynccontextmanager
+    async def nested(self) -> AsyncIterator[None]:
+        """Whose end tells that what was written in it is gone: a session takes it back when it cannot write something,
+        and a block of its own just ends then, as if all were well."""
+        async with self._connection.begin_nested() as block:
+            yield
+            await block.commit()
+
+    async def flush(self) -> None:
+        if hasattr(self._connection, "get_bind"):
+            await self._connection.flush()
 
     def mark(self) -> None: ...
 
-    def unbroken(self) -> bool:
+    def broken(self) -> str | None:
         """SQLAlchemy executes nothing in a block whose transaction was ended."""
-        return True
+        return FAILED if drivers.failed(self._driver) else None
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
 
         connection = await self._checked()
+        if drivers.speaks(connection) == "sqlite" and connection.in_nested_transaction():
+            raise EngineError(_IN_SAVEPOINT)
         drivers.teach_sqlalchemy(connection)
+        self._driver = drivers.driver_of(connection)
         protecting = text(phrased(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
         secret = parameters | {"token": drivers.Secret(parameters["token"])}
         with encodable():

@@ -128,7 +128,7 @@ class AsyncAttempt(AsyncGovernance, ABC):
                 holds = answer is None or bool(answer)  # other libraries have a False of their own, databases a 0
             except Exception as error:
                 holds, problem = False, error
-            said = {} if problem is None else {"error": f"{type(problem).__name__}: {problem}"[:1000]}
+            said = {} if problem is None else {"error": operation.describe(operation.told(problem))}
             op.note(kind, {"name": name, "ok": holds, **said, **about})
             if not holds:
                 why = f": {said['error']}" if said else ""

@@ -32,8 +32,9 @@ class AsyncBatch:
             raise ValueError(
                 "a batch is of one dataset and operation, without shards, or of plain keys: run others in another batch"
             )
-        if len({plan.key.digest for plan in plans}) != len(plans):
-            raise ValueError("a batch has every key once: two of these items have the same")
+        if len(once := {plan.key.digest: at for at, plan in enumerate(plans)}) != len(plans):
+            twice = next(plan for at, plan in enumerate(plans) if once[plan.key.digest] != at)
+            raise ValueError(f"a batch has every key once, and two of these items have {twice.key.label!r}")
         shared = first.key.dataset is not None
         self._lock = first.key.lock_key if shared else None
         self._all = AsyncExternal(first if shared else first._replace(owner=f"{LEASE}batch-{new_token()}"))

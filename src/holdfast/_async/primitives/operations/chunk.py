@@ -97,6 +97,7 @@ class AsyncChunk:
         try:
             self._all.enter()
             for digest in self._ours:
+                self._grant.check()  # or somebody else may be calling it, too
                 self._outcomes[digest] = await self._execute(digest, function, alone)
                 if digest in self._runs:
                     self._runs[digest].left()
@@ -132,7 +133,10 @@ class AsyncChunk:
                 value = await costing(plan.energy, function, op, item)
             if plan.lineage.contract is not None:
                 await self._all.check_after(op)
+            if not alone:
+                await op.over()
         except Exception as error:
+            await op.over()
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", failed(said))
             self._ends[digest] = ("failure", None, None, json.dumps(said), "1", "1", None)
@@ -158,7 +162,7 @@ class AsyncChunk:
 
     async def _finish_interrupted(self) -> None:
         said = json.dumps({"type": "Interrupted", "message": "it was never called"})
-        for digest in list(self._ours)[len(self._ends) + 1 :]:  # the one in between is what was interrupted
+        for digest in [each for each in self._ours if each not in self._chains]:
             op = self._op(digest)
             op.note("rollback", {"attempt": op.attempt, "why": "it was never called"})
             self._ends[digest] = ("failure", None, None, said, "0", "0", None)

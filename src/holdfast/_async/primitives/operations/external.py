@@ -64,6 +64,7 @@ class AsyncExternal(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
+        await op.over()
         try:
             result = kept(value)
         except ValueError as error:
@@ -81,6 +82,7 @@ class AsyncExternal(AsyncAttempt):
             await self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
+        await op.over()
         op.note("failure", failed(said))
         try:
             await self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -247,7 +249,8 @@ class AsyncExternal(AsyncAttempt):
 
     @property
     def held(self) -> AsyncLeaseGrant:
-        assert self._grant is not None
+        if self._grant is None:
+            raise RuntimeError(f"operation {self.plan.key.label!r} is over: nothing can be noted of it any more")
         return self._grant
 
     async def let_go(self) -> None:

@@ -48,16 +48,18 @@ class AsyncOperation:
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome]]:
         """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
-        payload was given, the arguments are it, however they are passed, but for the ``self`` of a method: the same key
-        with others is KeyReused."""
+        payload was given, the arguments are it, however they are passed, but for the ``self`` or ``cls`` of a method:
+        the same key with others is KeyReused."""
+        check_called(function, "what is decorated")
         check_function(function)
-        name, signature = f"{function.__module__}.{function.__qualname__}", _taken(function)
+        named = function if hasattr(function, "__qualname__") else type(function)  # a functools.partial has no name
+        name, signature = f"{named.__module__}.{named.__qualname__}", _taken(function)
 
         @wraps(function)
         async def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
             # What does not fit is an error before there is an attempt.
-            given = signature.bind(*args, **kwargs).arguments
-            given.pop("self", None)
+            bound = signature.bind(*args, **kwargs).arguments
+            given = {each: value for each, value in bound.items() if each not in ("self", "cls")}
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
             sent = self._fingerprint or digest((name, given), "the arguments")
             payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload

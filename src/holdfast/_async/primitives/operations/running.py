@@ -30,7 +30,7 @@ class AsyncRunning:
     """What its function cost in energy, when that is over and was to be known."""
     metering: Metering | None = None
     outbox: list[tuple[str, str]] | None = None
-    replayed, status, began = False, "running", False
+    replayed, status, began, _over = False, "running", False, False
     result: Any = None
     """In a ``with``: what the body says that it is, or what it was the first time."""
 
@@ -88,10 +88,21 @@ class AsyncRunning:
 
     async def _noted(self, kind: str, detail: Mapping[str, Any] | None = None) -> None:
         """At once, and one after the other: a function may do several things at a time."""
-        async with self.__dict__.setdefault("_turn", AsyncMutex()):
+        async with self._turn():
+            if self._over:
+                raise RuntimeError(f"operation {self.key.label!r} is over: nothing can be noted of it any more")
             self.note(kind, detail)
             if self._save is not None:
                 await self._save(self)
+
+    async def over(self) -> None:
+        """Nothing is noted from here on but its end: a function may have returned before all that it has begun."""
+        async with self._turn():
+            self._over = True
+
+    def _turn(self) -> AsyncMutex:
+        mutex: AsyncMutex = self.__dict__.setdefault("_mutex", AsyncMutex())
+        return mutex
 
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         if self.spent is not None and kind in ("success", "failure"):

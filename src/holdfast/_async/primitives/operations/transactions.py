@@ -7,7 +7,8 @@ end says may not be heard before the COMMIT then, so it is an error when it must
 from __future__ import annotations
 
 import re
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -16,9 +17,12 @@ from holdfast._async.primitives.connections.psycopg import AsyncPsycopg, commit_
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
+from holdfast.core.operation import worded
 from holdfast.sql import statements
 
 CHANGED, OVER = "40001", "HF003"
+_CLOSED = ("InvalidRequestError", "ResourceClosedError")
+"""As SQLAlchemy calls it."""
 
 
 class AsyncOwned(Protocol):
@@ -71,10 +75,8 @@ class AsyncOwnedBlock:
             raise over(parameters["label"])
         mark, self._mark = self._mark, None
         if mark is not None:
-            try:
+            with noticed(parameters["label"]):
                 await mark.__aexit__(None, None, None)
-            except Exception as error:
-                raise over(parameters["label"]) from error
         row = await said_last(self._known, statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
@@ -95,11 +97,18 @@ class AsyncOwnedBlock:
 
 async def said_last(known: AsyncConnection, statement: str, parameters: Row) -> Row:
     """The end of an operation, in the transaction that it began in."""
-    try:
+    with noticed(parameters["label"]):
         return await known.write(statement, parameters)
+
+
+@contextmanager
+def noticed(label: str) -> Iterator[None]:
+    """What a driver says of a transaction, or a savepoint, that the function has ended; anything else is its own."""
+    try:
+        yield
     except Exception as error:
-        if type(error).__name__ == "InvalidRequestError":  # as SQLAlchemy says that this is over
-            raise over(parameters["label"]) from error
+        if type(error).__name__ in _CLOSED or "no such savepoint" in worded(error):
+            raise over(label) from error
         raise
 
 

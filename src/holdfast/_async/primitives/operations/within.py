@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
+from holdfast._async.primitives.connections.phrasing import ENDED
+from holdfast._async.primitives.connections.psycopg import AsyncPsycopg
 from holdfast._async.primitives.connections.sqlalchemy import subject_of
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, around
 from holdfast._async.primitives.operations.plan import AsyncPlan, as_told, kept
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.transactions import ended, over, owned, said_last
+from holdfast._async.primitives.operations.transactions import ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import here
 from holdfast._wire.clock import now
@@ -37,6 +39,8 @@ class AsyncWithin(AsyncAttempt):
         self._known, self._transaction = known, owned(plan.engine.database, known, connection)
         self._connection, self._whose = id(subject_of(connection)), here()
         self._began: str | None = None
+        self._ending = False
+        """What goes wrong from here on is not the function's any more, but ours, or that of its COMMIT."""
         self._passes = 0
 
     async def _begin(self) -> AsyncRunning | Outcome:
@@ -54,6 +58,7 @@ class AsyncWithin(AsyncAttempt):
                 if (outcome := self.settled(act, prior)) is not None:
                     await self._leave()
                     return outcome
+                found.check_writable(self.plan.key)
                 if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                     await self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
@@ -69,17 +74,22 @@ class AsyncWithin(AsyncAttempt):
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
+        self._ending = True
         await self._transaction.commit("operation_end", parameters)
         del _open[self._connection]
         return Outcome("success", False, op.attempt, value=value)
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
+        over = ended(error) or (not self._ending and await is_over(self._known, self._began, error))
+        self._ending = False
         await self._undo()
-        if self.transient(error):
+        if over:
+            await aside(self, left(self, op, error))
+        elif self.transient(error):
             self._passes += 1
             return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
-        if isinstance(error, Exception):
-            await self._record(op, error)
+        elif isinstance(error, Exception):
+            await aside(self, failure(self, op, error))
         return False
 
     async def _undo(self) -> None:
@@ -101,10 +111,6 @@ class AsyncWithin(AsyncAttempt):
             f"this connection is in the middle of operation {self.plan.key.label!r}, which somebody else runs: what is "
             "written here now would be committed with that, or go with it. Use a connection for each"
         )
-
-    async def _record(self, op: AsyncRunning, error: Exception) -> None:
-        """On a session of our own, because nothing stays of the transaction."""
-        await aside(self, left(self, op, error) if ended(error) else failure(self, op, error))
 
 
 _open: dict[int, AsyncWithin] = {}
@@ -135,6 +141,7 @@ class AsyncJoined(AsyncAttempt):
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and await self._is_unseen(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return replace(outcome, committed=not self._unseen)
+            found.check_writable(self.plan.key)
             if found.free and act is not Act.RUNNING and await undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
@@ -161,18 +168,23 @@ class AsyncJoined(AsyncAttempt):
             asked += 1
 
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
-        row = await said_last(self._known, "operation_end", success(self, op, value, self._began))
+        parameters = success(self, op, value, self._began)
+        with noticed(op.key.label):
+            await self._known.flush()
+        if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
+            await self._keep(op)
+        row = await said_last(self._known, "operation_end", parameters)
         if row["state"] != "done":
             raise self._overtaken()
+        await self._keep(op)
+        return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    async def _keep(self, op: AsyncRunning) -> None:
+        """What it wrote is no more to be undone apart from the transaction."""
         block, self._block = self._block, None
         if block is not None:
-            try:
+            with noticed(op.key.label):
                 await block.__aexit__(None, None, None)
-            except Exception as error:
-                if self._is_file:  # its savepoint is gone
-                    raise over(op.key.label) from error
-                raise
-        return Outcome("success", False, op.attempt, committed=False, value=value)
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
@@ -182,10 +194,11 @@ class AsyncJoined(AsyncAttempt):
         return self.plan.engine.database.dialect == "sqlite"
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
+        over = ended(error) or await is_over(self._known, self._began, error)
         undone = await self._undo(error)
-        if ended(error) and isinstance(error, Exception) and not self._is_file:  # that may be the caller's still
+        if over and not self._is_file:  # that may be the caller's still
             await aside(self, left(self, op, error))
-        elif undone and isinstance(error, Exception) and not self.transient(error):
+        elif undone and not over and isinstance(error, Exception) and not self.transient(error):
             await self._record(op, error)
         return False
 
@@ -231,8 +244,23 @@ def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
     return AsyncWithin(plan, known, connection)
 
 
+async def is_over(known: AsyncConnection, began: str | None, error: BaseException) -> bool:
+    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. psycopg
+    refuses commit() and rollback(), so it takes a statement; elsewhere a function may well roll back before it raises,
+    and what it has done cannot be told. Nor can it of a transaction that has failed."""
+    if not isinstance(known, AsyncPsycopg) or not isinstance(error, Exception):
+        return False
+    if known.broken() == ENDED:
+        return True
+    try:
+        found = await known.write("operation_begin", {"key": "", "lock": None, "lease": ""})
+    except Exception:
+        return False
+    return Begun.of(found).began != began
+
+
 async def aside(attempt: AsyncAttempt, parameters: Row) -> None:
-    """Write down what came of it, past the user's transaction. The user's error is what counts."""
+    """Write down what came of it, on a session of our own. The user's error is what counts."""
     try:
         await attempt.plan.engine.call("operation_write", parameters)
     except HoldfastError as problem:
@@ -308,7 +336,7 @@ def success(attempt: AsyncAttempt, op: AsyncRunning, value: Any, began: str | No
     return {**known, "told": as_told(known)}
 
 
-def left(attempt: AsyncAttempt, op: AsyncRunning, error: Exception) -> Row:
+def left(attempt: AsyncAttempt, op: AsyncRunning, error: BaseException) -> Row:
     """What is written of an attempt whose function has ended the transaction: what it wrote may be there."""
     op.chain.take_back()
     op.note("effect_started")

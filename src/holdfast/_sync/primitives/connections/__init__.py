@@ -31,11 +31,15 @@ class Connection(Protocol):
     def nested(self) -> AbstractContextManager[Any]:
         """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
 
+    def flush(self) -> None:
+        """Whatever was said to it, and not to the database yet."""
+
     def mark(self) -> None:
         """From here on the transaction must stay the one it is."""
 
-    def unbroken(self) -> bool:
-        """Whether it has, as far as can be known without asking the server."""
+    def broken(self) -> str | None:
+        """Why its COMMIT would not be that of all that was done in it, as far as can be known without asking the
+        server."""
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         """Run a protecting statement in the open transaction; None when it found nothing to protect."""

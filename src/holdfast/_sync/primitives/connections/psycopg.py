@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from holdfast._sync.primitives.connections.phrasing import encodable, phrased
+from holdfast._sync.primitives.connections.phrasing import ENDED, FAILED, encodable, phrased
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Unanswered
 
-_IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, 3)
+_IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, drivers.IN_ERROR)
 """As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
 
 
@@ -60,12 +60,14 @@ class Psycopg:
         block: AbstractContextManager[Any] = self._connection.transaction()
         return block
 
+    def flush(self) -> None: ...
+
     def mark(self) -> None: ...
 
-    def unbroken(self) -> bool:
+    def broken(self) -> str | None:
         """psycopg refuses commit() and rollback(), but knows nothing of a COMMIT that is executed as a statement."""
         status: int = self._connection.pgconn.transaction_status
-        return status != _IDLE
+        return ENDED if status == _IDLE else FAILED if status == drivers.IN_ERROR else None
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from psycopg import Cursor

@@ -8,9 +8,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from holdfast._sync.primitives.connections.phrasing import phrased, script
+from holdfast._sync.primitives.connections.phrasing import ENDED, phrased, script
 from holdfast._wire import Row
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.database import Database
@@ -31,7 +31,7 @@ class Sqlite3:
         if database.dialect != "sqlite":
             raise ValueError(f"{what} in {database}: a transaction of SQLite cannot be used with it")
         self._database, self._connection = database, connection
-        check_file(database, self._ask("pragma database_list", {}).fetchall(), what)
+        check_file(database, self._ask("pragma database_list", {})[0], what)
 
     def in_transaction(self) -> bool:
         return self._connection.in_transaction and _autocommit(self._connection) is not False  # else one always is
@@ -54,32 +54,40 @@ class Sqlite3:
         finally:
             self._ask("release holdfast", {})
 
+    def flush(self) -> None: ...
+
     def mark(self) -> None:
         """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
         self._ask("savepoint holdfast_block", {})
 
-    def unbroken(self) -> bool:
+    def broken(self) -> str | None:
         try:
             self._ask("release holdfast_block", {})
         except sqlite3.OperationalError:
-            return False
-        return True
+            return ENDED
+        return None
 
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        rows = self._ask(phrased(self._database, statement, ":{}"), parameters).fetchall()
+        rows, _ = self._ask(phrased(self._database, statement, ":{}"), parameters)
         return rows[0][0] if rows else None
 
     def write(self, statement: str, parameters: dict[str, Any]) -> Row:
         for sql in script(self._database, statement, ":{}"):
-            answer = self._ask(sql, parameters)
-            if rows := answer.fetchall():
-                return dict(zip((column[0] for column in answer.description), rows[0], strict=True))
+            rows, names = self._ask(sql, parameters)
+            if rows:
+                return dict(zip(names, rows[0], strict=True))
         return {}
 
-    def _ask(self, sql: str, parameters: dict[str, Any]) -> sqlite3.Cursor:
-        cursor = self._connection.cursor()
-        cursor.row_factory = None  # whatever the user's makes
-        return cursor.execute(sql, parameters)
+    def _ask(self, sql: str, parameters: dict[str, Any]) -> tuple[list[Any], list[str]]:
+        """Rows, and the names of what is in them, whatever the user's own factories make of rows and texts."""
+        cursor, texts = self._connection.cursor(), self._connection.text_factory
+        cursor.row_factory = None
+        self._connection.text_factory = str
+        try:
+            rows = cursor.execute(sql, parameters).fetchall()
+        finally:
+            self._connection.text_factory = texts
+        return rows, [column[0] for column in cursor.description or ()]
 
 
 def _autocommit(connection: sqlite3.Connection) -> bool | None:
@@ -125,9 +133,17 @@ class SqliteTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            try:
+                self._end("commit")
+                return
+            except BaseException:  # a deferred constraint, say: SQLite leaves it open then, with all that was written
+                self._end("rollback")
+                raise
+        self._end("rollback")
+
+    def _end(self, how: Literal["commit", "rollback"]) -> None:
         if _autocommit(self._connection):
-            self._connection.execute("commit" if kind is None else "rollback")  # the methods do nothing then
-        elif kind is None:
-            self._connection.commit()
+            self._connection.execute(how)  # the methods do nothing then
         else:
-            self._connection.rollback()
+            getattr(self._connection, how)()

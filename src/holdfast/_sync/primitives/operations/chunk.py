@@ -98,6 +98,7 @@ class Chunk:
         try:
             self._all.enter()
             for digest in self._ours:
+                self._grant.check()  # or somebody else may be calling it, too
                 self._outcomes[digest] = self._execute(digest, function, alone)
                 if digest in self._runs:
                     self._runs[digest].left()
@@ -133,7 +134,10 @@ class Chunk:
                 value = costing(plan.energy, function, op, item)
             if plan.lineage.contract is not None:
                 self._all.check_after(op)
+            if not alone:
+                op.over()
         except Exception as error:
+            op.over()
             said = told(error, remembered=self._all.remembers(error))
             op.note("failure", failed(said))
             self._ends[digest] = ("failure", None, None, json.dumps(said), "1", "1", None)
@@ -159,7 +163,7 @@ class Chunk:
 
     def _finish_interrupted(self) -> None:
         said = json.dumps({"type": "Interrupted", "message": "it was never called"})
-        for digest in list(self._ours)[len(self._ends) + 1 :]:  # the one in between is what was interrupted
+        for digest in [each for each in self._ours if each not in self._chains]:
             op = self._op(digest)
             op.note("rollback", {"attempt": op.attempt, "why": "it was never called"})
             self._ends[digest] = ("failure", None, None, said, "0", "0", None)

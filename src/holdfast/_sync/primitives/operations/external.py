@@ -65,6 +65,7 @@ class External(Attempt):
             asked += 1
 
     def succeed(self, op: Running, value: Any) -> Outcome:
+        op.over()
         try:
             result = kept(value)
         except ValueError as error:
@@ -82,6 +83,7 @@ class External(Attempt):
             self.let_go()
             return False
         said = told(error, remembered=self.remembers(error))
+        op.over()
         op.note("failure", failed(said))
         try:
             self._close(op, "failure", error=json.dumps(said), failures=self.prior.failures + 1)
@@ -248,7 +250,8 @@ class External(Attempt):
 
     @property
     def held(self) -> LeaseGrant:
-        assert self._grant is not None
+        if self._grant is None:
+            raise RuntimeError(f"operation {self.plan.key.label!r} is over: nothing can be noted of it any more")
         return self._grant
 
     def let_go(self) -> None:

@@ -31,7 +31,7 @@ class Running:
     """What its function cost in energy, when that is over and was to be known."""
     metering: Metering | None = None
     outbox: list[tuple[str, str]] | None = None
-    replayed, status, began = False, "running", False
+    replayed, status, began, _over = False, "running", False, False
     result: Any = None
     """In a ``with``: what the body says that it is, or what it was the first time."""
 
@@ -89,10 +89,21 @@ class Running:
 
     def _noted(self, kind: str, detail: Mapping[str, Any] | None = None) -> None:
         """At once, and one after the other: a function may do several things at a time."""
-        with self.__dict__.setdefault("_turn", Mutex()):
+        with self._turn():
+            if self._over:
+                raise RuntimeError(f"operation {self.key.label!r} is over: nothing can be noted of it any more")
             self.note(kind, detail)
             if self._save is not None:
                 self._save(self)
+
+    def over(self) -> None:
+        """Nothing is noted from here on but its end: a function may have returned before all that it has begun."""
+        with self._turn():
+            self._over = True
+
+    def _turn(self) -> Mutex:
+        mutex: Mutex = self.__dict__.setdefault("_mutex", Mutex())
+        return mutex
 
     def note(self, kind: str, detail: Mapping[str, Any] | None = None, *, payload_hash: str | None = None) -> None:
         if self.spent is not None and kind in ("success", "failure"):

@@ -8,7 +8,8 @@ end says may not be heard before the COMMIT then, so it is an error when it must
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -17,9 +18,12 @@ from holdfast._sync.primitives.connections.psycopg import Psycopg, commit_known
 from holdfast._wire import Row, drivers
 from holdfast._wire.database import Database
 from holdfast.core.errors import Refused
+from holdfast.core.operation import worded
 from holdfast.sql import statements
 
 CHANGED, OVER = "40001", "HF003"
+_CLOSED = ("InvalidRequestError", "ResourceClosedError")
+"""As SQLAlchemy calls it."""
 
 
 class Owned(Protocol):
@@ -72,10 +76,8 @@ class OwnedBlock:
             raise over(parameters["label"])
         mark, self._mark = self._mark, None
         if mark is not None:
-            try:
+            with noticed(parameters["label"]):
                 mark.__exit__(None, None, None)
-            except Exception as error:
-                raise over(parameters["label"]) from error
         row = said_last(self._known, statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
@@ -96,11 +98,18 @@ class OwnedBlock:
 
 def said_last(known: Connection, statement: str, parameters: Row) -> Row:
     """The end of an operation, in the transaction that it began in."""
-    try:
+    with noticed(parameters["label"]):
         return known.write(statement, parameters)
+
+
+@contextmanager
+def noticed(label: str) -> Iterator[None]:
+    """What a driver says of a transaction, or a savepoint, that the function has ended; anything else is its own."""
+    try:
+        yield
     except Exception as error:
-        if type(error).__name__ == "InvalidRequestError":  # as SQLAlchemy says that this is over
-            raise over(parameters["label"]) from error
+        if type(error).__name__ in _CLOSED or "no such savepoint" in worded(error):
+            raise over(label) from error
         raise
 
 

@@ -14,11 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
+from holdfast._sync.primitives.connections.phrasing import ENDED
+from holdfast._sync.primitives.connections.psycopg import Psycopg
 from holdfast._sync.primitives.connections.sqlalchemy import subject_of
 from holdfast._sync.primitives.operations.attempt import Attempt, around
 from holdfast._sync.primitives.operations.plan import Plan, as_told, kept
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.transactions import ended, over, owned, said_last
+from holdfast._sync.primitives.operations.transactions import ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import here
@@ -38,6 +40,8 @@ class Within(Attempt):
         self._known, self._transaction = known, owned(plan.engine.database, known, connection)
         self._connection, self._whose = id(subject_of(connection)), here()
         self._began: str | None = None
+        self._ending = False
+        """What goes wrong from here on is not the function's any more, but ours, or that of its COMMIT."""
         self._passes = 0
 
     def _begin(self) -> Running | Outcome:
@@ -55,6 +59,7 @@ class Within(Attempt):
                 if (outcome := self.settled(act, prior)) is not None:
                     self._leave()
                     return outcome
+                found.check_writable(self.plan.key)
                 if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                     self.permit_locked(prior)
                     self.prior, self._began = prior, found.began
@@ -70,17 +75,22 @@ class Within(Attempt):
 
     def succeed(self, op: Running, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
+        self._ending = True
         self._transaction.commit("operation_end", parameters)
         del _open[self._connection]
         return Outcome("success", False, op.attempt, value=value)
 
     def fail(self, op: Running, error: BaseException) -> bool:
+        over = ended(error) or (not self._ending and is_over(self._known, self._began, error))
+        self._ending = False
         self._undo()
-        if self.transient(error):
+        if over:
+            aside(self, left(self, op, error))
+        elif self.transient(error):
             self._passes += 1
             return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
-        if isinstance(error, Exception):
-            self._record(op, error)
+        elif isinstance(error, Exception):
+            aside(self, failure(self, op, error))
         return False
 
     def _undo(self) -> None:
@@ -102,10 +112,6 @@ class Within(Attempt):
             f"this connection is in the middle of operation {self.plan.key.label!r}, which somebody else runs: what is "
             "written here now would be committed with that, or go with it. Use a connection for each"
         )
-
-    def _record(self, op: Running, error: Exception) -> None:
-        """On a session of our own, because nothing stays of the transaction."""
-        aside(self, left(self, op, error) if ended(error) else failure(self, op, error))
 
 
 _open: dict[int, Within] = {}
@@ -136,6 +142,7 @@ class Joined(Attempt):
             self._unseen = act in (Act.REPLAY, Act.EXPIRED, Act.EXHAUSTED) and self._is_unseen(prior)
             if (outcome := self.settled(act, prior)) is not None:
                 return replace(outcome, committed=not self._unseen)
+            found.check_writable(self.plan.key)
             if found.free and act is not Act.RUNNING and undivided(self.plan, known=self._known):
                 if self.in_its_own_way(same_key=True):
                     self.locked_out("reentered")
@@ -162,18 +169,23 @@ class Joined(Attempt):
             asked += 1
 
     def succeed(self, op: Running, value: Any) -> Outcome:
-        row = said_last(self._known, "operation_end", success(self, op, value, self._began))
+        parameters = success(self, op, value, self._began)
+        with noticed(op.key.label):
+            self._known.flush()
+        if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
+            self._keep(op)
+        row = said_last(self._known, "operation_end", parameters)
         if row["state"] != "done":
             raise self._overtaken()
+        self._keep(op)
+        return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    def _keep(self, op: Running) -> None:
+        """What it wrote is no more to be undone apart from the transaction."""
         block, self._block = self._block, None
         if block is not None:
-            try:
+            with noticed(op.key.label):
                 block.__exit__(None, None, None)
-            except Exception as error:
-                if self._is_file:  # its savepoint is gone
-                    raise over(op.key.label) from error
-                raise
-        return Outcome("success", False, op.attempt, committed=False, value=value)
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
@@ -183,10 +195,11 @@ class Joined(Attempt):
         return self.plan.engine.database.dialect == "sqlite"
 
     def fail(self, op: Running, error: BaseException) -> bool:
+        over = ended(error) or is_over(self._known, self._began, error)
         undone = self._undo(error)
-        if ended(error) and isinstance(error, Exception) and not self._is_file:  # that may be the caller's still
+        if over and not self._is_file:  # that may be the caller's still
             aside(self, left(self, op, error))
-        elif undone and isinstance(error, Exception) and not self.transient(error):
+        elif undone and not over and isinstance(error, Exception) and not self.transient(error):
             self._record(op, error)
         return False
 
@@ -232,8 +245,23 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
     return Within(plan, known, connection)
 
 
+def is_over(known: Connection, began: str | None, error: BaseException) -> bool:
+    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. psycopg
+    refuses commit() and rollback(), so it takes a statement; elsewhere a function may well roll back before it raises,
+    and what it has done cannot be told. Nor can it of a transaction that has failed."""
+    if not isinstance(known, Psycopg) or not isinstance(error, Exception):
+        return False
+    if known.broken() == ENDED:
+        return True
+    try:
+        found = known.write("operation_begin", {"key": "", "lock": None, "lease": ""})
+    except Exception:
+        return False
+    return Begun.of(found).began != began
+
+
 def aside(attempt: Attempt, parameters: Row) -> None:
-    """Write down what came of it, past the user's transaction. The user's error is what counts."""
+    """Write down what came of it, on a session of our own. The user's error is what counts."""
     try:
         attempt.plan.engine.call("operation_write", parameters)
     except HoldfastError as problem:
@@ -309,7 +337,7 @@ def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row
     return {**known, "told": as_told(known)}
 
 
-def left(attempt: Attempt, op: Running, error: Exception) -> Row:
+def left(attempt: Attempt, op: Running, error: BaseException) -> Row:
     """What is written of an attempt whose function has ended the transaction: what it wrote may be there."""
     op.chain.take_back()
     op.note("effect_started")

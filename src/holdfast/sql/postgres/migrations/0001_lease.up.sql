@@ -132,6 +132,7 @@ begin
     return e;
 end $$;
 
+-- This commit waits for the disk, whatever the role or the database says: a crash that forgot it would give the number out again.
 create function holdfast.next_fence() returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -139,6 +140,7 @@ declare
     m record;
     epoch bigint;
 begin
+    if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
     select * into strict m from holdfast.meta;
     epoch := m.epoch_base + t;
     if m.timeline <> t or m.home <> 'holdfast.meta'::regclass then
@@ -329,6 +331,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set lock
 declare
     beat_id uuid;
 begin
+    if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
     select l.beat into beat_id from holdfast.lease l where l.name = lease_renew.name and l.token = lease_renew.token for share;
     update holdfast.beat b set expires_at = clock_timestamp() + b.ttl where b.id = beat_id and not b.dead and b.expires_at > clock_timestamp();
     return found;
@@ -404,11 +407,13 @@ begin
     return true;
 end $$;
 
--- The heartbeat. No row: lost for ever. An error is not an answer: ask again until trust ends.
+-- The heartbeat. No row: lost for ever. An error is not an answer: ask again until trust ends. As with next_fence, a crash must
+-- not forget it: its holder trusts in it.
 create function holdfast.beat_renew(beat uuid) returns table (generation bigint)
 language plpgsql rows 1 security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
+    if current_setting('synchronous_commit') = 'off' then perform set_config('synchronous_commit', 'on', true); end if;
     return query update holdfast.beat b set expires_at = clock_timestamp() + b.ttl
      where b.id = beat_renew.beat and not b.dead and b.expires_at > clock_timestamp() returning b.generation;
 end $$;

@@ -56,7 +56,8 @@ begin
         entity_id := classid::bigint << 32 | objid::bigint;
         name := coalesce((select n.name from holdfast.lock_name n where n.key = entity_id),
                          (select 'session of ' || b.label from holdfast.beat b where b.session_key = entity_id limit 1),
-                         case entity_id when hashtext('holdfast.migrate') then 'migration' end);
+                         case entity_id when hashtext('holdfast.migrate') then 'migration' end,
+                         case entity_id >> 48 when 7845 then 'session without a lease' end);  -- the keeper's mark
     end if;
     return next;
 end $$;

@@ -160,7 +160,7 @@ end $$;
 -- The same inside the transaction that is to have the effect, with its lock, as JSON, because a row costs as much again:
 -- state is free, or busy when somebody else has the lock. Never waits. began: by which the end can tell that it is in the
 -- same transaction still. fixed: this transaction goes on seeing what it saw first, so there is no use in asking again.
--- home: by which the caller can tell another database from its own; a constant, which costs nothing.
+-- frozen: it writes nothing, and never will. home: by which the caller can tell another database from its own; a constant, which costs nothing.
 create function holdfast.operation_begin(key text, lock bigint, lease text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -182,6 +182,7 @@ begin
       into state, known;
     return '{"state":"' || state || '","began":"' || extract(epoch from transaction_timestamp())
            || '","fixed":' || (current_setting('transaction_isolation') in ('repeatable read', 'serializable'))::text
+           || case when current_setting('transaction_read_only') = 'on' then ',"frozen":true' else '' end
            || (',"home":' || 'holdfast.meta'::regclass::oid::text || ',"now":') || extract(epoch from clock_timestamp()) || coalesce(known, '') || '}';
 end $$;
 

@@ -1,0 +1,94 @@
+"""KeyboardInterrupt before one instruction of ours after the other, raised in the thread itself.
+
+That is stricter than the interpreter, which looks for signals only now and then. It is told of instructions by a trace
+function, and from Python 3.12 on by ``sys.monitoring``: there a trace function misses most of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dis import opname
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+RETURNS = ("RETURN_VALUE", "RETURN_CONST")
+TOOL = 4
+"""One of those numbers that nobody has."""
+
+monitoring: Any = getattr(sys, "monitoring", None)
+
+
+class Interrupt:
+    """Raises before instruction number ``at`` of the code whose path has ``within`` in it, in this thread, once."""
+
+    def __init__(self, at: int, within: str) -> None:
+        self.at = self.left = at
+        self.within = within
+        self.raised = False
+        self.where = ""
+
+    def __enter__(self) -> None:
+        if monitoring is None:
+            sys.settrace(self._called)
+            return
+        self.thread = get_ident()
+        monitoring.use_tool_id(TOOL, __name__)
+        monitoring.register_callback(TOOL, monitoring.events.INSTRUCTION, self._monitored)
+        monitoring.restart_events()
+        monitoring.set_events(TOOL, monitoring.events.INSTRUCTION)
+
+    def __exit__(self, *_: object) -> None:
+        if monitoring is None:
+            sys.settrace(None)
+            return
+        monitoring.set_events(TOOL, 0)
+        monitoring.register_callback(TOOL, monitoring.events.INSTRUCTION, None)
+        monitoring.free_tool_id(TOOL)
+
+    def spares(self, code: CodeType, place: int) -> bool:
+        """Whether nothing is to be raised before the instruction there."""
+        return False
+
+    def _concerns(self, code: CodeType) -> bool:
+        return self.within in code.co_filename and code.co_name != "__del__"
+
+    def _called(self, frame: FrameType, event: str, _: object) -> Any:
+        if not self._concerns(frame.f_code):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._traced
+
+    def _traced(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "opcode":
+            self._comes(frame, frame.f_lasti)
+        return self._traced
+
+    def _monitored(self, code: CodeType, place: int) -> Any:
+        if not self._concerns(code):
+            return monitoring.DISABLE
+        if get_ident() == self.thread:
+            self._comes(sys._getframe(1), place)
+        return None
+
+    def _comes(self, frame: FrameType, place: int) -> None:
+        if not self.raised and not self.spares(frame.f_code, place):
+            self.left -= 1
+            if self.left < 0:
+                self.raised = True
+                self.where = stack(frame)
+                raise KeyboardInterrupt
+
+
+def returns(code: CodeType, place: int) -> bool:
+    """Whether that is what it does there: the interpreter does not look for signals then."""
+    return opname[code.co_code[place]] in RETURNS
+
+
+def stack(frame: FrameType | None) -> str:
+    """The innermost calls, to find what was interrupted."""
+    calls: list[str] = []
+    while frame is not None and len(calls) < 5:
+        calls.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(calls)

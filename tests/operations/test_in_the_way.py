@@ -1,0 +1,161 @@
+"""Operations in transactions that others get in the way of, or that get in each other's."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.testing.operation_stage import running
+from tests.children import eventually, query
+from tests.operations.transactions import key, opened, work
+from tests.subjects import ask
+
+
+def locked_with(task: str) -> holdfast.OperationKey:
+    return holdfast.OperationKey(pipeline="etl", task=task, dataset="parcels", operation="load")
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "sqlite3"])
+async def test_it_waits_for_an_external_one_with_the_same_lock(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path) as each:
+        name = key()
+        with running(each.url, name) as finish:
+            skipped = each.client.operation(name, tx=each.connection, when_locked="skip").run(work(each, "x"))
+            assert skipped.status == "skipped"
+            with pytest.raises(holdfast.OperationInProgress, match=r"waited 0\.1"):
+                each.client.operation(name, tx=each.connection, timeout=0.1).run(work(each, "x"))
+            finish().result(30)
+        assert each.client.operation(name, tx=each.connection).run(work(each, "x")).result == "theirs"
+        with running(each.url, locked_with("one")):
+            other = each.client.operation(locked_with("other"), tx=each.connection, when_locked="skip")
+            assert other.run(work(each, "x")).status == "skipped"
+        assert each.rows() == []
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+def test_the_second_one_waits_and_replays_at_every_isolation_level(postgres_url: str, level: str) -> None:
+    ask(postgres_url, "create table work (what int)")
+    begun, go_on = threading.Event(), threading.Event()
+    with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(2) as pool:
+
+        def run(number: int) -> Any:
+            with psycopg.connect(postgres_url) as mine:
+                mine.isolation_level = psycopg.IsolationLevel[level]
+
+                def effect() -> int:
+                    mine.execute("insert into work values (%s)", [number])
+                    begun.set()
+                    assert go_on.wait(30)
+                    return number
+
+                return client.operation("the same", tx=mine, timeout=30).run(effect)
+
+        first = pool.submit(run, 1)
+        assert begun.wait(30)
+        second = pool.submit(run, 2)
+        asked = "select count(*) from pg_stat_activity where query ~ 'operation_begin' and state = 'idle'"
+        eventually(lambda: second.running() and query(postgres_url, asked), "the second has asked")
+        go_on.set()
+        outcomes = first.result(30), second.result(30)
+        assert [(each.result, each.replayed) for each in outcomes] == [(1, False), (1, True)]
+    assert ask(postgres_url, "select what from work") == [(1,)]
+
+
+def test_serialization_failures_are_tried_again_and_never_remembered(postgres_url: str) -> None:
+    """Two transactions that read what the other writes: one is refused when it commits, and runs once more."""
+    ask(postgres_url, "create table work (what int)")
+    calls = []
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        mine.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+
+        def effect() -> int:
+            calls.append(1)
+            found = mine.execute("select count(*) from work").fetchone()
+            mine.execute("insert into work values (1)")
+            if len(calls) == 1:
+                with psycopg.connect(postgres_url) as other:
+                    other.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+                    other.execute("select count(*) from work")
+                    other.execute("insert into work values (2)")
+            assert found is not None
+            count: int = found[0]
+            return count
+
+        outcome = client.operation("k", tx=mine, remember_errors=[Exception]).run(effect)
+    assert (len(calls), outcome.result, outcome.attempt) == (2, 1, 1)
+    assert ask(postgres_url, "select what from work order by 1") == [(1,), (2,)]
+
+
+async def test_whoever_waits_for_a_file_on_a_loop_keeps_it_from_nobody(sqlite_url: str) -> None:
+    """SQLite's own way to wait would hold up the loop, and with it the task that has the file."""
+    path, begun, asked = sqlite_url.removeprefix("sqlite:///"), asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+    async with holdfast.AsyncClient(sqlite_url) as client:
+        await client.operations.list()
+        with closing(sqlite3.connect(path)) as first, closing(sqlite3.connect(path, timeout=60)) as second:
+
+            async def effect() -> int:
+                calls.append(1)
+                begun.set()
+                await asked.wait()
+                return 1
+
+            def hear(sql: str) -> None:
+                if sql == "begin immediate":
+                    asked.set()
+
+            second.set_trace_callback(hear)
+            holding = asyncio.create_task(client.operation("k", tx=first).run(effect))
+            await begun.wait()
+            waited = await asyncio.wait_for(client.operation("k", tx=second).run(effect), 20)
+            assert (waited.replayed, (await holding).replayed, len(calls)) == (True, False, 1)
+            assert second.execute("pragma busy_timeout").fetchone() == (60_000,)
+
+
+def test_only_what_others_got_in_the_way_of_is_run_again_by_itself(postgres_url: str) -> None:
+    """A function that cannot reach something else would be called again and again, each time until it gives up."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        for error in (TimeoutError(), ConnectionRefusedError(), psycopg.OperationalError("the connection is lost")):
+            calls: list[int] = []
+
+            def effect(calls: list[int] = calls, error: Exception = error) -> None:
+                calls.append(1)
+                raise error
+
+            with pytest.raises(type(error)):
+                client.operation("k", tx=mine).run(effect)
+            assert len(calls) == 1
+        assert client.operations.get("k") is None, "and nothing of it is remembered"
+
+
+@pytest.mark.parametrize("kind", ["psycopg-async", "sqlite3-async"])
+async def test_a_connection_is_one_operations_at_a_time(kind: str, tmp_path: Path) -> None:
+    """What others write on it would be committed with that one, and their log be missing; unless they are inside."""
+    async with opened(kind, tmp_path) as each:
+        name, begun, go_on = key(), asyncio.Event(), asyncio.Event()
+
+        async def outer() -> Any:
+            begun.set()
+            await go_on.wait()
+            inner = asyncio.create_task(
+                each.client.operation(f"{name}-in", tx=each.connection).run(work(each, "in", 1))
+            )
+            return (await inner).result
+
+        running = asyncio.create_task(each.client.operation(name, tx=each.connection).run(outer))
+        await begun.wait()
+        with pytest.raises(RuntimeError, match=f"in the middle of operation '{name}', which somebody else runs"):
+            await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "beside"))
+        go_on.set()
+        assert (await running).result == 1
+        await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "after"))
+        assert each.rows() == ["after", "in"]
