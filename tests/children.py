@@ -22,6 +22,13 @@ import psycopg
 
 PATIENCE = 30.0
 
+ENDS = {
+    "normally": ("pass", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "exception": ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError", 1),
+}
+"""The last line of a program that closes nothing, and its exit status."""
+
 
 class Child:
     """A Python process with ``program`` as its main module; its arguments are in ``sys.argv[1:]``."""

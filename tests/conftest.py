@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
@@ -75,6 +77,23 @@ def fresh(major: int = NEWEST) -> str:
     if major not in _models:
         _models[major] = migrated(server(major).database())
     return server(major).database(like=_models[major])
+
+
+@cache
+def shared(major: int) -> str:
+    """One database for many tests, because making and dropping hundreds takes longer than the tests."""
+    return fresh(major)
+
+
+@pytest.fixture(params=["sqlite", *MAJORS])
+def emptied(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """On each engine, a database without leases and objects: that one, or a new file."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'app.db'}"
+    with psycopg.connect(shared(request.param), autocommit=True) as database:
+        tables = ("lease", "beat", "history", "object", "object_change")
+        database.execute(f"truncate {', '.join(f'holdfast.{table}' for table in tables)}".encode())
+    return shared(request.param)
 
 
 @pytest.fixture(params=["sqlite", *(f"postgres{major}" for major in MAJORS)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +36,14 @@ def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
         "session_key": None,
         "process": {"label": holder, "host": "here", "pid": 1},
     } | others
+
+
+@contextmanager
+def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """The table of leases locked: whoever asks for one waits."""
+    with psycopg.connect(url) as connection:
+        connection.execute("lock table holdfast.lease in access exclusive mode")
+        yield connection
 
 
 def waiters(connection: psycopg.Connection[Any]) -> int:

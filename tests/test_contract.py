@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,25 +15,14 @@ from holdfast.testing.contract import LeaseContract
 from holdfast.testing.lease_stage import LONG, waiting
 from holdfast.testing.portal import Blocking
 from holdfast.testing.server import until
-from tests.conftest import MAJORS, fresh
 from tests.raw import Raw
 
 TABLES = ("lease", "beat", "history")
 
 
-@lru_cache
-def shared(major: int) -> str:
-    """One database for all these tests, because making and dropping hundreds takes longer than the tests."""
-    return fresh(major)
-
-
-@pytest.fixture(params=["sqlite", *MAJORS])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'app.db'}"
-    with psycopg.connect(shared(request.param), autocommit=True) as database:
-        database.execute("truncate holdfast.lease, holdfast.beat, holdfast.history")
-    return shared(request.param)
+@pytest.fixture
+def url(emptied: str) -> str:
+    return emptied
 
 
 def stored(url: str) -> dict[str, list[Any]]:

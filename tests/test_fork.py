@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Proxy
-from tests.children import NONE, Child, eventually, rows
+from tests.children import ENDS, NONE, Child, eventually, rows
 
 TTL = 1.0
 RETRY = 2.5
@@ -239,11 +239,7 @@ print("held")
 """
 
 
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [("pass", 0), ("sys.exit(3)", 3), ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError", 1)],
-    ids=["normally", "sys.exit", "exception"],
-)
+@pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
 def test_exit_without_close_releases_at_once(either: str, end: str, status: int) -> None:
     with Child(_EXIT.format(end=end), either) as child:
         child.expect("held")

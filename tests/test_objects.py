@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,25 +23,15 @@ from holdfast.testing import Proxy
 from holdfast.testing.object_contract import ObjectContract, drain
 from holdfast.testing.server import until
 from tests.children import query
-from tests.conftest import MAJORS, migrated, server
+from tests.conftest import MAJORS, shared
 from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
 
 Connect = Callable[..., Any]
 
 
-@lru_cache
-def shared(major: int) -> str:
-    """One database for all these tests, because making and dropping hundreds takes longer than the tests."""
-    return migrated(server(major).database())
-
-
-@pytest.fixture(params=["sqlite", *MAJORS])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'app.db'}"
-    with psycopg.connect(shared(request.param), autocommit=True) as database:
-        database.execute("truncate holdfast.object, holdfast.object_change")
-    return shared(request.param)
+@pytest.fixture
+def url(emptied: str) -> str:
+    return emptied
 
 
 class TestObjects(ObjectContract):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import Child, eventually, query
+from tests.children import ENDS, Child, eventually, query
 from tests.locks.looks import advisory
 
 _HOLD = """
@@ -73,11 +73,7 @@ def test_a_kill_frees_in_milliseconds(either: str) -> None:
         assert min(taken) < 0.1, taken
 
 
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [("pass", 0), ("sys.exit(3)", 3), ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError", 1)],
-    ids=["normally", "sys.exit", "exception"],
-)
+@pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
 def test_exit_without_close_frees_its_locks(either: str, end: str, status: int) -> None:
     with Child(_HOLD.format(end=end), either) as child:
         child.expect("held")

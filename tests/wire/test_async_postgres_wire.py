@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from holdfast._wire.aio_postgres import AsyncPostgresSession
 from holdfast._wire.database import parse
 from holdfast.core.errors import Unanswered, Unreachable
 from tests.last_words import BrokenOff
-from tests.raw import acquisition
+from tests.raw import acquisition, locked
 
 LIST = "lease_list"
 
@@ -29,13 +28,6 @@ async def session(postgres_url: str) -> AsyncIterator[AsyncPostgresSession]:
     made = await AsyncPostgresSession.open(parse(postgres_url), 10.0)
     yield made
     made.close()
-
-
-@contextmanager
-def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(url) as connection:
-        connection.execute("lock table holdfast.lease in access exclusive mode")
-        yield connection
 
 
 async def test_of_1000_calls_with_random_cancellations_each_gets_its_own_answer(session: AsyncPostgresSession) -> None:

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -22,7 +20,7 @@ from holdfast.core.errors import Refused, Unanswered, Unreachable
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.conftest import migrated, server
-from tests.raw import Raw, acquisition, waiters
+from tests.raw import Raw, acquisition, locked, waiters
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 60.0
@@ -34,14 +32,6 @@ def raw(postgres_url: str) -> Iterator[Raw]:
     made = Raw(postgres_url)
     yield made
     made.close()
-
-
-@contextmanager
-def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """The table of leases locked: whoever asks for one waits."""
-    with psycopg.connect(url) as connection:
-        connection.execute("lock table holdfast.lease in access exclusive mode")
-        yield connection
 
 
 def ask(raw: Raw, query: str) -> str:
