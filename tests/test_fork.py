@@ -254,14 +254,13 @@ mine, theirs = os.pipe()
 def end():
     print("ending")
     os.read(mine, 1)
-def work(*threads):
+def work(threads):
     os.close(theirs)
     holdfast.Client(sys.argv[1]).lease("a", ttl=60).acquire()
     Finalize(None, end, exitpriority=-11)
-    for thread in threads:
-        thread.start()
-threads = [threading.Thread(target=os.read, args=(mine, 1), daemon=True)] * int(sys.argv[2])
-worker = multiprocessing.get_context("fork").Process(target=work, args=threads)
+    for _ in range(threads):
+        threading.Thread(target=os.read, args=(mine, 1), daemon=True).start()
+worker = multiprocessing.get_context("fork").Process(target=work, args=[int(sys.argv[2])])
 worker.start()
 os.close(mine)
 sys.stdin.readline()

@@ -111,7 +111,8 @@ def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
         client.operation("0").run(int)
         relay.run()
     assert lags[0] < 10, "what was left to it, a moment ago"
-    assert lags[1:] == [10.0] * 4, "since it last asked, and no longer"
+    assert len(lags) >= 5, "it may tell one more before it has heard that it is to stop"
+    assert set(lags[1:]) == {10.0}, "since it last asked, and no longer"
 
 
 def test_a_reconciler_tells_what_it_counts_and_when_it_swept(sqlite_url: str, tmp_path: Path, told: Told) -> None:

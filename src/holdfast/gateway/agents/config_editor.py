@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,19 @@ def file_of(folder: str | None, name: str) -> Path:
     home = Path(folder).resolve()
     file = home / f"{name}.json"
     try:
-        inside = re.match(NAME, name) and file.resolve().is_relative_to(home)
-    except (OSError, RuntimeError):  # a link that leads to itself
+        inside = re.match(NAME, name) and _led_to(file).is_relative_to(home)
+    except OSError:  # a link that leads to itself
         inside = False
     if not inside:
         raise Problem(404, f"{name!r} is not in the folder of settings")
     return file
+
+
+def _led_to(file: Path) -> Path:
+    """Where links lead; OSError when they lead in a circle, which resolve() does not tell in every Python."""
+    with suppress(FileNotFoundError):
+        file.stat()
+    return file.resolve()
 
 
 def read(file: Path) -> dict[str, Any]:
