@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dis import opname
+from inspect import CO_GENERATOR
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
@@ -72,12 +73,17 @@ class Interrupt:
         return None
 
     def _comes(self, frame: FrameType, place: int) -> None:
-        if not self.raised and not self.spares(frame.f_code, place):
+        if not self.raised and not self.spares(frame.f_code, place) and not _swallows(frame.f_code, place):
             self.left -= 1
             if self.left < 0:
                 self.raised = True
                 self.where = stack(frame)
                 raise KeyboardInterrupt
+
+
+def _swallows(code: CodeType, place: int) -> bool:
+    """Whether a generator ends there that may have been thrown away: whatever is raised then is heard by nobody."""
+    return bool(code.co_flags & CO_GENERATOR) and opname[code.co_code[place]] in ("CALL_INTRINSIC_1", "RERAISE")
 
 
 def returns(code: CodeType, place: int) -> bool:

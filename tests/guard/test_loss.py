@@ -285,7 +285,7 @@ def test_a_thread_may_hold_it_and_the_process_ends_with_it(sqlite_url: str, tmp_
         body[0]
         + "def hold():\n    "
         + ("with client.guard" + body[2]).replace("\n", "\n    ")
-        + "\nthreading.Thread(target=hold).start()\n"
+        + "\nthread = threading.Thread(target=hold)\nthread.start()\nthread.join()\n"
     )
     with Instance(sqlite_url, "key", tmp_path, program=program) as instance, holdfast.Client(sqlite_url) as thief:
         instance.expect("works")
