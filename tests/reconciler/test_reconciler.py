@@ -88,7 +88,7 @@ def test_an_orphan_goes_after_the_grace_and_one_whose_backend_comes_back_stays(
         assert records.phase("gone") == "Ready", "nothing else is said before the grace is over"
         yard.put("back", tell=False)
         records.becomes("gone", None)
-        assert replica.counts.removed == 1
+        eventually(lambda: replica.counts.removed == 1, "it is counted")
         eventually(lambda: "missing_since" not in records.status("back"), "it is there again")
         assert records.phase("back") == "Ready"
 

@@ -112,16 +112,24 @@ class Lane:
         write_database(self.folder, _database(place))
 
     def _again(self, place: Place, name: str, began: float, bound: float) -> float | None:
-        """Seconds from the last fault until it could be had again, and the server answered."""
-        while now() < began + 3 * bound:
-            try:
-                with holdfast.Client(place.direct()) as client:
-                    client.lease(name, ttl=self._ttl, timeout=bound * 3).acquire().release()
-                return now() - began
-            except holdfast.EngineError:
-                time.sleep(0.05)
-            except holdfast.NotAcquired:
-                break
+        """Seconds from the last fault until it could be had again, and the server answered. Recorded as the others'
+        are: one that has just come may be refused because of us before it hears that it is to go."""
+        with Recorder(self.folder, f"nemesis-{name}") as record:
+            while now() < began + 3 * bound:
+                try:
+                    with holdfast.Client(place.direct()) as client:
+                        with record.invoke("acquire", name) as call:
+                            try:
+                                grant = client.lease(name, ttl=self._ttl, timeout=bound * 3).acquire()
+                            except holdfast.NotAcquired as refusal:
+                                call.fail(holder=refusal.holder)
+                                return None
+                            call.ok(grant.fence)
+                        with record.invoke("release", name, grant.fence) as call:
+                            call.ok() if grant.release() else call.fail()
+                    return now() - began
+                except holdfast.EngineError:
+                    time.sleep(0.05)
         return None
 
     def _left_over(self, place: Place, patience: float) -> dict[str, Sequence[Any]]:
