@@ -19,7 +19,7 @@ from tests.children import eventually, query
 from tests.cli.runs import FAMILY, STUBBORN, Run, alive, finish, gone
 from tests.conftest import migrated
 
-TTL = 3.0
+TTL = 5.0
 COMMANDS = {"family": FAMILY, "stubborn": STUBBORN}
 both = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 
