@@ -18,7 +18,7 @@ from holdfast.testing import Proxy
 from tests.children import backends, eventually, kept, query, until
 
 MANY = 150
-TTL = 2.5
+TTL = 4.0
 ONE_WAY = 0.015
 """A round trip of 30 ms: one for each of MANY names takes longer than the TTL."""
 WAITING = """
