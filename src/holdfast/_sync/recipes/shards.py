@@ -154,7 +154,9 @@ class Shards:
         self._answers = True
         members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
-        todo = plan(self.holder, self._terms.count, members, owners)
+        # What was given back, and not taken yet because a transaction is open under it, is neither ours nor free.
+        leaving = {each: "" for each in owners if owners[each] == self.holder and each not in self._grants}
+        todo = plan(self.holder, self._terms.count, members, owners | leaving)
         for number in todo.release:
             self._release(number)
         for number in todo.take:
