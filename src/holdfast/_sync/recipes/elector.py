@@ -42,24 +42,30 @@ class Elector:
     def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
         if on_new_leader is not None:
             check_called(on_new_leader, "on_new_leader")
-        self._engine, self._terms = engine, terms
-        self._teller = None if on_new_leader is None else Teller(on_new_leader, self._not_told)
+        self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
+        self._stopped = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """As one that does not run yet. A fork of this process is another replica, and begins so, too."""
+        self._era = forks.era
         self._course = Course()
-        self._running = self._stopped = self._answered = False
+        self._course.stopped = self._stopped
+        self._teller = None if self._on_new_leader is None else Teller(self._on_new_leader, self._not_told)
+        self._running = self._answered = False
         self._grant: LeaseGrant | None = None
         self._leader: str | None = None
         self._last_leader: str | None = None
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
-        self._name_instance()
-
-    def _name_instance(self) -> None:
-        """A fork of this process is another one, and must not be taken for it."""
-        self._era = forks.era
         telemetry.register(self)
         self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+
+    def _notice_fork(self) -> None:
+        if self._era != forks.era:
+            self._begin()
 
     @property
     def name(self) -> str:
@@ -94,6 +100,7 @@ class Elector:
 
     def _check_free(self) -> None:
         """Whether it can run now, and as whom."""
+        self._notice_fork()
         if self._running:
             raise RuntimeError(f"{self!r} is running already")
         if self._course.state not in (State.STANDBY, State.ENDED):
@@ -102,8 +109,6 @@ class Elector:
             if self._stopped:
                 raise RuntimeError(f"{self!r} was stopped, which is for good: make another one with client.elector(…)")
             self._course = Course()
-        if self._era != forks.era:
-            self._name_instance()
 
     def stop(self) -> None:
         """Stop the work if it runs here, release the lease, and let ``run`` return."""
@@ -112,6 +117,7 @@ class Elector:
 
     def resign(self) -> bool:
         """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
+        self._notice_fork()
         leading = self._course.state is State.LEADING
         if leading:  # asked again while the work stops, the first time still counts
             self._course.resigned = True
@@ -139,6 +145,7 @@ class Elector:
 
     def status(self) -> ElectorStatus:
         """What we know, for health endpoints; asks nobody."""
+        self._notice_fork()
         grant = self._grant
         age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
         return ElectorStatus(
