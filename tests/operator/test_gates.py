@@ -75,6 +75,19 @@ def test_a_gate_that_could_not_be_told_of_is_not_left_open(
     eventually(lambda: not is_open(client), "it is closed again")
 
 
+def test_one_whose_opening_is_interrupted_is_not_left_open(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for it has no grant to close it with."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast._sync.recipes.gate._tell", interrupted)
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
+        eventually(lambda: not is_open(client), "it is closed again")
+
+
 def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
     client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,13 +118,13 @@ class AsyncGates:
             raise
         try:
             await self._audit.note(told, fence=grant.fence)
+            if entry is None:
+                await _tell(self._audit, name, told, f"open for {seconds:g} s")
         except BaseException:
             grant.abandon()  # nobody is told that it is open
             raise
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
         self._engine.keeper.purge_after(seconds)
-        if entry is None:
-            await _tell(self._audit, name, told, f"open for {seconds:g} s")
         return grant
 
     async def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
