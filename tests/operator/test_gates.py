@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
@@ -201,6 +202,30 @@ def test_a_window_that_was_taken_away_says_so_at_its_end(connect: Connect, eithe
         assert client.leases.force_release(f"@gate:{GATE}", actor="joe", reason="stuck")
         eventually(lambda: grant.lost, "it has learned")
     assert story(client)[-1] == ("jane", "gate.window", "lost while it was open")
+
+
+def test_of_two_that_share_a_window_each_leaves_its_own(sqlite_url: str) -> None:
+    """The first was taken away from it, and leaves while the second is in there."""
+    with holdfast.Client(sqlite_url) as client:
+        window = client.gate(GATE, actor="jane", reason="why", ttl=3)
+        window.__enter__()
+        assert client.leases.force_release(f"@gate:{GATE}", actor="joe", reason="stuck")
+        opened, go = threading.Event(), threading.Event()
+
+        def second() -> None:
+            with window:
+                opened.set()
+                go.wait(30)
+
+        other = threading.Thread(target=second)
+        other.start()
+        assert opened.wait(30)
+        with suppress(holdfast.LeaseLost):
+            window.__exit__(None, None, None)
+        assert is_open(client), "nobody has closed it underneath"
+        go.set()
+        other.join()
+        assert not is_open(client)
 
 
 def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Client, either: str) -> None:
