@@ -87,18 +87,19 @@ class AsyncShards:
         self._engine.working.add(self)
         try:
             await self._balance()
+            self._job = AsyncJob(self._run, self, self._over.ring)
+            self._job.start()
+            return self
         except BaseException:
             self.stop()
             self._abandon()
             raise
-        self._job = AsyncJob(self._run, self, self._over.ring)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
         try:
+            self.stop()
             while self._job is not None and not self._job.ended:
                 await self._over.wait(1.0)
             while self._answers and (grant := self._next()) is not None:

@@ -87,11 +87,14 @@ class Elector:
         self._running = True
         self._engine.working.add(self)
         unfinished.add(self)
+        got: list[LeaseGrant] = []
         try:
             with Interrupts(self.stop) if signals else nullcontext():
-                while not self._course.is_over() and (grant := self._stand_by()) is not None:
-                    self._lead(grant, work)
+                while not self._course.is_over() and self._stand_by(got):
+                    self._lead(got, work)
         finally:
+            for grant in got:  # interrupted on the way to its work
+                grant.abandon()
             self._running = False
             self._engine.working.discard(self)
             unfinished.discard(self)
@@ -156,8 +159,8 @@ class Elector:
     def gauges(self) -> Iterator[tuple[str, float]]:
         yield "electors_leading", float(self._course.state is State.LEADING)
 
-    def _stand_by(self) -> LeaseGrant | None:
-        """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
+    def _stand_by(self, got: list[LeaseGrant]) -> bool:
+        """Ask until we have got the lease; False when it is over. Woken by a release, and by ``stop()``."""
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             self._course.pause(self._terms.retry_every)
@@ -165,19 +168,19 @@ class Elector:
         keeper.watch(self.name, self._course.bell.ring)
         try:
             while not self._course.is_over():
-                answer = self._ask(lease)
-                if isinstance(answer, LeaseGrant):
-                    return answer
-                self._course.bell.wait(self._terms.until_next(answer, kernel=self._kernel, chance=jitter(0.0, 1.0)))
-            return None
+                held = self._ask(lease, got)
+                if got:
+                    return True
+                self._course.bell.wait(self._terms.until_next(held, kernel=self._kernel, chance=jitter(0.0, 1.0)))
+            return False
         finally:
             keeper.unwatch(self.name, self._course.bell.ring)
 
-    def _ask(self, lease: Lease) -> LeaseGrant | Held | None:
-        answer: LeaseGrant | Held | None
+    def _ask(self, lease: Lease, got: list[LeaseGrant]) -> Held | None:
+        """Who has it; None where that is us, or nobody answered."""
         try:
-            answer = self._look() if self._kernel else None
-            answer = answer or lease.ask()
+            held = self._look() if self._kernel else None
+            held = held or lease.ask(got)
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._answered):
                 raise  # what was never possible will not be
@@ -189,14 +192,14 @@ class Elector:
             )
             return None
         self._answered = True
-        if isinstance(answer, Held):
-            if answer.session_watch is not None:
-                self._engine.keeper.keep_vigil(self.name, answer.session_watch)
-            if answer.remaining is not None:
-                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - answer.remaining)
-            log.debug("elector %r: standing by, %s leads", self.name, answer.holder, extra=self._fields(answer.holder))
-            self._see(answer.holder)
-        return answer
+        if held is not None:
+            if held.session_watch is not None:
+                self._engine.keeper.keep_vigil(self.name, held.session_watch)
+            if held.remaining is not None:
+                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - held.remaining)
+            log.debug("elector %r: standing by, %s leads", self.name, held.holder, extra=self._fields(held.holder))
+            self._see(held.holder)
+        return held
 
     def _look(self) -> Held | None:
         """Who has it, on one machine. To ask is to be ready to hold, which costs more than a standby should that looks
@@ -204,8 +207,8 @@ class Elector:
         rows = self._engine.call("lease_held", {"name": self.name})
         return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
-    def _lead(self, grant: LeaseGrant, work: Work) -> None:
-        self._grant = grant
+    def _lead(self, got: list[LeaseGrant], work: Work) -> None:
+        self._grant = grant = got[0]
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info(
@@ -221,7 +224,8 @@ class Elector:
                 )
                 telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
-            Tenure(self._terms, self._course, grant).serve(work)
+            Tenure(self._terms, self._course, got).serve(work)
+            got.clear()
         finally:
             self._grant = self._leader = self._since = self._renewed_at = None
             self._course.tell_over()
