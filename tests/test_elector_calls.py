@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from holdfast._sync.engines import engine
 from holdfast._wire.clock import now
 from tests.children import Child, eventually, until
 from tests.electors import SLOW, Replica, replicas, replicas_beside
+from tests.interrupting import Interrupt
 
 BRIEF: dict[str, Any] = {"ttl": 4.0, "renew_every": 1.0, "retry_every": 0.2, "grace": 0.3}
 
@@ -136,6 +138,39 @@ async def test_work_that_closes_its_own_client_is_cancelled_and_its_lease_expire
     await asyncio.wait_for(elector.run(work), 30)
     with holdfast.Client(postgres_url) as onlooker:
         await asyncio.to_thread(eventually, lambda: not onlooker.leases.list(), "nothing is left")
+
+
+def test_wherever_it_is_interrupted_the_lease_goes(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        client.elector("work").run(lambda term: None)
+        for at in count(5, 31):
+            interrupt = Interrupt(at, "_sync/recipes")
+            with suppress(KeyboardInterrupt), interrupt:
+                client.elector(f"work-{at}").run(lambda term: None)
+            if not interrupt.raised:
+                break
+            eventually(lambda: client.leases.list() == [], f"it is given back: {interrupt.where}")
+    assert at > 300
+
+
+def test_work_that_begins_as_an_interrupt_comes_keeps_the_lease_until_it_ends(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, go = threading.Thread.start, threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("holdfast-term"):
+            raise KeyboardInterrupt
+
+    with holdfast.Client(sqlite_url) as client:
+        client.leases.list()
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.elector("work").run(lambda term: go.wait(30))
+        assert client.leases.get("work") is not None
+        go.set()
+        eventually(lambda: client.leases.get("work") is None, "it goes with the work")
 
 
 def test_run_again_works_again_unless_it_was_stopped(either: str) -> None:

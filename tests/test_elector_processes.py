@@ -28,6 +28,43 @@ def test_two_processes_forked_from_one_with_an_elector_are_two_replicas(either: 
         assert sorted(both.line() for _ in range(2)) == ["leads", "stands by"]
 
 
+_FORKED_LEADER = """
+import os, sys, threading, holdfast
+begun, seen = threading.Event(), threading.Event()
+client, tell = holdfast.Client(sys.argv[1]), lambda _: seen.set()
+elector = client.elector("a", ttl=6, renew_every=2, retry_every=0.1, on_new_leader=tell)
+def work(term):
+    begun.set()
+    term.stopping.wait()
+def run():
+    running = threading.Thread(target=elector.run, args=(work,))
+    running.start()
+    return running
+leads = run()
+begun.wait()
+seen.wait()
+if os.fork() == 0:
+    print(elector.status().leading, elector.status().leader, elector.resign(), flush=True)
+    seen.clear()
+    stands_by = run()
+    seen.wait()
+    print(elector.status().state, flush=True)
+    elector.stop()
+    stands_by.join()
+    os._exit(0)
+os.wait()
+print(elector.status().leading, flush=True)
+elector.stop()
+leads.join()
+"""
+
+
+def test_a_fork_of_a_leader_does_not_lead_and_may_run_for_itself(sqlite_url: str) -> None:
+    """As the workers of a server do whose master has the elector in a thread, which no fork has."""
+    with Child(_FORKED_LEADER, sqlite_url) as both:
+        both.expect("False None False", "standby", "True", "<end>")
+
+
 LEADER = """
 import sys, holdfast
 def work(term):

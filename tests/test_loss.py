@@ -324,6 +324,37 @@ def test_a_block_entered_with_a_grant_already_lost_does_not_run_on(postgres_url:
     asyncio.run(main())
 
 
+def test_no_block_begins_with_a_grant_that_is_gone(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    released = client.lease("a").acquire()
+    released.release()
+    expired = client.lease("b", ttl=0.05, auto_renew=False).acquire()
+    eventually(lambda: expired.lost, "its time is over")
+    for grant, why in ((released, holdfast.LeaseLost), (expired, holdfast.OwnershipUnknown)):
+        with pytest.raises(why, match=f"lease {grant.name!r}"), grant:
+            pytest.fail("nothing of it runs")
+
+
+@pytest.mark.parametrize("on_lost", ["exit", lambda _: pytest.fail("it is told")])
+def test_whoever_gives_it_back_is_neither_ended_nor_told_over_its_loss(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, on_lost: Any
+) -> None:
+    """The work is over. That the database does not answer before our trust ends, or that a heartbeat finds it gone
+    before the answer is here, is no reason to stop anything."""
+    with holdfast.Client(sqlite_url) as client, client.lease("a", on_lost=on_lost) as grant:
+        monkeypatch.setattr("os._exit", lambda _: pytest.fail("it ends the process"))
+        monkeypatch.setattr(client._engine.owner, "tell", lambda on_lost, _: on_lost(grant))
+        release = grant._release
+
+        def late(timeout: float) -> bool:
+            done = release(timeout)
+            grant._lose(holdfast.OwnershipUnknown("the database did not answer before our trust in it ended"))
+            return done
+
+        monkeypatch.setattr(grant, "_release", late)
+    assert grant.lost
+
+
 def test_a_lease_forced_away_before_its_acquire_has_come_back_is_learned(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

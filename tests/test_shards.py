@@ -16,6 +16,7 @@ import pytest
 import holdfast
 from holdfast import MustCreate
 from holdfast.core.sharding import Plan
+from holdfast.keeper.books import Books
 from holdfast.testing.yard import AsyncYard, Yard
 from tests.children import Child, eventually
 
@@ -149,6 +150,21 @@ def test_the_next_look_is_not_later_than_when_somebody_who_does_not_renew_is_gon
         shards = client.shards("sweep", COUNT, ttl=600.0)
         assert 0.5 < shards._until_next(Plan([], [], wanting=False), expiry=0.5) < 0.6
         assert shards._until_next(Plan([], [], wanting=False), expiry=500.0) >= 75
+
+
+def test_those_that_cannot_be_given_back_yet_hold_up_none_of_the_others(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transaction under them is open, say: until that has ended the database lists them as ours."""
+    monkeypatch.setattr(Books, "release_later", lambda *_: None)
+    with member(holdfast.Client, sqlite_url) as first:
+        for number in (0, COUNT - 1):
+            first._grants.pop(number).abandon()
+        with member(holdfast.Client, sqlite_url, 1) as second:
+            eventually(lambda: len(second.held) == 4, "what is more than the share of the first")
+            assert len(first.held) == 6, "what it has given back is no part of that"
+        eventually(lambda: len(first.held) == COUNT - 2, "all but those two")
+    assert "shards.unanswered" not in [each.__dict__.get("event") for each in caplog.records]
 
 
 def test_a_lost_shard_is_noticed_and_taken_back(connect: Connect, either: str) -> None:

@@ -75,6 +75,15 @@ def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, clie
     assert client.leases.get("nightly-import") is not None
 
 
+def test_a_dry_run_refuses_what_the_run_would(client: holdfast.Client) -> None:
+    with client.gate("dot_config", actor="joe", reason="why"):
+        for dry_run in (True, False):
+            with pytest.raises(holdfast.PolicyDenied, match="a window that joe has open"):
+                operator.run(client, "gate.close", {"name": "dot_config"}, dry_run=dry_run, **JANE)
+            with pytest.raises(holdfast.NotAcquired, match="is held by joe"):
+                operator.run(client, "gate.open", {"name": "dot_config", "seconds": 9}, dry_run=dry_run, **JANE)
+
+
 @pytest.mark.parametrize(
     "given",
     [{"actor": ""}, {"reason": ""}, {"reason": "  "}, {"actor": "a\nb"}, {"actor": None}, {"reason": "x" * 1001}],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
@@ -73,6 +74,19 @@ def test_a_gate_that_could_not_be_told_of_is_not_left_open(
     with holdfast.Client(either) as unlucky, pytest.raises(holdfast.EngineError):
         unlucky.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
     eventually(lambda: not is_open(client), "it is closed again")
+
+
+def test_one_whose_opening_is_interrupted_is_not_left_open(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for it has no grant to close it with."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast._sync.recipes.gate._tell", interrupted)
+    with holdfast.Client(sqlite_url) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
+        eventually(lambda: not is_open(client), "it is closed again")
 
 
 def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
@@ -188,6 +202,30 @@ def test_a_window_that_was_taken_away_says_so_at_its_end(connect: Connect, eithe
         assert client.leases.force_release(f"@gate:{GATE}", actor="joe", reason="stuck")
         eventually(lambda: grant.lost, "it has learned")
     assert story(client)[-1] == ("jane", "gate.window", "lost while it was open")
+
+
+def test_of_two_that_share_a_window_each_leaves_its_own(sqlite_url: str) -> None:
+    """The first was taken away from it, and leaves while the second is in there."""
+    with holdfast.Client(sqlite_url) as client:
+        window = client.gate(GATE, actor="jane", reason="why", ttl=3)
+        window.__enter__()
+        assert client.leases.force_release(f"@gate:{GATE}", actor="joe", reason="stuck")
+        opened, go = threading.Event(), threading.Event()
+
+        def second() -> None:
+            with window:
+                opened.set()
+                go.wait(30)
+
+        other = threading.Thread(target=second)
+        other.start()
+        assert opened.wait(30)
+        with suppress(holdfast.LeaseLost):
+            window.__exit__(None, None, None)
+        assert is_open(client), "nobody has closed it underneath"
+        go.set()
+        other.join()
+        assert not is_open(client)
 
 
 def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Client, either: str) -> None:

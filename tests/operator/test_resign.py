@@ -89,10 +89,10 @@ def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client)
     elector: Any = client.elector("reconciler", ttl=30, renew_every=0.05, retry_every=20)
     lead, keeper = elector._lead, client._engine.keeper
 
-    def late(grant: Any, work: Any) -> None:
-        assert client.leases.recall("reconciler", fence=grant.fence)
+    def late(got: Any, work: Any) -> None:
+        assert client.leases.recall("reconciler", fence=got[0].fence)
         eventually(lambda: any(pulse.generation for pulse in keeper._pulses), "its keeper has heard")
-        lead(grant, work)
+        lead(got, work)
 
     elector._lead = late
     told: list[bool] = []

@@ -42,19 +42,28 @@ class AsyncJob:
     """The work, in a task of its own, which is cancelled when it is to stop."""
 
     def __init__(self, work: Callable[[Any], Coroutine[Any, Any, Any]], term: Any, ended: Callable[[], None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(work(term), name=f"holdfast-term-{term.name}")
-        self._task.add_done_callback(lambda _: ended())
+        self._work, self._term, self._ended = work, term, ended
+        self._task: asyncio.Task[Any] | None = None
+
+    def start(self) -> None:
+        name = f"holdfast-term-{self._term.name}"
+        self._task = asyncio.get_running_loop().create_task(self._work(self._term), name=name)
+        self._task.add_done_callback(lambda _: self._ended())
 
     @property
     def ended(self) -> bool:
-        return self._task.done()
+        """Whether nothing of it runs."""
+        return self._task is None or self._task.done()
 
     @property
     def error(self) -> BaseException | None:
+        if self._task is None:
+            return None
         return asyncio.CancelledError() if self._task.cancelled() else self._task.exception()
 
     def cancel(self) -> None:
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 class AsyncTeller:

@@ -68,7 +68,8 @@ class Job:
 
     def __init__(self, work: Callable[[Any], Any], term: Any, ended: Callable[[], None]) -> None:
         self.error: BaseException | None = None
-        self.ended = False
+        self.ended = True
+        """Whether nothing of it runs."""
 
         def run() -> None:
             try:
@@ -79,7 +80,16 @@ class Job:
                 self.ended = True
                 ended()
 
-        threading.Thread(target=run, name=f"holdfast-term-{term.name}", daemon=True).start()
+        self._thread = threading.Thread(target=run, name=f"holdfast-term-{term.name}", daemon=True)
+
+    def start(self) -> None:
+        """Whoever is interrupted in here does not know whether it runs, and must not believe that it does not."""
+        self.ended = False
+        try:
+            self._thread.start()
+        except RuntimeError:  # no room for another thread
+            self.ended = True
+            raise
 
     def cancel(self) -> None:
         """Its term says so: ``term.stopping``, ``term.check()``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast import LeaseLost
+from holdfast import LeaseLost, NotAcquired, PolicyDenied
 from holdfast.operator.registry import CommandRefused, CommandUnsettled, Parameter, Steps, command, commands
 from holdfast.operator.running import BREAK_GLASS, MIGRATE, REVERT, RUNTIME, for_break_glass
 
@@ -92,6 +92,9 @@ def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
     """Open a gate for a stated time, after which it is closed whatever happens."""
     if name in {BREAK_GLASS, *(each.gate for each in commands().values())}:
         raise CommandRefused(f"gate {name!r} is one that commands open for themselves")
+    if (record := window.client.leases.get(f"@gate:{name}")) is not None:
+        told = f"gate {name!r} is open already: it is held by {record.holder} ({record.remaining:.1f} s left)"
+        raise NotAcquired(told, name=record.name, holder=record.holder, expires_at=record.expires_at)
     yield [f"gate {name!r} is open for {seconds:g} s"]
     window.client.gates.open(name, seconds=seconds, actor=window.actor, reason=window.reason, entry=window.entry)
 
@@ -101,6 +104,8 @@ def gate_close(window: Window, *, name: str) -> Steps:
     """Close a gate that was opened for a time, before that is over."""
     if (record := window.client.leases.get(f"@gate:{name}")) is None:
         raise CommandRefused(f"gate {name!r} is closed already")
+    if "for" not in record.info:
+        raise PolicyDenied(f"gate {name!r} is a window that {record.holder} has open, and closes with its work")
     yield [f"gate {name!r}, which {record.holder} has opened, is closed"]
     if not window.client.gates.close(name, actor=window.actor, reason=window.reason, entry=window.entry):
         raise CommandRefused(f"gate {name!r} is closed already")

@@ -84,16 +84,17 @@ class AsyncHandle(ABC, Generic[G]):
             _abandon(got)
             raise
 
-    async def ask(self) -> G | Held:
-        """Once, without a second try while it is just being changed: the grant, or who has it."""
-        got: list[G] = []
+    async def ask(self, got: list[G]) -> Held | None:
+        """Once, without a second try while it is just being changed: who has it, or None with the grant in ``got``.
+        So it is in the caller's hands before anything can interrupt."""
         try:
             held = await self._attempt(got)
             if held is None and telemetry.listeners:
                 telemetry.tell("lease.acquired", kind=self._what, waited=0.0)
-            return got[0] if held is None else held
+            return held
         except BaseException:
             _abandon(got)
+            got.clear()
             raise
 
     @asynccontextmanager

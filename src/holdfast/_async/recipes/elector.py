@@ -42,24 +42,30 @@ class AsyncElector:
     def __init__(self, engine: AsyncEngine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
         if on_new_leader is not None:
             check_called(on_new_leader, "on_new_leader")
-        self._engine, self._terms = engine, terms
-        self._teller = None if on_new_leader is None else AsyncTeller(on_new_leader, self._not_told)
+        self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
+        self._stopped = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """As one that does not run yet. A fork of this process is another replica, and begins so, too."""
+        self._era = forks.era
         self._course = AsyncCourse()
-        self._running = self._stopped = self._answered = False
+        self._course.stopped = self._stopped
+        self._teller = None if self._on_new_leader is None else AsyncTeller(self._on_new_leader, self._not_told)
+        self._running = self._answered = False
         self._grant: AsyncLeaseGrant | None = None
         self._leader: str | None = None
         self._last_leader: str | None = None
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
-        self._name_instance()
-
-    def _name_instance(self) -> None:
-        """A fork of this process is another one, and must not be taken for it."""
-        self._era = forks.era
         telemetry.register(self)
         self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+
+    def _notice_fork(self) -> None:
+        if self._era != forks.era:
+            self._begin()
 
     @property
     def name(self) -> str:
@@ -81,11 +87,14 @@ class AsyncElector:
         self._running = True
         self._engine.working.add(self)
         unfinished.add(self)
+        got: list[AsyncLeaseGrant] = []
         try:
             with Interrupts(self.stop) if signals else nullcontext():
-                while not self._course.is_over() and (grant := await self._stand_by()) is not None:
-                    await self._lead(grant, work)
+                while not self._course.is_over() and await self._stand_by(got):
+                    await self._lead(got, work)
         finally:
+            for grant in got:  # interrupted on the way to its work
+                grant.abandon()
             self._running = False
             self._engine.working.discard(self)
             unfinished.discard(self)
@@ -94,6 +103,7 @@ class AsyncElector:
 
     def _check_free(self) -> None:
         """Whether it can run now, and as whom."""
+        self._notice_fork()
         if self._running:
             raise RuntimeError(f"{self!r} is running already")
         if self._course.state not in (State.STANDBY, State.ENDED):
@@ -102,8 +112,6 @@ class AsyncElector:
             if self._stopped:
                 raise RuntimeError(f"{self!r} was stopped, which is for good: make another one with client.elector(…)")
             self._course = AsyncCourse()
-        if self._era != forks.era:
-            self._name_instance()
 
     def stop(self) -> None:
         """Stop the work if it runs here, release the lease, and let ``run`` return."""
@@ -112,6 +120,7 @@ class AsyncElector:
 
     def resign(self) -> bool:
         """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
+        self._notice_fork()
         leading = self._course.state is State.LEADING
         if leading:  # asked again while the work stops, the first time still counts
             self._course.resigned = True
@@ -139,6 +148,7 @@ class AsyncElector:
 
     def status(self) -> ElectorStatus:
         """What we know, for health endpoints; asks nobody."""
+        self._notice_fork()
         grant = self._grant
         age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
         return ElectorStatus(
@@ -149,8 +159,8 @@ class AsyncElector:
     def gauges(self) -> Iterator[tuple[str, float]]:
         yield "electors_leading", float(self._course.state is State.LEADING)
 
-    async def _stand_by(self) -> AsyncLeaseGrant | None:
-        """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
+    async def _stand_by(self, got: list[AsyncLeaseGrant]) -> bool:
+        """Ask until we have got the lease; False when it is over. Woken by a release, and by ``stop()``."""
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             await self._course.pause(self._terms.retry_every)
@@ -158,21 +168,19 @@ class AsyncElector:
         keeper.watch(self.name, self._course.bell.ring)
         try:
             while not self._course.is_over():
-                answer = await self._ask(lease)
-                if isinstance(answer, AsyncLeaseGrant):
-                    return answer
-                await self._course.bell.wait(
-                    self._terms.until_next(answer, kernel=self._kernel, chance=jitter(0.0, 1.0))
-                )
-            return None
+                held = await self._ask(lease, got)
+                if got:
+                    return True
+                await self._course.bell.wait(self._terms.until_next(held, kernel=self._kernel, chance=jitter(0.0, 1.0)))
+            return False
         finally:
             keeper.unwatch(self.name, self._course.bell.ring)
 
-    async def _ask(self, lease: AsyncLease) -> AsyncLeaseGrant | Held | None:
-        answer: AsyncLeaseGrant | Held | None
+    async def _ask(self, lease: AsyncLease, got: list[AsyncLeaseGrant]) -> Held | None:
+        """Who has it; None where that is us, or nobody answered."""
         try:
-            answer = await self._look() if self._kernel else None
-            answer = answer or await lease.ask()
+            held = await self._look() if self._kernel else None
+            held = held or await lease.ask(got)
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._answered):
                 raise  # what was never possible will not be
@@ -184,14 +192,14 @@ class AsyncElector:
             )
             return None
         self._answered = True
-        if isinstance(answer, Held):
-            if answer.session_watch is not None:
-                self._engine.keeper.keep_vigil(self.name, answer.session_watch)
-            if answer.remaining is not None:
-                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - answer.remaining)
-            log.debug("elector %r: standing by, %s leads", self.name, answer.holder, extra=self._fields(answer.holder))
-            self._see(answer.holder)
-        return answer
+        if held is not None:
+            if held.session_watch is not None:
+                self._engine.keeper.keep_vigil(self.name, held.session_watch)
+            if held.remaining is not None:
+                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - held.remaining)
+            log.debug("elector %r: standing by, %s leads", self.name, held.holder, extra=self._fields(held.holder))
+            self._see(held.holder)
+        return held
 
     async def _look(self) -> Held | None:
         """Who has it, on one machine. To ask is to be ready to hold, which costs more than a standby should that looks
@@ -199,8 +207,8 @@ class AsyncElector:
         rows = await self._engine.call("lease_held", {"name": self.name})
         return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
-    async def _lead(self, grant: AsyncLeaseGrant, work: Work) -> None:
-        self._grant = grant
+    async def _lead(self, got: list[AsyncLeaseGrant], work: Work) -> None:
+        self._grant = grant = got[0]
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info(
@@ -216,7 +224,8 @@ class AsyncElector:
                 )
                 telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
-            await AsyncTenure(self._terms, self._course, grant).serve(work)
+            await AsyncTenure(self._terms, self._course, got).serve(work)
+            got.clear()
         finally:
             self._grant = self._leader = self._since = self._renewed_at = None
             self._course.tell_over()

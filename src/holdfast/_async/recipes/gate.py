@@ -14,6 +14,7 @@ from holdfast._async.primitives.audit import AsyncAudit
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import PATIENT, AsyncLease
 from holdfast._async.primitives.leases import AsyncLeases, Records
+from holdfast._wire.aio_waiting import here
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, PolicyDenied
 from holdfast.core.gate import GATE, gate_lease, gate_terms, runtime_terms
@@ -35,7 +36,7 @@ class AsyncGateWindow:
     def __init__(self, engine: AsyncEngine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
         self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", most=1000)
         self._lease, self._audit = AsyncGateLease(engine, terms, timeout), AsyncAudit(engine)
-        self._open: list[tuple[int, int, AsyncLeaseGrant]] = []
+        self._open: list[tuple[int, int, int, AsyncLeaseGrant]] = []
 
     async def __aenter__(self) -> AsyncLeaseGrant:
         assert self._terms.holder is not None
@@ -47,16 +48,19 @@ class AsyncGateWindow:
             raise
         try:
             await self._audit.note(entry, fence=grant.fence)
+            self._open.append((here(), os.getpid(), entry, grant))
+            return grant
         except BaseException:
             grant.abandon()
             raise
-        self._open.append((os.getpid(), entry, grant))
-        return grant
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pid, entry, grant = self._open.pop()
+        # Two may be open here, once the first was lost: each leaves its own.
+        mine = [each for each in self._open if each[0] == here()] or self._open
+        self._open.remove(opened := mine[-1])
+        _, pid, entry, grant = opened
         if pid != os.getpid():  # a fork of it: how the window ends is not for us to tell
             return
         lost = grant.lost
@@ -118,13 +122,13 @@ class AsyncGates:
             raise
         try:
             await self._audit.note(told, fence=grant.fence)
+            if entry is None:
+                await _tell(self._audit, name, told, f"open for {seconds:g} s")
         except BaseException:
             grant.abandon()  # nobody is told that it is open
             raise
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
         self._engine.keeper.purge_after(seconds)
-        if entry is None:
-            await _tell(self._audit, name, told, f"open for {seconds:g} s")
         return grant
 
     async def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:

@@ -87,18 +87,19 @@ class AsyncShards:
         self._engine.working.add(self)
         try:
             await self._balance()
+            self._job = AsyncJob(self._run, self, self._over.ring)
+            self._job.start()
+            return self
         except BaseException:
             self.stop()
             self._abandon()
             raise
-        self._job = AsyncJob(self._run, self, self._over.ring)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
         try:
+            self.stop()
             while self._job is not None and not self._job.ended:
                 await self._over.wait(1.0)
             while self._answers and (grant := self._next()) is not None:
@@ -153,7 +154,9 @@ class AsyncShards:
         self._answers = True
         members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
-        todo = plan(self.holder, self._terms.count, members, owners)
+        # What was given back, and not taken yet because a transaction is open under it, is neither ours nor free.
+        leaving = {each: "" for each in owners if owners[each] == self.holder and each not in self._grants}
+        todo = plan(self.holder, self._terms.count, members, owners | leaving)
         for number in todo.release:
             await self._release(number)
         for number in todo.take:

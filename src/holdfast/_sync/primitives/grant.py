@@ -39,7 +39,7 @@ class LeaseGrant:
         self._engine, self._terms, self._trust = engine, terms, trust
         self._pulse: Pulse | None = None
         self._over: HoldfastError | None = None
-        self._released = self._expires = False
+        self._released = self._releasing = self._expires = False
         self._since: float | None = now()
         self._scope = Scope()
         self._pid = os.getpid()
@@ -88,9 +88,11 @@ class LeaseGrant:
         """
         if self._released or self._engine.closed or self._pid != os.getpid():
             return False
+        self._releasing = True
         try:
             done = self._release(timeout)
         except Refused:
+            self._releasing = False
             raise
         except BaseException:
             self.abandon()
@@ -129,6 +131,10 @@ class LeaseGrant:
             raise
 
     def __enter__(self) -> Self:
+        """LeaseLost, or OwnershipUnknown, when it is gone by now: then nothing of the block runs."""
+        if self.lost:
+            self.abandon()
+            self.check()
         if self._terms.on_lost == "cancel":
             self._scope.enter()
         return self
@@ -289,6 +295,8 @@ class LeaseGrant:
         problem.__cause__ = error.__cause__
         if self._terms.on_beat is not None:
             self._terms.on_beat(problem, True)
+        if self._releasing:  # whoever works under it has said that it is over: there is nothing to stop
+            return
         on_lost = self._terms.on_lost
         if on_lost == "exit":
             log.critical(

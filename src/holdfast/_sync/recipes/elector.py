@@ -42,24 +42,30 @@ class Elector:
     def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
         if on_new_leader is not None:
             check_called(on_new_leader, "on_new_leader")
-        self._engine, self._terms = engine, terms
-        self._teller = None if on_new_leader is None else Teller(on_new_leader, self._not_told)
+        self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
         self._kernel = engine.database.dialect == "sqlite" and Marks.available
+        self._stopped = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """As one that does not run yet. A fork of this process is another replica, and begins so, too."""
+        self._era = forks.era
         self._course = Course()
-        self._running = self._stopped = self._answered = False
+        self._course.stopped = self._stopped
+        self._teller = None if self._on_new_leader is None else Teller(self._on_new_leader, self._not_told)
+        self._running = self._answered = False
         self._grant: LeaseGrant | None = None
         self._leader: str | None = None
         self._last_leader: str | None = None
         self._since: datetime | None = None
         self._transitions = 0
         self._renewed_at: float | None = None
-        self._name_instance()
-
-    def _name_instance(self) -> None:
-        """A fork of this process is another one, and must not be taken for it."""
-        self._era = forks.era
         telemetry.register(self)
         self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+
+    def _notice_fork(self) -> None:
+        if self._era != forks.era:
+            self._begin()
 
     @property
     def name(self) -> str:
@@ -81,11 +87,14 @@ class Elector:
         self._running = True
         self._engine.working.add(self)
         unfinished.add(self)
+        got: list[LeaseGrant] = []
         try:
             with Interrupts(self.stop) if signals else nullcontext():
-                while not self._course.is_over() and (grant := self._stand_by()) is not None:
-                    self._lead(grant, work)
+                while not self._course.is_over() and self._stand_by(got):
+                    self._lead(got, work)
         finally:
+            for grant in got:  # interrupted on the way to its work
+                grant.abandon()
             self._running = False
             self._engine.working.discard(self)
             unfinished.discard(self)
@@ -94,6 +103,7 @@ class Elector:
 
     def _check_free(self) -> None:
         """Whether it can run now, and as whom."""
+        self._notice_fork()
         if self._running:
             raise RuntimeError(f"{self!r} is running already")
         if self._course.state not in (State.STANDBY, State.ENDED):
@@ -102,8 +112,6 @@ class Elector:
             if self._stopped:
                 raise RuntimeError(f"{self!r} was stopped, which is for good: make another one with client.elector(…)")
             self._course = Course()
-        if self._era != forks.era:
-            self._name_instance()
 
     def stop(self) -> None:
         """Stop the work if it runs here, release the lease, and let ``run`` return."""
@@ -112,6 +120,7 @@ class Elector:
 
     def resign(self) -> bool:
         """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
+        self._notice_fork()
         leading = self._course.state is State.LEADING
         if leading:  # asked again while the work stops, the first time still counts
             self._course.resigned = True
@@ -139,6 +148,7 @@ class Elector:
 
     def status(self) -> ElectorStatus:
         """What we know, for health endpoints; asks nobody."""
+        self._notice_fork()
         grant = self._grant
         age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
         return ElectorStatus(
@@ -149,8 +159,8 @@ class Elector:
     def gauges(self) -> Iterator[tuple[str, float]]:
         yield "electors_leading", float(self._course.state is State.LEADING)
 
-    def _stand_by(self) -> LeaseGrant | None:
-        """Ask until we are granted the lease; None when it is over. Woken by a release, and by ``stop()``."""
+    def _stand_by(self, got: list[LeaseGrant]) -> bool:
+        """Ask until we have got the lease; False when it is over. Woken by a release, and by ``stop()``."""
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             self._course.pause(self._terms.retry_every)
@@ -158,19 +168,19 @@ class Elector:
         keeper.watch(self.name, self._course.bell.ring)
         try:
             while not self._course.is_over():
-                answer = self._ask(lease)
-                if isinstance(answer, LeaseGrant):
-                    return answer
-                self._course.bell.wait(self._terms.until_next(answer, kernel=self._kernel, chance=jitter(0.0, 1.0)))
-            return None
+                held = self._ask(lease, got)
+                if got:
+                    return True
+                self._course.bell.wait(self._terms.until_next(held, kernel=self._kernel, chance=jitter(0.0, 1.0)))
+            return False
         finally:
             keeper.unwatch(self.name, self._course.bell.ring)
 
-    def _ask(self, lease: Lease) -> LeaseGrant | Held | None:
-        answer: LeaseGrant | Held | None
+    def _ask(self, lease: Lease, got: list[LeaseGrant]) -> Held | None:
+        """Who has it; None where that is us, or nobody answered."""
         try:
-            answer = self._look() if self._kernel else None
-            answer = answer or lease.ask()
+            held = self._look() if self._kernel else None
+            held = held or lease.ask(got)
         except EngineError as error:
             if self._engine.closed or (isinstance(error, Refused) and not self._answered):
                 raise  # what was never possible will not be
@@ -182,14 +192,14 @@ class Elector:
             )
             return None
         self._answered = True
-        if isinstance(answer, Held):
-            if answer.session_watch is not None:
-                self._engine.keeper.keep_vigil(self.name, answer.session_watch)
-            if answer.remaining is not None:
-                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - answer.remaining)
-            log.debug("elector %r: standing by, %s leads", self.name, answer.holder, extra=self._fields(answer.holder))
-            self._see(answer.holder)
-        return answer
+        if held is not None:
+            if held.session_watch is not None:
+                self._engine.keeper.keep_vigil(self.name, held.session_watch)
+            if held.remaining is not None:
+                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - held.remaining)
+            log.debug("elector %r: standing by, %s leads", self.name, held.holder, extra=self._fields(held.holder))
+            self._see(held.holder)
+        return held
 
     def _look(self) -> Held | None:
         """Who has it, on one machine. To ask is to be ready to hold, which costs more than a standby should that looks
@@ -197,8 +207,8 @@ class Elector:
         rows = self._engine.call("lease_held", {"name": self.name})
         return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
-    def _lead(self, grant: LeaseGrant, work: Work) -> None:
-        self._grant = grant
+    def _lead(self, got: list[LeaseGrant], work: Work) -> None:
+        self._grant = grant = got[0]
         try:
             if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
                 log.info(
@@ -214,7 +224,8 @@ class Elector:
                 )
                 telemetry.tell("elector.changed", to="leading")
                 self._see(self.holder)
-            Tenure(self._terms, self._course, grant).serve(work)
+            Tenure(self._terms, self._course, got).serve(work)
+            got.clear()
         finally:
             self._grant = self._leader = self._since = self._renewed_at = None
             self._course.tell_over()

@@ -16,6 +16,7 @@ from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import PATIENT, Lease
 from holdfast._sync.primitives.leases import Leases, Records
 from holdfast._wire.log import logger
+from holdfast._wire.waiting import here
 from holdfast.core.errors import EngineError, PolicyDenied
 from holdfast.core.gate import GATE, gate_lease, gate_terms, runtime_terms
 from holdfast.core.grant import LeaseTerms, check_said, check_seconds
@@ -36,7 +37,7 @@ class GateWindow:
     def __init__(self, engine: Engine, name: str, terms: LeaseTerms, timeout: float | None, reason: str) -> None:
         self._name, self._terms, self._reason = name, terms, check_said(reason, "reason", most=1000)
         self._lease, self._audit = GateLease(engine, terms, timeout), Audit(engine)
-        self._open: list[tuple[int, int, LeaseGrant]] = []
+        self._open: list[tuple[int, int, int, LeaseGrant]] = []
 
     def __enter__(self) -> LeaseGrant:
         assert self._terms.holder is not None
@@ -48,16 +49,19 @@ class GateWindow:
             raise
         try:
             self._audit.note(entry, fence=grant.fence)
+            self._open.append((here(), os.getpid(), entry, grant))
+            return grant
         except BaseException:
             grant.abandon()
             raise
-        self._open.append((os.getpid(), entry, grant))
-        return grant
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pid, entry, grant = self._open.pop()
+        # Two may be open here, once the first was lost: each leaves its own.
+        mine = [each for each in self._open if each[0] == here()] or self._open
+        self._open.remove(opened := mine[-1])
+        _, pid, entry, grant = opened
         if pid != os.getpid():  # a fork of it: how the window ends is not for us to tell
             return
         lost = grant.lost
@@ -117,13 +121,13 @@ class Gates:
             raise
         try:
             self._audit.note(told, fence=grant.fence)
+            if entry is None:
+                _tell(self._audit, name, told, f"open for {seconds:g} s")
         except BaseException:
             grant.abandon()  # nobody is told that it is open
             raise
         self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
         self._engine.keeper.purge_after(seconds)
-        if entry is None:
-            _tell(self._audit, name, told, f"open for {seconds:g} s")
         return grant
 
     def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:

@@ -88,18 +88,19 @@ class Shards:
         self._engine.working.add(self)
         try:
             self._balance()
+            self._job = Job(self._run, self, self._over.ring)
+            self._job.start()
+            return self
         except BaseException:
             self.stop()
             self._abandon()
             raise
-        self._job = Job(self._run, self, self._over.ring)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
         try:
+            self.stop()
             while self._job is not None and not self._job.ended:
                 self._over.wait(1.0)
             while self._answers and (grant := self._next()) is not None:
@@ -154,7 +155,9 @@ class Shards:
         self._answers = True
         members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
         self.members = frozenset(members)
-        todo = plan(self.holder, self._terms.count, members, owners)
+        # What was given back, and not taken yet because a transaction is open under it, is neither ours nor free.
+        leaving = {each: "" for each in owners if owners[each] == self.holder and each not in self._grants}
+        todo = plan(self.holder, self._terms.count, members, owners | leaving)
         for number in todo.release:
             self._release(number)
         for number in todo.take:

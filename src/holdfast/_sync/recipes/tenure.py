@@ -55,8 +55,10 @@ class Course:
 
 
 class Tenure:
-    def __init__(self, terms: ElectorTerms, course: Course, grant: LeaseGrant) -> None:
-        self._terms, self._course, self._grant = terms, course, grant
+    def __init__(self, terms: ElectorTerms, course: Course, got: list[LeaseGrant]) -> None:
+        """``got``: the lease, in there for as long as whoever made us may give it back when we are interrupted."""
+        self._terms, self._course, self._got = terms, course, got
+        self._grant = grant = got[0]
         self._term = Term(grant)
         self._told_at: float | None = None
         self._alone = False
@@ -65,21 +67,21 @@ class Tenure:
 
     def serve(self, work: Work) -> None:
         """Run the work until it has ended, whatever that takes, and release the lease."""
-        job: Job | None = None
+        job = Job(work, self._term, self._ended)
         try:
             if self._course.state is State.LEADING:
-                job = Job(work, self._term, self._ended)
+                job.start()
                 self._supervise_anyhow(job)
         finally:
-            if job is None or job.ended:
+            if job.ended:
                 self._release()
             else:  # interrupted twice: nobody waits for the work any more
+                self._got.clear()
                 self._grant.let_expire()
                 self._alone = True
                 if job.ended:  # this very moment
                     self._ended()
-        if job is not None:
-            self._judge(job.error)
+        self._judge(job.error)
 
     def _ended(self) -> None:
         """In the work's own thread. Where nobody waits for it, its lease goes with it."""
