@@ -61,6 +61,8 @@ class AsyncPass:
         self._engine, self._terms, self._sink, self._known = engine, terms, sink, known
         self._grant, self._stopping = grant, stopping
         self._place: Row | None = None
+        self._unread = 0.0
+        """How old the first is that is there and cannot be read yet, as far as that is known."""
         self._tries: dict[str, int] = {}
         """By event: how often it was tried and not taken, since the cursor was moved last; whoever died meanwhile."""
         self.told = 0
@@ -77,7 +79,9 @@ class AsyncPass:
         """One batch; False when there was nothing more to tell."""
         if self._place is None:
             self._place = await self._call("relay_open", {})
-            self._tries = json.loads(self._place["tries"])
+            self._tries, self._unread = json.loads(self._place["tries"]), self._place["lag"]
+            if self._known.behind is not None:
+                self._known.behind = now() - self._unread
             await self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
         asked_at, most = now(), self._known.batch
@@ -87,9 +91,9 @@ class AsyncPass:
             self._known.waiting = sum(len(events) for _, events in batch)
             async with self._noted():
                 await self._tell_all(batch)
-            self._known.sure = True
+            self._known.sure, self._unread = True, 0.0
         if len(rows) < most and self._known.behind is not None:  # that was all there was, be there more by now
-            self._known.behind, self._known.waiting = asked_at, 0
+            self._known.behind, self._known.waiting = asked_at - self._unread, 0
         return bool(rows)
 
     def _events(self, row: Row) -> list[Event]:
