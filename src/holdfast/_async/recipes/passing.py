@@ -43,6 +43,8 @@ class Progress:
     large batch, if it takes one event after the other."""
     refused: int = 0
     """Events in a row that the sink did not take, each after all its tries."""
+    taken: Event | None = None
+    """The last one that the sink has taken: one that is well takes it again."""
     sure: bool = False
     """Whether it has got through a batch: one that is begun before may be what those before have died of."""
     behind: float | None = None
@@ -177,10 +179,16 @@ class AsyncPass:
             if await pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
                 raise SinkDown(f"stopped while it was refused: {problem}")
         del self._tries[event.id]
-        self._known.refused += 1
-        if self._known.refused > relay.SUSPICIOUS:
-            raise SinkDown(f"the sink has refused {self._known.refused} events in a row: {problem}")
+        if not parked:  # of which it is known that it was refused while others were taken
+            await self._suspect(problem)
         self._park(event, problem, most)
+
+    async def _suspect(self, problem: str) -> None:
+        """So many in a row: is it they, or the sink? SinkDown when it would not take again what it has taken."""
+        self._known.refused += 1
+        refused, taken = self._known.refused, self._known.taken
+        if refused > relay.SUSPICIOUS and (taken is None or await self._take([taken]) is not None):
+            raise SinkDown(f"the sink has refused {refused} events in a row: {problem}")
 
     def _park(self, event: Event, problem: str, tries: int) -> None:
         log.error(
@@ -203,7 +211,7 @@ class AsyncPass:
             if relay.is_down(error):
                 raise SinkDown(said) from error
             return said
-        self._known.refused = 0
+        self._known.refused, self._known.taken = 0, events[-1]
         self._took += len(events)
         return None
 

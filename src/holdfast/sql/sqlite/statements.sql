@@ -603,7 +603,7 @@ select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder f
 
 -- name: relay_parked
 select id, idem_key as key, event, problem, tries, parked_at, again from holdfast_parked
- where relay = :name and (again or not :only_again) order by parked_at, id limit :most;
+ where relay = :name and (again or not :only_again) order by rowid limit :most;
 
 -- name: relay_retry
 update holdfast_parked set again = 1 where relay = :name and (:id is null or id = :id);
