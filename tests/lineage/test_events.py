@@ -100,14 +100,20 @@ def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
     with holdfast.Client(either) as client:
         client.operations.register("undo", rollback=lambda: None)
         client.relay("r", Kept()).step()
-        client.operation(key("d"), rollback="undo", sovereign=True).run(int)
+        said: dict[str, Any] = {"inputs": ["raw"], "outputs": ["x", "y"], "actor": "joe", "justification": "new prices"}
+        contract = holdfast.Contract("prices", "2", check=lambda: True)
+        client.operation(key("d"), rollback="undo", sovereign=True, contract=contract, **said).run(int)
         left = client.operations.archive(FAR, lambda lines: None).left
         assert list(left.values()) == ["its lineage is not published"], "the relay has not come to it yet"
         client.relay("r", Kept()).step()
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operations.rollback(key("d"), actor="jane", reason="wrong")
         client.relay("r", sink).step()
-    assert [(each.type, each.outputs, each.sovereignty_event) for each in sink] == [("UNDONE", ("d",), True)]
+    [undone] = sink
+    assert (undone.type, undone.sovereignty_event) == ("UNDONE", True)
+    assert (undone.inputs, undone.outputs) == (("raw",), ("x", "y"))
+    assert (undone.actor, undone.justification) == ("joe", "new prices")
+    assert undone.contract == {"name": "prices", "version": "2", "verdict": "passed"}
 
 
 def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either: str) -> None:
