@@ -8,7 +8,6 @@ what has been told.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -131,12 +130,7 @@ class OpenLineage:
             for each in made:
                 self._emit(self._to, each)
             return
-        text = "".join(f"{Serde.to_json(each)}\n" for each in made)
-        if str(self._to) == "-":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        else:
-            append(Path(self._to), text)
+        append(Path(self._to), "".join(f"{Serde.to_json(each)}\n" for each in made))
 
     def _emit(self, transport: Transport, event: RunEvent) -> None:
         """By HTTP, a server has it when it says so of what was posted: one that sends us elsewhere (a page to log in,
