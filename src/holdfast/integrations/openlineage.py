@@ -25,6 +25,7 @@ try:
     from openlineage.client.transport.http import HttpConfig, HttpTransport
     from openlineage.client.transport.transport import Transport
     from requests import HTTPError, RequestException, Response, Session
+    from requests.utils import get_auth_from_url, urldefragauth
     from urllib3.util import Retry
 
     from holdfast.integrations.in_time import InTime
@@ -122,7 +123,10 @@ class OpenLineage:
             session, adapter = Session(), InTime(max_retries=Retry(0))
             for scheme in ("http://", "https://"):  # wherever it sends us
                 session.mount(scheme, adapter)
-            self._to = HttpTransport(HttpConfig(to, timeout=timeout, session=session, adapter=adapter))
+            if any(auth := get_auth_from_url(to)):
+                session.auth = auth  # apart: errors repeat the address, and are logged and kept
+            config = HttpConfig(urldefragauth(to), timeout=timeout, session=session, adapter=adapter)
+            self._to = HttpTransport(config)
 
     def publish(self, events: Sequence[Event]) -> None:
         made = [run_event(event, self._namespace) for event in events]
