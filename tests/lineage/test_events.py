@@ -169,6 +169,8 @@ def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None
         assert [each.status for each in outcomes] == ["success", "success", "failed"]
         assert client.operations.verify().passed
         client.relay("r", sink).step()
+    ends = [each.key for each in sink if each.type in ("COMPLETE", "FAIL")]
+    assert ends == [key("d", number).digest for number in (1, 2, 3)], "in the order in which it was done"
     verdicts = {each.key: (each.type, each.contract) for each in sink if each.type != "MESSAGE"}
     for number, type, verdict in ((2, "COMPLETE", "passed"), (3, "FAIL", "failed")):
         expected = {"name": "d", "version": "1", "verdict": verdict}
