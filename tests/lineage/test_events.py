@@ -159,6 +159,14 @@ def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
     ]  # fmt: skip
 
 
+def test_what_was_said_before_is_read_again_only_where_something_ends(either: str) -> None:
+    """With every row, an operation of many checkpoints would be read as often as it has of them."""
+    with holdfast.Client(either) as client:
+        client.operation("a").run(lambda op: [op.checkpoint(f"{number}", number) for number in range(5)] and None)
+        rows = client._engine.call("relay_read", {"after_horizon": "0", "after_place": 0, "most": 100})
+    assert [row["before"] is not None for row in rows] == [False] * 6 + [True]
+
+
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
     sink = Kept()
     with holdfast.Client(either) as client:

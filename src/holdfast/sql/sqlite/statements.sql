@@ -560,7 +560,8 @@ union all select column1 from (values ('idempotency_log_pkey'), ('wal_pkey'), ('
 
 -- name: relay_read
 select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
-       case when w.number > 1 then (select json_group_array(b.entries) from (
+       case when w.number > 1 and (w.entries like '%"success"%' or w.entries like '%"failure"%' or w.entries like '%"rollback"%' or w.entries like '%"reset"%')
+            then (select json_group_array(b.entries) from (
             select entries from holdfast_wal where idem_key = w.idem_key and number < w.number order by number) b) end as before,
        case when w.entries like '%"success"%' then (select json_group_array(json_array(o.attempt, o.topic, o.payload)) from (
             select * from holdfast_outbox where idem_key = w.idem_key order by id) o) end as outbox,
