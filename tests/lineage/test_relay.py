@@ -235,6 +235,29 @@ def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> 
         assert once(sink) == sink
 
 
+def test_what_is_too_much_to_be_read_in_time_is_read_in_parts(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        for number in range(9):
+            client.operation(f"{number}").run(int)
+        call, asked, sink = client._engine.call, list[int](), Kept()
+
+        def slow(name: str, parameters: Any, **more: Any) -> Any:
+            if name == "relay_read":
+                asked.append(parameters["most"])
+                if parameters["most"] > 3:
+                    raise holdfast.EngineError("no answer in time")
+            return call(name, parameters, **more)
+
+        monkeypatch.setattr(client._engine, "call", slow)
+        relay = client.relay("r", sink, batch=10)
+        while len(sink) < 18:
+            with suppress(holdfast.EngineError):
+                relay.step()
+            assert len(asked) < 50, "it goes on"
+        assert asked[:3] == [10, 5, 2]
+        assert once(sink) == sink
+
+
 def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.core.relay.LONGEST", 0.001)
     sink = Kept()

@@ -18,7 +18,7 @@ from holdfast._wire.aio_waiting import called_aside
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core import relay
-from holdfast.core.errors import Refused, SinkDown
+from holdfast.core.errors import EngineError, Refused, SinkDown
 from holdfast.core.events import TYPES, Event, derive, unreadable
 from holdfast.core.relay import RelayTerms
 
@@ -87,7 +87,11 @@ class AsyncPass:
             await self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
         asked_at, most = now(), self._known.batch
-        rows = await self._engine.call("relay_read", {**after, "most": most})
+        try:
+            rows = await self._engine.call("relay_read", {**after, "most": most})
+        except EngineError:  # it may have been too much for the time there is
+            self._known.batch = max(1, most // 2)
+            raise
         if rows:
             batch = [(row, self._events(row)) for row in rows]
             self._known.waiting = sum(len(events) for _, events in batch)
