@@ -313,9 +313,12 @@ class AsyncOperations(AsyncOperationLog):
             telemetry.tell(event, **labels(record, sovereign=sovereign), **more)
 
     async def _sovereign(self, record: OperationRecord) -> bool:
-        """As the policy says now, or as whoever ran it has said."""
+        """As the policy says now, or as whoever ran it has said; what cannot be read any more may have said so."""
         demands = None if self._rules is None else self._rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
-        states = fold(await read_entries(self._engine, record.key))
+        try:
+            states = fold(await read_entries(self._engine, record.key))
+        except ValueError:
+            return True
         return any(each.sovereignty for each in states.values())

@@ -312,9 +312,12 @@ class Operations(OperationLog):
             telemetry.tell(event, **labels(record, sovereign=sovereign), **more)
 
     def _sovereign(self, record: OperationRecord) -> bool:
-        """As the policy says now, or as whoever ran it has said."""
+        """As the policy says now, or as whoever ran it has said; what cannot be read any more may have said so."""
         demands = None if self._rules is None else self._rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
-        states = fold(read_entries(self._engine, record.key))
+        try:
+            states = fold(read_entries(self._engine, record.key))
+        except ValueError:
+            return True
         return any(each.sovereignty for each in states.values())
