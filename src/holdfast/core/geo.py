@@ -3,7 +3,7 @@
 What is masked is a Feature whose geometry is the outline of a cell and whose property ``h3`` names it, and which tells
 a position in no other way: by a bounding box, a finer cell, or a property that holds coordinates. Those are known by
 their names (lat, lon, easting, bbox, wkt, geohash, …) and by what they look like (a pair of numbers with decimals, WKT,
-GeoJSON, also as a text or as a name). What else a text may give away is for people to know.
+WKB as PostGIS gives it, GeoJSON, also as a text or as a name). What else a text may give away is for people to know.
 
 h3 comes with the ``geo`` extra, and is imported by whoever calls this.
 """
@@ -33,7 +33,8 @@ _NAMES = frozenset(
 _NAMES_OF_NUMBERS = frozenset({"x", "y", "long", "east", "north"})
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _POSITION = re.compile(
-    r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\(",
+    r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\("
+    r"|(?<![0-9a-f])(?:010[1-7]0000[02468ace]0|00[02468ace]000000[1-7])[0-9a-f]{32}",  # WKB, in either order of bytes
     re.IGNORECASE,
 )
 _CELL = re.compile(r"(?<![0-9a-f])0?8[0-9a-f]{14}(?![0-9a-f])", re.IGNORECASE)
@@ -157,9 +158,11 @@ def _tells(h3: Any, name: object, value: object, resolution: int, *, deep: bool 
     words = {word.lower() for word in _WORDS.findall(called)}
     if words & _NAMES or (words & _NAMES_OF_NUMBERS and isinstance(value, int | float)):
         return True
-    if isinstance(value, str | bytes | bytearray | memoryview):
-        text = value if isinstance(value, str) else bytes(value).decode("latin-1")
-        return _says(h3, text, resolution) or _tells(h3, "", _read(text), resolution)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raw = bytes(value)
+        return _says(h3, raw.hex(), resolution) or _tells(h3, "", raw.decode("latin-1"), resolution)
+    if isinstance(value, str):
+        return _says(h3, value, resolution) or _tells(h3, "", _read(value), resolution)
     if isinstance(value, int):
         return _says(h3, f"{value:x}", resolution)
     if isinstance(value, Mapping):
