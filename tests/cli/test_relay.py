@@ -19,6 +19,9 @@ class Picky:
             raise ValueError("not that one")
 
 sink = Picky()
+
+def broken():
+    raise RuntimeError("no such server")
 """
 
 
@@ -77,8 +80,9 @@ def test_what_was_published_is_compared_with_the_log(filled: str, tmp_path: Path
 
 def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
-    here = str(tmp_path)
-    done = call(*at(filled, "relay", "run", "r", "picky:sink", "--once", "--tries", "1"), PYTHONPATH=here)
+    done = call(*at(filled, "relay", "run", "r", "picky:broken"), cwd=tmp_path)
+    assert (done.returncode, "'picky:broken' is none: RuntimeError: no such server" in done.stderr) == (2, True)
+    done = call(*at(filled, "relay", "run", "r", "picky:sink", "--once", "--tries", "1"), cwd=tmp_path)
     assert (done.returncode, "6 events told" in done.stderr) == (0, True), done.stderr
     [row] = columns_of(ask(*at(filled, "relay", "ls")))
     assert (row["relay"], row["told"], row["waiting"], row["parked"]) == ("r", "6", "0", "3")
@@ -93,7 +97,8 @@ def test_what_a_sink_refuses_is_shown_and_told_again(filled: str, tmp_path: Path
     assert [each["what"] for each in checked["problems"]] == ["parked"] * 3
     assert call(*at(filled, "relay", "retry", "r", "unknown")).returncode == 1
     assert "3 to be told again" in call(*at(filled, "relay", "retry", "r")).stderr
-    assert "3 events told" in call(*at(filled, "relay", "run", "r", f"jsonl:{tmp_path / 'l'}", "--once")).stderr
+    told = ask(*at(filled, "relay", "run", "r", "jsonl:-", "--once")).splitlines()
+    assert [json.loads(each)["type"] for each in told] == ["START", "MESSAGE", "COMPLETE"]
     assert call(*at(filled, "ops", "verify", "--relay", "r")).returncode == 0
     assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 0
     assert call(*at(filled, "relay", "rm", "r", "--reason", "done")).returncode == 1
@@ -114,6 +119,6 @@ def test_it_runs_until_it_is_told_to_stop(either: str, tmp_path: Path) -> None:
 
 
 def test_sinks_that_are_none_are_refused(sqlite_url: str) -> None:
-    for wrong in ("jsonl", "jsonl:", "nowhere:sink", "json:dumps", "json:nothing"):
+    for wrong in ("jsonl", "jsonl:", "nowhere:sink", "json:dumps", "json:nothing", "graph:nowhere"):
         done = call(*at(sqlite_url, "relay", "run", "r", wrong))
         assert (done.returncode, "sink" in done.stderr) == (2, True), (wrong, done.stderr)

@@ -89,5 +89,6 @@ def test_nobody_answers_for_others_or_what_is_not_there(sqlite_url: str) -> None
         for name in ("review.approve", "review.reject"):
             with pytest.raises(operator.CommandRefused, match="there is no review 9"):
                 operator.run(client, name, {"number": 9}, actor="jane", reason="x")
+        assert client.reviews.get(2**63) is None
     assert call(*at(sqlite_url, "reviews", "show", "9")).stderr == "holdfast: there is no review 9\n"
     assert call(*at(sqlite_url, "reviews", "approve", "9")).returncode == 2

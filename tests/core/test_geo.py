@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import sys
+from decimal import Decimal
 from typing import Any
 
 import h3
@@ -75,7 +77,12 @@ def test_a_line_across_the_date_line_goes_the_short_way() -> None:
         ("centre", {"type": "Point", "coordinates": [16, 48]}), ("deep", {"a": [{"longitude": 16.3}]}),
         ("cell", FINE), ("geohash", "u2edk8"), ("number", int(FINE, 16)), (FINE, None), ("counts", {FINE: 3}),
         ("cells", f"{FINE}, {FINE.upper()}"), ("at", {"48.20849,16.37208": "barrow"}), ("raw", b"POINT (16 48)"),
-        ("raw", json.dumps(SHAPES[0])), ("raw", ' [{"lat": 48}]'),
+        ("raw", json.dumps(SHAPES[0])), ("raw", ' [{"lat": 48}]'), ("raw", b' [{"lat": 48}]'),
+        ("at", [Decimal("16.37"), Decimal("48.21")]),
+        ("shape", (WKB := struct.pack("<BIIdd", 1, 0x20000001, 4326, 16.37, 48.21)).hex()), ("shape", WKB),
+        ("shape", struct.pack(">BIdd", 0, 1, 16.37, 48.21).hex().upper()),
+        ("row", ["barrow", 16.37, 48.21]), ("rows", {("barrow", 16.37, 48.21)}), ("raw", {"POINT (16 48)"}),
+        ("raw", bytearray(b"POINT (16 48)")), ("raw", memoryview(b"POINT (16 48)")),
     ],
 )  # fmt: skip
 def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value: Any) -> None:
@@ -126,6 +133,7 @@ def test_a_payload_is_looked_through() -> None:
     assert exposed({"rows": 3}, 5) == exposed(None, 5) == "there is no GeoJSON in its payload"
     assert exposed({"rows": [masked], "lat": 48.2}, 5) == "payload.lat tells a position"
     assert exposed([masked, [16.37, 48.21]], 5) == "payload[1] tells a position"
+    assert exposed(dict[Any, Any](masked) | {7: "x"}, 5) is None, "whatever a name is"
     assert str(exposed([feature()] * 5, 5)).endswith("; and 2 more")
 
 

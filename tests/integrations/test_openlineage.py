@@ -137,7 +137,10 @@ def answering(status: int, *more: tuple[str, str]) -> Iterator[tuple[str, list[A
         def do_POST(self) -> None:
             got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             elsewhere = self.path == "/elsewhere"
-            self.send_response(201 if elsewhere else status)
+            who = self.headers["Authorization"]
+            assert who is None or who.startswith("Basic amFuZTpz"), "jane, or nobody"
+            known = status == 401 and who == "Basic amFuZTpzM2NyZXQh"
+            self.send_response(201 if elsewhere or known else status)
             for name, value in () if elsewhere else more:
                 self.send_header(name, value)
             self.send_header("Content-Length", "0")
@@ -173,6 +176,19 @@ def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events:
         assert len(got) == 1, "it is for the relay to try again"
     with answering(422) as (url, _), pytest.raises(OSError, match="422"):
         OpenLineage(url).publish(events)
+
+
+def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[holdfast.Event]) -> None:
+    for status, wrong in ((401, False), (401, True), (422, True), (302, True)):
+        with answering(status, ("Location", "/page")) as (url, got):
+            told = url.replace("//", f"//jane:s3cret{'' if wrong else '%21'}@")
+            if not wrong:
+                OpenLineage(told).publish(events)
+                assert len(got) == len(events)
+            else:
+                with pytest.raises(Exception, match=str(status)) as error:
+                    OpenLineage(told).publish(events)
+                assert "s3cret" not in str(error.value)
     with pytest.raises(holdfast.SinkDown):
         OpenLineage(url).publish(events)  # nobody is there any more
 

@@ -100,14 +100,20 @@ def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
     with holdfast.Client(either) as client:
         client.operations.register("undo", rollback=lambda: None)
         client.relay("r", Kept()).step()
-        client.operation(key("d"), rollback="undo", sovereign=True).run(int)
+        said: dict[str, Any] = {"inputs": ["raw"], "outputs": ["x", "y"], "actor": "joe", "justification": "new prices"}
+        contract = holdfast.Contract("prices", "2", check=lambda: True)
+        client.operation(key("d"), rollback="undo", sovereign=True, contract=contract, **said).run(int)
         left = client.operations.archive(FAR, lambda lines: None).left
         assert list(left.values()) == ["its lineage is not published"], "the relay has not come to it yet"
         client.relay("r", Kept()).step()
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operations.rollback(key("d"), actor="jane", reason="wrong")
         client.relay("r", sink).step()
-    assert [(each.type, each.outputs, each.sovereignty_event) for each in sink] == [("UNDONE", ("d",), True)]
+    [undone] = sink
+    assert (undone.type, undone.sovereignty_event) == ("UNDONE", True)
+    assert (undone.inputs, undone.outputs) == (("raw",), ("x", "y"))
+    assert (undone.actor, undone.justification) == ("joe", "new prices")
+    assert undone.contract == {"name": "prices", "version": "2", "verdict": "passed"}
 
 
 def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either: str) -> None:
@@ -153,6 +159,14 @@ def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
     ]  # fmt: skip
 
 
+def test_what_was_said_before_is_read_again_only_where_something_ends(either: str) -> None:
+    """With every row, an operation of many checkpoints would be read as often as it has of them."""
+    with holdfast.Client(either) as client:
+        client.operation("a").run(lambda op: [op.checkpoint(f"{number}", number) for number in range(5)] and None)
+        rows = client._engine.call("relay_read", {"after_horizon": "0", "after_place": 0, "most": 100})
+    assert [row["before"] is not None for row in rows] == [False] * 6 + [True]
+
+
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
     sink = Kept()
     with holdfast.Client(either) as client:
@@ -163,6 +177,8 @@ def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None
         assert [each.status for each in outcomes] == ["success", "success", "failed"]
         assert client.operations.verify().passed
         client.relay("r", sink).step()
+    ends = [each.key for each in sink if each.type in ("COMPLETE", "FAIL")]
+    assert ends == [key("d", number).digest for number in (1, 2, 3)], "in the order in which it was done"
     verdicts = {each.key: (each.type, each.contract) for each in sink if each.type != "MESSAGE"}
     for number, type, verdict in ((2, "COMPLETE", "passed"), (3, "FAIL", "failed")):
         expected = {"name": "d", "version": "1", "verdict": verdict}

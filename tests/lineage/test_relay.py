@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +16,7 @@ from holdfast.testing import Postgres
 from tests.children import eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
 from tests.lineage.sinks import Kept, once
-from tests.lineage.stage import FAR, broken, key
+from tests.lineage.stage import FAR, broken, emitting, key
 
 
 def test_a_relay_that_dies_before_it_has_moved_tells_the_same_again(either: str, connect: Any) -> None:
@@ -234,6 +235,29 @@ def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> 
         assert once(sink) == sink
 
 
+def test_what_is_too_much_to_be_read_in_time_is_read_in_parts(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        for number in range(9):
+            client.operation(f"{number}").run(int)
+        call, asked, sink = client._engine.call, list[int](), Kept()
+
+        def slow(name: str, parameters: Any, **more: Any) -> Any:
+            if name == "relay_read":
+                asked.append(parameters["most"])
+                if parameters["most"] > 3:
+                    raise holdfast.EngineError("no answer in time")
+            return call(name, parameters, **more)
+
+        monkeypatch.setattr(client._engine, "call", slow)
+        relay = client.relay("r", sink, batch=10)
+        while len(sink) < 18:
+            with suppress(holdfast.EngineError):
+                relay.step()
+            assert len(asked) < 50, "it goes on"
+        assert asked[:3] == [10, 5, 2]
+        assert once(sink) == sink
+
+
 def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.core.relay.LONGEST", 0.001)
     sink = Kept()
@@ -250,6 +274,47 @@ def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypat
         client.relays.retry("r")
         assert relay.step() == 12
         assert len(once(sink)) == 12
+
+
+def test_however_many_in_a_row_are_refused_of_a_sink_that_takes_others_the_rest_goes_on(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, and when all of them are to be told again, in vain."""
+    monkeypatch.setattr("holdfast.core.relay.LONGEST", 0.001)
+    sink, topics = Kept(), [f"topic-{number}" for number in range(9)]
+    sink.trouble = lambda events: broken() if any(each.topic for each in events) else None
+    with holdfast.Client(sqlite_url) as client:
+        relay = client.relay("r", sink, tries=2)
+        client.operation("a").run(emitting(*topics))
+        client.operation("b").run(int)
+        for expected in ("b", "c"):
+            relay.step()
+            assert (sink[-1].label, sink[-1].type) == (expected, "COMPLETE")
+            assert [each.event.topic for each in client.relays.parked("r")] == topics
+            assert client.relays.retry("r") == 9
+            relay = client.relay("r", sink, tries=2)
+            client.operation("c").run(int)
+        assert {each.id for each in sink} == {each.id for each in client.relays.events() if each.topic is None}
+        sink.trouble = lambda events: None
+        assert relay.step() == 9
+        assert [each.topic for each in sink[-9:]] == topics, "in the order in which they were parked"
+        assert client.relays.parked("r") == []
+
+
+def test_what_is_told_while_it_is_compared_is_not_missing(sqlite_url: str) -> None:
+    sink = Kept()
+    with holdfast.Client(sqlite_url) as client:
+        relay = client.relay("r", sink)
+
+        def published() -> Iterator[str]:
+            yield from [json.dumps(each.as_dict()) for each in sink]
+            client.operation("b").run(int)
+            relay.step()
+
+        client.operation("a").run(int)
+        relay.step()
+        assert {each.what for each in client.relays.verify(published(), relay="r").problems} == {"waiting"}
+        assert client.relays.verify(published(), relay="r").problems == ()
 
 
 def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) -> None:

@@ -70,6 +70,17 @@ def test_an_approval_is_there_for_the_next_one_when_somebody_else_had_the_lock(e
         assert client.reviews.get(review.id).spent_at is not None  # type: ignore[union-attr]
 
 
+def test_an_approval_is_there_for_the_next_one_when_the_policy_has_said_no(either: str, attempt: Any) -> None:
+    burials = key(f"burials-{name()}")
+    with governed(either, lambda context: Review("who?") if context.moment == "claim" else Allow()) as client:
+        with pytest.raises(PolicyDenied, match="up for review") as told:
+            attempt(client, burials, int, justification="the council agreed")
+        answer(either, told.value.review, "approve")
+        with pytest.raises(PolicyDenied, match="needs a justification"):
+            attempt(client, burials, int)
+        assert attempt(client, burials, int, justification="the council agreed").attempt == 1
+
+
 def test_two_who_ask_do_not_share_an_approval(either: str) -> None:
     unique = name()
 

@@ -14,7 +14,8 @@ import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_stage import interrupted, name, running
 from tests.children import eventually
-from tests.operations.governing import BY_ELDER, POINT, answer, fail, governed, key
+from tests.lineage.stage import FAR
+from tests.operations.governing import BY_ELDER, POINT, answer, connected, fail, governed, key
 
 
 @pytest.mark.parametrize("how", ["policy", "argument"])
@@ -140,6 +141,30 @@ def test_a_sovereign_dataset_is_locked_whole_whatever_is_done_to_it(either: str,
         client.reviews.approve(review.id, **BY_ELDER)
         assert attempt(client, other(graves), int).result == 0
         assert client.leases.list() == []
+
+
+def test_what_was_run_as_sovereign_is_mended_as_that_by_a_client_without_a_policy(either: str) -> None:
+    """Also when its entries were put away."""
+    graves = name()
+    undone: list[str] = []
+    with holdfast.Client(either) as client:
+        client.operations.register("undo", rollback=lambda op: undone.append(op.key.label))
+        for task in ("first", "second"):
+            client.operation(key(graves, task), rollback="undo", sovereign=True).run(int)
+            client.operations.archive(FAR, lambda lines: None)
+        other = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="delete")
+        with running(either, other, sovereign=True):
+            with pytest.raises(holdfast.OperationInProgress):
+                client.operations.rollback(key(graves, "first"), **BY_ELDER)
+            with pytest.raises(holdfast.OperationInProgress):
+                client.operations.reset(key(graves, "second"), **BY_ELDER)
+        assert not undone
+        client.operations.rollback(key(graves, "first"), **BY_ELDER)
+        assert undone == [key(graves, "first").label]
+        with connected(either) as mine:
+            wal = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
+            mine.execute(f"update {wal} set entries = 'nonsense' where idem_key = '{key(graves, 'second').digest}'")
+        client.operations.reset(key(graves, "second"), **BY_ELDER)  # whatever has become of its log
 
 
 def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_url: str) -> None:

@@ -56,9 +56,12 @@ def after(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     monkeypatch.setattr(running, "_finish", finished)
 
 
-@pytest.mark.parametrize("lost", [operator.RUNTIME, "@gate:leases"])
+@pytest.mark.parametrize(
+    ("lost", "command"),
+    [(operator.RUNTIME, "lease.release"), ("@gate:leases", "lease.release"), ("@gate:schema", "schema.migrate")],
+)
 def test_a_command_that_loses_its_lease_after_it_was_done_is_done(
-    client: Quick, either: str, monkeypatch: pytest.MonkeyPatch, lost: str
+    client: Quick, either: str, monkeypatch: pytest.MonkeyPatch, lost: str, command: str
 ) -> None:
     """That it was not alone any more is told, too, to whoever ran it and in the audit; but it has happened."""
     with holdfast.Client(either) as other:
@@ -69,11 +72,12 @@ def test_a_command_that_loses_its_lease_after_it_was_done_is_done(
             eventually(lambda: not client.holds(lost), "its holder has learned")
 
         after(monkeypatch, rob)
-        done = operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
-        assert other.leases.get("nightly-import") is None
+        given = {"name": "nightly-import"} if command == "lease.release" else {}
+        done = operator.run(client, command, given, **JANE)
+        assert (other.leases.get("nightly-import") is None) == bool(given)
     assert done.doubt is not None
     assert f"lease '{lost}'" in done.doubt
-    assert outcomes(client, "lease.release") == [f"done, and afterwards: {done.doubt}"[:200]]
+    assert outcomes(client, command) == [f"done, and afterwards: {done.doubt}"[:200]]
 
 
 def test_a_command_whose_answer_is_lost_is_neither_done_nor_refused(

@@ -78,7 +78,8 @@ def test_prometheus_shows_every_metric_of_the_table_and_stops(sqlite_url: str) -
     assert values["holdfast_lease_acquisitions_total", "lease"] == 2
     assert values["holdfast_lease_refusals_total", "lease"] == 1
     assert values["holdfast_lease_hold_seconds_count", "lease"] == 2
-    stop()
+    for _ in range(2):
+        stop()
     assert generate_latest(registry) == b""
     export(registry)()  # once more, in the same registry
 

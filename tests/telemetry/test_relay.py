@@ -90,6 +90,35 @@ def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to
         assert "relay_lag_seconds" not in telemetry.readings()
 
 
+def test_what_waits_for_a_transaction_that_is_left_open_is_lag(
+    postgres_url: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, lags = Kept(), list[float]()
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as left_open:
+        left_open.execute("select pg_current_xact_id()")
+        client.operation("a").run(int)
+        _age(postgres_url, seconds=1000)
+        relay = client.relay("r", sink, poll=0.01)
+        begin = relay._pass
+
+        def noted(*arguments: Any) -> Any:
+            lags.append(telemetry.readings()["relay_lag_seconds"])
+            return begin(*arguments)
+
+        monkeypatch.setattr(relay, "_pass", noted)
+        runs = threading.Thread(target=relay.run)
+        runs.start()
+        try:
+            eventually(lambda: len(lags) > 3, "some passes")
+            assert min(lags[1:]) > 1000, "as every pass has left it"
+            left_open.rollback()
+            eventually(lambda: len(sink) == 2, "all to be told")
+            eventually(lambda: telemetry.readings()["relay_lag_seconds"] < 60, "it to have caught up")
+        finally:
+            relay.stop()
+            runs.join()
+
+
 def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
     sqlite_url: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

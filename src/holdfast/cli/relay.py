@@ -42,9 +42,9 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
 
     Of several by one name, one works and the others stand by.
 
-    SINK is jsonl:FILE, openlineage:FILE (or - for the console, or a URL), prov:FILE, graph:URL of Neo4j, or
-    MODULE:NAME of a sink of your own, or of a function that makes one. Exit code 1 with --once when the sink takes
-    nothing, or somebody else runs it.
+    SINK is jsonl:FILE, openlineage:FILE or URL, prov:FILE (FILE may be - for the console), graph:URL of Neo4j, or
+    MODULE:NAME of a sink of your own, or of a function that makes one: modules of this folder are found. Exit code 1
+    with --once when the sink takes nothing, or somebody else runs it.
 
     \b
     Examples:
@@ -53,6 +53,7 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
     """
     from holdfast.integrations.sinks import open_sink
 
+    sys.path.insert(0, "")
     with connected(context) as client:
         made = client.relay(name, open_sink(sink), tries=tries, poll=poll)
         if once:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from holdfast.core import wal
+from holdfast.core import events, wal
 from holdfast.core.replay import fold, snapshot
 from holdfast.core.wal import Entry
 
@@ -40,5 +40,6 @@ def note(entries: Sequence[Entry], at: int) -> Entry:
     """The entry that stays in the place of these: what came of them, and by its hash, what they were."""
     last = entries[-1]
     [state] = fold(entries).values()
-    detail = json.dumps({"state": snapshot(state), "through": last.number}, separators=(",", ":"))
+    told = {"state": snapshot(state), "through": last.number, **events.kept(entries, state.attempt)}
+    detail = json.dumps(told, separators=(",", ":"))
     return wal.append(last, last.operation, "archived", attempt=state.attempt, fence=state.fence, at=at, detail=detail)

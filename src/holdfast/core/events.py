@@ -135,6 +135,14 @@ def derive(row: Row) -> list[Event]:
     return found
 
 
+def kept(entries: Sequence[Entry], attempt: int) -> dict[str, Any]:
+    """What has to be known of an attempt whose entries are put away, to tell of it should it be undone."""
+    runs: dict[int, _Run] = {attempt: _Run()}
+    for entry in entries:
+        _learn(runs, entry)
+    return {"said": dict(runs[attempt].said), "verdict": runs[attempt].verdict}
+
+
 def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> None:
     """``later``: what was written together with it, of which some is about the very same moment."""
     run, told = runs.setdefault(_attempt(entry), _Run()), entry.told
@@ -148,6 +156,7 @@ def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> 
     elif entry.kind == "archived":
         state = told.get("state", {})
         run.done, run.sovereign = state.get("status") == "success", bool(state.get("sovereignty"))
+        run.said, run.verdict = told.get("said", {}), told.get("verdict", run.verdict)
     elif entry.kind in wal.ENDS:
         run.done = run.done or entry.kind == "success"
         released = (each.told.get("held") for each in later[:1] if each.kind == "lock_released")

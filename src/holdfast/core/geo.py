@@ -3,7 +3,7 @@
 What is masked is a Feature whose geometry is the outline of a cell and whose property ``h3`` names it, and which tells
 a position in no other way: by a bounding box, a finer cell, or a property that holds coordinates. Those are known by
 their names (lat, lon, easting, bbox, wkt, geohash, …) and by what they look like (a pair of numbers with decimals, WKT,
-GeoJSON, also as a text or as a name). What else a text may give away is for people to know.
+WKB as PostGIS gives it, GeoJSON, also as a text or as a name). What else a text may give away is for people to know.
 
 h3 comes with the ``geo`` extra, and is imported by whoever calls this.
 """
@@ -13,6 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 from holdfast.core.cells import as_list, as_mapping, cells_of
@@ -30,7 +33,8 @@ _NAMES = frozenset(
 _NAMES_OF_NUMBERS = frozenset({"x", "y", "long", "east", "north"})
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _POSITION = re.compile(
-    r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\(",
+    r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\("
+    r"|(?<![0-9a-f])(?:010[1-7]0000[02468ace]0|00[02468ace]000000[1-7])[0-9a-f]{32}",  # WKB, in either order of bytes
     re.IGNORECASE,
 )
 _CELL = re.compile(r"(?<![0-9a-f])0?8[0-9a-f]{14}(?![0-9a-f])", re.IGNORECASE)
@@ -144,26 +148,33 @@ def _feature(geometry: dict[str, Any] | None, properties: Mapping[str, Any]) -> 
     return {"type": "Feature", "geometry": geometry, "properties": dict(properties)}
 
 
-def _tells(h3: Any, name: str, value: object, resolution: int, *, deep: bool = True) -> bool:
+def _tells(h3: Any, name: object, value: object, resolution: int, *, deep: bool = True) -> bool:
     """Whether a property says where something is, by its name or by what it looks like."""
-    if _says(h3, name, resolution):
+    called = str(name)
+    if _says(h3, called, resolution):
         return True
     if value is None or isinstance(value, bool):
         return False
-    words = {word.lower() for word in _WORDS.findall(name)}
+    words = {word.lower() for word in _WORDS.findall(called)}
     if words & _NAMES or (words & _NAMES_OF_NUMBERS and isinstance(value, int | float)):
         return True
-    if isinstance(value, str | bytes):
-        text = value if isinstance(value, str) else value.decode("latin-1")
-        return _says(h3, text, resolution) or _tells(h3, "", _read(text), resolution)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raw = bytes(value)
+        return _says(h3, raw.hex(), resolution) or _tells(h3, "", raw.decode("latin-1"), resolution)
+    if isinstance(value, str):
+        return _says(h3, value, resolution) or _tells(h3, "", _read(value), resolution)
     if isinstance(value, int):
         return _says(h3, f"{value:x}", resolution)
     if isinstance(value, Mapping):
-        return deep and any(_tells(h3, str(each), member, resolution) for each, member in value.items())
-    if isinstance(value, list | tuple):
-        numbers = [each for each in value[:2] if isinstance(each, float) and abs(each) <= 180 and each % 1]
-        return len(numbers) == 2 or (deep and any(_tells(h3, "", each, resolution) for each in value))
+        return deep and any(_tells(h3, each, member, resolution) for each, member in value.items())
+    if isinstance(value, list | tuple | AbstractSet):
+        pair = any(_is_degrees(one) and _is_degrees(other) for one, other in pairwise(value))
+        return pair or (deep and any(_tells(h3, "", each, resolution) for each in value))
     return False
+
+
+def _is_degrees(value: object) -> bool:
+    return isinstance(value, float | Decimal) and abs(float(value)) <= 180 and bool(value % 1)
 
 
 def _says(h3: Any, text: str, resolution: int) -> bool:

@@ -1,9 +1,10 @@
-"""Events as lines of JSON, in a file."""
+"""Events as lines of JSON, in a file or on the console."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from holdfast import Event, SinkDown
 
 
 class JsonLines:
-    """Appends to a file, which is on disk when the relay goes on."""
+    """Appends to a file, which is on disk when the relay goes on; ``-`` is the console."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -23,6 +24,10 @@ class JsonLines:
 
 def append(path: Path, text: str) -> None:
     """At the end of a file, and to disk. What a crash left of a line goes first: it is told again."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
     try:
         with path.open("ab+") as file:
             if file.tell():

@@ -8,7 +8,6 @@ what has been told.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +25,7 @@ try:
     from openlineage.client.transport.http import HttpConfig, HttpTransport
     from openlineage.client.transport.transport import Transport
     from requests import HTTPError, RequestException, Response, Session
+    from requests.utils import get_auth_from_url, urldefragauth
     from urllib3.util import Retry
 
     from holdfast.integrations.in_time import InTime
@@ -123,7 +123,10 @@ class OpenLineage:
             session, adapter = Session(), InTime(max_retries=Retry(0))
             for scheme in ("http://", "https://"):  # wherever it sends us
                 session.mount(scheme, adapter)
-            self._to = HttpTransport(HttpConfig(to, timeout=timeout, session=session, adapter=adapter))
+            if any(auth := get_auth_from_url(to)):
+                session.auth = auth  # apart: errors repeat the address, and are logged and kept
+            config = HttpConfig(urldefragauth(to), timeout=timeout, session=session, adapter=adapter)
+            self._to = HttpTransport(config)
 
     def publish(self, events: Sequence[Event]) -> None:
         made = [run_event(event, self._namespace) for event in events]
@@ -131,12 +134,7 @@ class OpenLineage:
             for each in made:
                 self._emit(self._to, each)
             return
-        text = "".join(f"{Serde.to_json(each)}\n" for each in made)
-        if str(self._to) == "-":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        else:
-            append(Path(self._to), text)
+        append(Path(self._to), "".join(f"{Serde.to_json(each)}\n" for each in made))
 
     def _emit(self, transport: Transport, event: RunEvent) -> None:
         """By HTTP, a server has it when it says so of what was posted: one that sends us elsewhere (a page to log in,

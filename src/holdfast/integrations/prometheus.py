@@ -55,8 +55,8 @@ def export(
 
     def stop() -> None:
         stop_listening()
-        for each in collectors:
-            registry.unregister(each)
+        while collectors:  # once, however often it is called
+            registry.unregister(collectors.pop())
 
     return stop
 

@@ -32,8 +32,8 @@ Node = dict[str, Any]
 
 
 class Prov:
-    """Into a file: a document a line, or Turtle if its name ends with ``.ttl``, a statement a line. A crash may leave a
-    part of what was told, which is told again, and never a part of a line."""
+    """Into a file: a document a line, or Turtle if its name ends with ``.ttl``, a statement a line; ``-`` is the
+    console. A crash may leave a part of what was told, which is told again, and never a part of a line."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)

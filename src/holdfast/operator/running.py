@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast import PolicyDenied
@@ -134,7 +134,7 @@ def _migrate(client: Client, command: Command, values: dict[str, Any], actor: st
         if first is not None and client.migrations.version() >= client.migrations.scripts()[-1].version:
             return first
         later = governed(client, command, values, actor, reason)
-    return Outcome(command.name, [*made, *later.changes], dry_run=False, fence=later.fence, entry=later.entry)
+    return replace(later, changes=[*made, *later.changes])
 
 
 def _told(client: Client, command: Command, made: list[str], actor: str, reason: str) -> Outcome:

@@ -44,6 +44,8 @@ class AsyncReviews:
         """The review of that number, whatever was said of it, or None."""
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"number must be that of a review, an int, not {type(number).__name__}")
+        if not 0 < number < 2**63:  # no table has more
+            return None
         asked = {"status": None, "id": number, "key": None, "most": 1}
         rows = await self._engine.call("review_list", asked)
         return ReviewRecord.of(rows[0]) if rows else None

@@ -18,7 +18,7 @@ from holdfast._wire.aio_waiting import called_aside
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core import relay
-from holdfast.core.errors import Refused, SinkDown
+from holdfast.core.errors import EngineError, Refused, SinkDown
 from holdfast.core.events import TYPES, Event, derive, unreadable
 from holdfast.core.relay import RelayTerms
 
@@ -43,6 +43,8 @@ class Progress:
     large batch, if it takes one event after the other."""
     refused: int = 0
     """Events in a row that the sink did not take, each after all its tries."""
+    taken: Event | None = None
+    """The last one that the sink has taken: one that is well takes it again."""
     sure: bool = False
     """Whether it has got through a batch: one that is begun before may be what those before have died of."""
     behind: float | None = None
@@ -61,6 +63,8 @@ class AsyncPass:
         self._engine, self._terms, self._sink, self._known = engine, terms, sink, known
         self._grant, self._stopping = grant, stopping
         self._place: Row | None = None
+        self._unread = 0.0
+        """How old the first is that is there and cannot be read yet, as far as that is known."""
         self._tries: dict[str, int] = {}
         """By event: how often it was tried and not taken, since the cursor was moved last; whoever died meanwhile."""
         self.told = 0
@@ -77,19 +81,25 @@ class AsyncPass:
         """One batch; False when there was nothing more to tell."""
         if self._place is None:
             self._place = await self._call("relay_open", {})
-            self._tries = json.loads(self._place["tries"])
+            self._tries, self._unread = json.loads(self._place["tries"]), self._place["lag"]
+            if self._known.behind is not None:
+                self._known.behind = now() - self._unread
             await self._tell_again()
         after = {"after_horizon": str(self._place["horizon"]), "after_place": self._place["place"]}
         asked_at, most = now(), self._known.batch
-        rows = await self._engine.call("relay_read", {**after, "most": most})
+        try:
+            rows = await self._engine.call("relay_read", {**after, "most": most})
+        except EngineError:  # it may have been too much for the time there is
+            self._known.batch = max(1, most // 2)
+            raise
         if rows:
             batch = [(row, self._events(row)) for row in rows]
             self._known.waiting = sum(len(events) for _, events in batch)
             async with self._noted():
                 await self._tell_all(batch)
-            self._known.sure = True
+            self._known.sure, self._unread = True, 0.0
         if len(rows) < most and self._known.behind is not None:  # that was all there was, be there more by now
-            self._known.behind, self._known.waiting = asked_at, 0
+            self._known.behind, self._known.waiting = asked_at - self._unread, 0
         return bool(rows)
 
     def _events(self, row: Row) -> list[Event]:
@@ -173,10 +183,16 @@ class AsyncPass:
             if await pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
                 raise SinkDown(f"stopped while it was refused: {problem}")
         del self._tries[event.id]
-        self._known.refused += 1
-        if self._known.refused > relay.SUSPICIOUS:
-            raise SinkDown(f"the sink has refused {self._known.refused} events in a row: {problem}")
+        if not parked:  # of which it is known that it was refused while others were taken
+            await self._suspect(problem)
         self._park(event, problem, most)
+
+    async def _suspect(self, problem: str) -> None:
+        """So many in a row: is it they, or the sink? SinkDown when it would not take again what it has taken."""
+        self._known.refused += 1
+        refused, taken = self._known.refused, self._known.taken
+        if refused > relay.SUSPICIOUS and (taken is None or await self._take([taken]) is not None):
+            raise SinkDown(f"the sink has refused {refused} events in a row: {problem}")
 
     def _park(self, event: Event, problem: str, tries: int) -> None:
         log.error(
@@ -199,7 +215,7 @@ class AsyncPass:
             if relay.is_down(error):
                 raise SinkDown(said) from error
             return said
-        self._known.refused = 0
+        self._known.refused, self._known.taken = 0, events[-1]
         self._took += len(events)
         return None
 

@@ -84,14 +84,11 @@ class AsyncRelay:
     async def _work(self, term: AsyncTerm) -> None:
         grant = term.grant_for("")
         assert grant is not None
-        failures, known = 0, False
-        self._known.behind = now()
+        failures, self._known.behind = 0, now()
         telemetry.register(self)  # here: a fork of this process has none of what was made before
         try:
             while not term.stopping.is_set():
                 try:
-                    if not known:
-                        self._known.behind, known = now() - await self._lag(), True
                     course = self._pass(grant, term.stopping)
                     while await course.go() and not term.stopping.is_set():
                         pass
@@ -118,11 +115,6 @@ class AsyncRelay:
 
     def _pass(self, grant: AsyncLeaseGrant, stopping: AsyncFlag) -> AsyncPass:
         return AsyncPass(self._engine, self._terms, self._sink, self._known, grant, stopping)
-
-    async def _lag(self) -> float:
-        """What whoever did it before us has left, by the database's clock; from then on our own will do."""
-        rows = await self._engine.call("relay_list", {})
-        return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
 
 
 def _tell_failure(error: Exception) -> None:

@@ -74,10 +74,9 @@ class AsyncRelays:
         of its dataset out of order. ``relay``: whose doing it was, so that what it has not told yet, or has parked, is
         known for that. Without ``published`` that is all that is told, of this relay or of every one. What was archived
         is not judged."""
+        whose = relay is not None or published is None
+        expected: Sequence[Expected] = await self._expected(relay) if whose else [Expected()]
         had = None if published is None else read(published)
-        expected: Sequence[Expected] = (
-            [Expected()] if relay is None and had is not None else await self._expected(relay)
-        )
         async for row in self._rows():
             for each in expected:
                 each.add(row)
@@ -85,7 +84,8 @@ class AsyncRelays:
         return replace(first, problems=(*first.problems, *(each for other in others for each in other.problems)))
 
     async def _expected(self, name: str | None) -> Sequence[Expected]:
-        """Where they stand, before the log is read: what is told meanwhile may wait, and is not missing."""
+        """Where they stand, before what was published and the log are read: what is told meanwhile may wait, and is not
+        missing."""
         found = [each for each in await self.list() if name in (None, each.name)]
         if not found:
             raise LookupError("no relay was ever run" if name is None else f"there is no relay {name!r}")

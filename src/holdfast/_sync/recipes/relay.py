@@ -85,14 +85,11 @@ class Relay:
     def _work(self, term: Term) -> None:
         grant = term.grant_for("")
         assert grant is not None
-        failures, known = 0, False
-        self._known.behind = now()
+        failures, self._known.behind = 0, now()
         telemetry.register(self)  # here: a fork of this process has none of what was made before
         try:
             while not term.stopping.is_set():
                 try:
-                    if not known:
-                        self._known.behind, known = now() - self._lag(), True
                     course = self._pass(grant, term.stopping)
                     while course.go() and not term.stopping.is_set():
                         pass
@@ -119,11 +116,6 @@ class Relay:
 
     def _pass(self, grant: LeaseGrant, stopping: Flag) -> Pass:
         return Pass(self._engine, self._terms, self._sink, self._known, grant, stopping)
-
-    def _lag(self) -> float:
-        """What whoever did it before us has left, by the database's clock; from then on our own will do."""
-        rows = self._engine.call("relay_list", {})
-        return next((row["lag"] for row in rows if row["name"] == self._terms.name), 0.0)
 
 
 def _tell_failure(error: Exception) -> None:

@@ -73,8 +73,9 @@ class Relays:
         of its dataset out of order. ``relay``: whose doing it was, so that what it has not told yet, or has parked, is
         known for that. Without ``published`` that is all that is told, of this relay or of every one. What was archived
         is not judged."""
+        whose = relay is not None or published is None
+        expected: Sequence[Expected] = self._expected(relay) if whose else [Expected()]
         had = None if published is None else read(published)
-        expected: Sequence[Expected] = [Expected()] if relay is None and had is not None else self._expected(relay)
         for row in self._rows():
             for each in expected:
                 each.add(row)
@@ -82,7 +83,8 @@ class Relays:
         return replace(first, problems=(*first.problems, *(each for other in others for each in other.problems)))
 
     def _expected(self, name: str | None) -> Sequence[Expected]:
-        """Where they stand, before the log is read: what is told meanwhile may wait, and is not missing."""
+        """Where they stand, before what was published and the log are read: what is told meanwhile may wait, and is not
+        missing."""
         found = [each for each in self.list() if name in (None, each.name)]
         if not found:
             raise LookupError("no relay was ever run" if name is None else f"there is no relay {name!r}")

@@ -397,7 +397,7 @@ select horizon::text, place, key, number, entries, before, outbox, label, pipeli
   from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :most::int)
 
 -- name: relay_open
-select 'done' as state, horizon::text, place, tries from holdfast.relay_open(:name, :lease, :token::uuid)
+select 'done' as state, horizon::text, place, tries, coalesce(lag, 0) as lag from holdfast.relay_open(:name, :lease, :token::uuid)
 
 -- name: relay_begin
 select 'begun' as state from holdfast.relay_begin(:name, :lease, :token::uuid, :tries)

@@ -560,7 +560,8 @@ union all select column1 from (values ('idempotency_log_pkey'), ('wal_pkey'), ('
 
 -- name: relay_read
 select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
-       case when w.number > 1 then (select json_group_array(b.entries) from (
+       case when w.number > 1 and (w.entries like '%"success"%' or w.entries like '%"failure"%' or w.entries like '%"rollback"%' or w.entries like '%"reset"%')
+            then (select json_group_array(b.entries) from (
             select entries from holdfast_wal where idem_key = w.idem_key and number < w.number order by number) b) end as before,
        case when w.entries like '%"success"%' then (select json_group_array(json_array(o.attempt, o.topic, o.payload)) from (
             select * from holdfast_outbox where idem_key = w.idem_key order by id) o) end as outbox,
@@ -572,7 +573,8 @@ select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
 -- stop
 select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and token = :token);
 insert into holdfast_relay (name, place, told, fence, moved_at) values (:name, 0, 0, 0, {now}) on conflict do nothing;
-select 'done' as state, 0 as horizon, place, tries from holdfast_relay where name = :name;
+select 'done' as state, 0 as horizon, place, tries, coalesce({now} - (select at from holdfast_wal where id > r.place order by id limit 1), 0) as lag
+  from holdfast_relay r where name = :name;
 
 -- name: relay_begin
 -- stop
@@ -602,7 +604,7 @@ select r.name, r.told, r.fence, r.moved_at, r.problem, r.since, (select holder f
 
 -- name: relay_parked
 select id, idem_key as key, event, problem, tries, parked_at, again from holdfast_parked
- where relay = :name and (again or not :only_again) order by parked_at, id limit :most;
+ where relay = :name and (again or not :only_again) order by rowid limit :most;
 
 -- name: relay_retry
 update holdfast_parked set again = 1 where relay = :name and (:id is null or id = :id);

@@ -17,7 +17,7 @@ from holdfast._wire.aio_waiting import sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast.core import operation, replay, wal
-from holdfast.core.errors import EngineError, OperationFailed, OperationInProgress
+from holdfast.core.errors import EngineError, OperationFailed, OperationInProgress, PolicyDenied
 from holdfast.core.operation import Act, Prior
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
@@ -70,7 +70,7 @@ class AsyncAttempt(AsyncGovernance, ABC):
                 if isinstance(found, Outcome) and found.status == "skipped":
                     await self.not_begun()
                 return found
-            except OperationInProgress:
+            except (OperationInProgress, PolicyDenied):
                 await self.not_begun()
                 raise
             except OperationFailed as error:

@@ -83,6 +83,7 @@ class AsyncChunk:
                 key.operation, key.checksum, key.params_hash,
             ))  # fmt: skip
         asked = {"rollback": self._all.plan.handler, "lock": lock, "fence": fence}
+        claims.sort()  # or two batches would wait for each other; how they ended stays in the order of that
         rows = await self._call("operation_claim_many", asked, CLAIM, claims)
         if rows and rows[0]["state"] == "busy":
             raise Busy
@@ -198,9 +199,7 @@ class AsyncChunk:
         await AsyncExternal.part(self._plans[op.key.digest], self._grant).save(op)
 
     async def _call(self, statement: str, asked: Row, names: Sequence[str], rows: list[Any]) -> list[Row]:
-        """``rows`` in the order of their keys, or two batches would wait for each other. SQLite takes JSON apart,
-        PostgreSQL a text for each column."""
-        rows.sort()
+        """SQLite takes JSON apart, PostgreSQL a text for each column."""
         engine, grant = self._all.plan.engine, self._grant
         if engine.database.dialect == "sqlite":
             told: Row = {"rows": json.dumps(rows)}

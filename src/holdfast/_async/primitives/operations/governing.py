@@ -131,7 +131,7 @@ class AsyncGovernance:
         return True
 
     async def not_begun(self) -> None:
-        """Somebody else had its lock: what was approved is there for the next one who asks."""
+        """Somebody else had its lock, or it was refused: what was approved is there for the next one who asks."""
         if self._approval is not None:
             await self.told("review_return", {"id": self._approval})
             self.approved, self._approval = False, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.core.outcome import OperationRecord, Outcome, known
 from holdfast.core.records import ReviewRecord
+from holdfast.core.replay import fold
 
 if TYPE_CHECKING:
     from holdfast.core.energy import Meter
@@ -160,7 +162,8 @@ class AsyncOperations(AsyncOperationLog):
                 await self._tell("operation.partial", record, fate="left")
                 continue
             try:
-                outcome = await self._mending(record).recover(partial(self._permit, "reset", **known(record)))
+                mending = await self._mending(record)
+                outcome = await mending.recover(partial(self._permit, "reset", **known(record)))
             except PolicyDenied as error:
                 log.warning(
                     "operation %r is not rolled back by itself: %s",
@@ -207,7 +210,7 @@ class AsyncOperations(AsyncOperationLog):
         record = await self.find(key)
         self._permit_reset(record, actor, reason)
         expected = None if pointer.hash_in(key) is None else record.pointer
-        await self._mending(record).roll_back(actor, reason, expected)
+        await (await self._mending(record)).roll_back(actor, reason, expected)
         await self._tell("operation.rewritten", record, reason="rollback")
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -222,7 +225,7 @@ class AsyncOperations(AsyncOperationLog):
             raise LookupError(f"there is no operation {as_key(key).label!r}")
         self._permit_reset(subject, actor, reason)
         if record is not None:
-            await self._mending(record).reset(actor, reason)
+            await (await self._mending(record)).reset(actor, reason)
             await self._tell("operation.rewritten", record, reason="reset")
         await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
@@ -233,11 +236,10 @@ class AsyncOperations(AsyncOperationLog):
         rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
         return ReviewRecord.of(rows[0]) if rows else None
 
-    def _mending(self, record: OperationRecord) -> AsyncMending:
+    async def _mending(self, record: OperationRecord) -> AsyncMending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
         stored = StoredKey(record.key, record.label, dataset=record.dataset)
-        demands = None if self._rules is None else self._rules.demands(record.dataset)
-        terms = MENDING._replace(sovereign=demands is not None and demands.sovereign)
+        terms = MENDING._replace(sovereign=await self._sovereign(record))
         owner = record.owner or f"{LEASE}{record.key[:32]}"
         plan = AsyncPlan(
             self._engine, stored, None, terms, handlers.rollback, record.rollback, handlers.verify, owner=owner
@@ -305,14 +307,18 @@ class AsyncOperations(AsyncOperationLog):
         if telemetry.listeners:
             from holdfast._wire.measured import labels
 
-            telemetry.tell(event, **labels(record, sovereign=await self._sovereign(record)), **more)
+            sovereign: bool | None = None  # when the log does not answer, which harms nobody here
+            with suppress(HoldfastError):
+                sovereign = await self._sovereign(record)
+            telemetry.tell(event, **labels(record, sovereign=sovereign), **more)
 
-    async def _sovereign(self, record: OperationRecord) -> bool | None:
-        """As the policy says now, or as its log has it; None when that does not answer, which harms nobody here."""
+    async def _sovereign(self, record: OperationRecord) -> bool:
+        """As the policy says now, or as whoever ran it has said; what cannot be read any more may have said so."""
         demands = None if self._rules is None else self._rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
         try:
-            return any(entry.kind == "sovereignty" for entry in await read_entries(self._engine, record.key))
-        except HoldfastError:
-            return None
+            states = fold(await read_entries(self._engine, record.key))
+        except ValueError:
+            return True
+        return any(each.sovereignty for each in states.values())

@@ -18,7 +18,7 @@ from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import sleep
 from holdfast.core import operation, replay, wal
-from holdfast.core.errors import EngineError, OperationFailed, OperationInProgress
+from holdfast.core.errors import EngineError, OperationFailed, OperationInProgress, PolicyDenied
 from holdfast.core.operation import Act, Prior
 from holdfast.core.operation_terms import Function
 from holdfast.core.outcome import Outcome
@@ -71,7 +71,7 @@ class Attempt(Governance, ABC):
                 if isinstance(found, Outcome) and found.status == "skipped":
                     self.not_begun()
                 return found
-            except OperationInProgress:
+            except (OperationInProgress, PolicyDenied):
                 self.not_begun()
                 raise
             except OperationFailed as error:

@@ -132,7 +132,7 @@ class Governance:
         return True
 
     def not_begun(self) -> None:
-        """Somebody else had its lock: what was approved is there for the next one who asks."""
+        """Somebody else had its lock, or it was refused: what was approved is there for the next one who asks."""
         if self._approval is not None:
             self.told("review_return", {"id": self._approval})
             self.approved, self._approval = False, None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,7 @@ from holdfast.core.operation import LEASE, StoredKey
 from holdfast.core.operation_terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.core.outcome import OperationRecord, Outcome, known
 from holdfast.core.records import ReviewRecord
+from holdfast.core.replay import fold
 
 if TYPE_CHECKING:
     from holdfast.core.energy import Meter
@@ -161,7 +163,8 @@ class Operations(OperationLog):
                 self._tell("operation.partial", record, fate="left")
                 continue
             try:
-                outcome = self._mending(record).recover(partial(self._permit, "reset", **known(record)))
+                mending = self._mending(record)
+                outcome = mending.recover(partial(self._permit, "reset", **known(record)))
             except PolicyDenied as error:
                 log.warning(
                     "operation %r is not rolled back by itself: %s",
@@ -208,7 +211,7 @@ class Operations(OperationLog):
         record = self.find(key)
         self._permit_reset(record, actor, reason)
         expected = None if pointer.hash_in(key) is None else record.pointer
-        self._mending(record).roll_back(actor, reason, expected)
+        (self._mending(record)).roll_back(actor, reason, expected)
         self._tell("operation.rewritten", record, reason="rollback")
 
     def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
@@ -223,7 +226,7 @@ class Operations(OperationLog):
             raise LookupError(f"there is no operation {as_key(key).label!r}")
         self._permit_reset(subject, actor, reason)
         if record is not None:
-            self._mending(record).reset(actor, reason)
+            (self._mending(record)).reset(actor, reason)
             self._tell("operation.rewritten", record, reason="reset")
         self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
@@ -237,8 +240,7 @@ class Operations(OperationLog):
     def _mending(self, record: OperationRecord) -> Mending:
         handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
         stored = StoredKey(record.key, record.label, dataset=record.dataset)
-        demands = None if self._rules is None else self._rules.demands(record.dataset)
-        terms = MENDING._replace(sovereign=demands is not None and demands.sovereign)
+        terms = MENDING._replace(sovereign=self._sovereign(record))
         owner = record.owner or f"{LEASE}{record.key[:32]}"
         plan = Plan(self._engine, stored, None, terms, handlers.rollback, record.rollback, handlers.verify, owner=owner)
         return Mending(plan)
@@ -304,14 +306,18 @@ class Operations(OperationLog):
         if telemetry.listeners:
             from holdfast._wire.measured import labels
 
-            telemetry.tell(event, **labels(record, sovereign=self._sovereign(record)), **more)
+            sovereign: bool | None = None  # when the log does not answer, which harms nobody here
+            with suppress(HoldfastError):
+                sovereign = self._sovereign(record)
+            telemetry.tell(event, **labels(record, sovereign=sovereign), **more)
 
-    def _sovereign(self, record: OperationRecord) -> bool | None:
-        """As the policy says now, or as its log has it; None when that does not answer, which harms nobody here."""
+    def _sovereign(self, record: OperationRecord) -> bool:
+        """As the policy says now, or as whoever ran it has said; what cannot be read any more may have said so."""
         demands = None if self._rules is None else self._rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
         try:
-            return any(entry.kind == "sovereignty" for entry in read_entries(self._engine, record.key))
-        except HoldfastError:
-            return None
+            states = fold(read_entries(self._engine, record.key))
+        except ValueError:
+            return True
+        return any(each.sovereignty for each in states.values())

@@ -54,8 +54,9 @@ begin
      order by w.horizon, w.place limit most;
 end $$;
 
--- Where the relay stands, which is the beginning if there was none of that name.
-create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint, out tries text)
+-- Where the relay stands, which is the beginning if there was none of that name. lag: how old the first is that it has not told,
+-- be it one that relay_read does not show yet, because a transaction that may come before it is open.
+create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint, out tries text, out lag double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
@@ -63,6 +64,8 @@ begin
     insert into holdfast.relay (name, horizon, place, told, fence, moved_at) values (relay_open.name, '0', 0, 0, 0, clock_timestamp())
         on conflict do nothing;
     select r.horizon, r.place, r.tries into horizon, place, tries from holdfast.relay r where r.name = relay_open.name;
+    select extract(epoch from clock_timestamp() - w.at) into lag from holdfast.wal w where (w.horizon, w.place) > (relay_open.horizon, relay_open.place)
+     order by w.horizon, w.place limit 1;
 end $$;
 
 -- Before the sink is asked.
