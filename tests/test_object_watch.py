@@ -321,3 +321,17 @@ def test_a_cursor_says_the_same_when_it_is_read_back() -> None:
 def test_a_cursor_that_no_server_would_take_is_refused_before_it_is_asked(cursor: str) -> None:
     with pytest.raises(ValueError, match="since must be the cursor of a change"):
         Position.parse(cursor, "postgres")
+
+
+def test_a_watch_that_is_closed_tells_no_more_and_says_what_it_told(sqlite_url: str) -> None:
+    """Although it has read more: whoever ends has done with the one it was told last, and goes on after that."""
+    with holdfast.Client(sqlite_url) as client:
+        watch = client.objects.watch(since=client.objects.cursor())
+        for id in ("b-1", "b-2"):
+            client.objects.put_if("box", id, 1, MustCreate())
+        told = []
+        for change in watch:
+            told.append(change.id)
+            watch.close()
+        assert told == ["b-1"]
+        assert [each.id for each in drain(client.objects.watch(since=watch.cursor))] == ["b-2"]
