@@ -201,14 +201,17 @@ def test_a_folder_that_somebody_removed_is_a_sandbox_that_is_gone(client: Proces
     client.create("a", ["sh", "-c", "echo $$; exec sleep 1000"])
     eventually(lambda: text(client, "a"), "it runs")
     pid, supervisor = int(text(client, "a")), daemon.supervisor("a")
-    client.create("ended", ["true"])
-    reaches(client, "ended", "Exited")
+    for id in ("ended", "again"):
+        client.create(id, ["true"])
+    before = [reaches(client, id, "Exited").details["run"] for id in ("ended", "again")]
     eventually(lambda: not runs(daemon.supervisor("ended")), "nobody is there any more who would tell")
-    assert len(client.list()) == 2
-    for folder in (daemon.box("a"), daemon.box("ended")):
+    assert len(client.list()) == 3
+    for folder in (daemon.box("a"), daemon.box("again"), daemon.box("ended")):
         for each in folder.iterdir():
             each.rmdir() if each.is_dir() else each.unlink()
         folder.rmdir()
+    assert client.create("again", ["true"]).details["run"] not in before, "it is made, and not only said to be there"
+    assert client.delete("again", wait=20)
     eventually(lambda: not client.list(), "it is noticed, though nobody asks for them")
     assert (state(client, "a"), state(client, "ended")) == ("gone", "gone")
     eventually(lambda: not runs(pid) and not runs(supervisor), "its processes end")
