@@ -153,6 +153,17 @@ async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_tho
         assert await house.other.objects.list(kind) == []
 
 
+async def test_an_announced_agent_that_ended_without_a_session_gives_its_folder_back(house: House) -> None:
+    """Else the next session there would be its own, and ended with it; and nobody could announce another for a week."""
+    box = await house.other.objects.put_if("sandbox", "sb-1", {}, holdfast.MustCreate())
+    await house.http.post("/agents", json={"cwd": "/srv/app", "sandbox": "sb-1"})
+    await house.other.objects.delete_if("sandbox", "sb-1", box.version)
+    assert (await workers.sweep(house.gateway, workers.REAPER)).done == [1]
+    assert (await house.http.post("/agents", json={"cwd": "/srv/app"})).status_code == 201
+    assert (await house.tell("user-prompt-submit", cwd="/srv/app"))["agent"] == 2
+    assert (await workers.sweep(house.gateway, workers.REAPER)).done == []
+
+
 async def test_the_workers_run_beside_the_requests(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
