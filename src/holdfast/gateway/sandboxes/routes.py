@@ -231,7 +231,10 @@ def _labels(given: list[str]) -> dict[str, str]:
     pairs = [each.partition("=") for each in given]
     if bad := [key for key, equals, _ in pairs if not equals]:
         raise Problem(422, f"label must be key=value, not {bad[0]!r:.60}")
-    return {key: value for key, _, value in pairs}
+    found = {key: value for key, _, value in pairs}
+    if len(found) < len({*given}):
+        raise Problem(422, "a label has one value: the same key is asked for with two")
+    return found
 
 
 async def until_stopped(here: Gateway, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
