@@ -39,7 +39,7 @@ def loops(gateway: Gateway) -> list[Loop]:
     )
     gateway.elector = client.elector(
         NAME, ttl=15.0, renew_every=5.0, retry_every=2.0, holder=gateway.replica[:180],
-        failover="ttl" if gateway.settings.url.lower().startswith("sqlite") else "session",
+        failover="ttl" if gateway.settings.single else "session",
     )  # fmt: skip
 
     async def lead(term: Any) -> None:
