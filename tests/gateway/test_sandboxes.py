@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 import holdfast
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
+from holdfast.gateway.sandboxes import routes
 from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
 from holdfast.gateway.settings import Settings
@@ -163,6 +164,17 @@ async def test_nothing_is_recorded_whose_status_could_not_be(http: httpx.AsyncCl
     await http.post("/sandboxes", json={**NEW, "id": "web"})
     grown = await http.patch("/sandboxes/web", json={"metadata": {"a": "ü" * 70_000}}, headers={"If-Match": "*"})
     assert grown.status_code == 413
+
+
+async def test_a_write_does_not_wait_for_a_driver_that_hangs(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watch and sweep do, with the record to themselves; but versions decide all the same."""
+    monkeypatch.setattr(routes, "_PATIENCE", 0.01)
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    async with gateway.reconciler.exclusive("web"), asyncio.timeout(5):
+        changed = await http.patch("/sandboxes/web", json={"metadata": {"a": 1}}, headers={"If-Match": "*"})
+    assert changed.json()["metadata"] == {"a": 1}
 
 
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
