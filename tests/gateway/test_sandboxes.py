@@ -177,6 +177,17 @@ async def test_a_write_does_not_wait_for_a_driver_that_hangs(
     assert changed.json()["metadata"] == {"a": 1}
 
 
+async def test_a_driver_that_refuses_the_gateway_itself_is_no_mistake_of_the_client(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: str) -> None:
+        raise holdfast.DriverError("the driver refused: a token is needed", status=401)
+
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    monkeypatch.setattr(gateway.driver, "get", refused)
+    assert (await http.get("/sandboxes/web/log")).status_code == 502
+
+
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
     new = await http.post("/sandboxes", json={**NEW, "id": "web", "name": "web"})
     for body in ({**NEW, "id": "web"}, {**NEW, "name": "web"}):
