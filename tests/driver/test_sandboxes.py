@@ -217,6 +217,13 @@ def test_a_folder_that_somebody_removed_is_a_sandbox_that_is_gone(client: Proces
     eventually(lambda: not runs(pid) and not runs(supervisor), "its processes end")
 
 
+async def test_a_place_that_does_not_even_let_us_in_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine that is off: nobody refuses."""
+    monkeypatch.setattr("holdfast._wire.aio_dial.asyncio.open_unix_connection", lambda _: asyncio.sleep(60))
+    with pytest.raises(holdfast.DriverError, match=r"at unix:/x did not answer within 0\.01 s"):
+        await holdfast.AsyncProcessDriver("unix:/x", timeout=0.01).list()
+
+
 async def test_the_async_client_does_the_same(start: Callable[..., Daemon]) -> None:
     daemon = start()
     driver = holdfast.AsyncProcessDriver(daemon.address)

@@ -147,6 +147,8 @@ class AsyncProcessDriver:
         until = now() + self._timeout if until is None else until
         try:
             line = await dial(self._host, self._port, self._timeout)
+        except TimeoutError:
+            raise self._silent() from None
         except OSError as error:
             why = error.strerror or error
             raise DriverError(

@@ -148,6 +148,8 @@ class ProcessDriver:
         until = now() + self._timeout if until is None else until
         try:
             line = dial(self._host, self._port, self._timeout)
+        except TimeoutError:
+            raise self._silent() from None
         except OSError as error:
             why = error.strerror or error
             raise DriverError(
