@@ -195,6 +195,11 @@ def test_a_place_that_is_taken_is_refused_and_the_socket_of_a_dead_driver_is_not
     precious = call("driver", "--folder", str(tmp_path / "e"), "--socket", str(tmp_path / "file"))
     assert precious.returncode == 1
     assert (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "e" / "sandboxes").write_text("no folder")
+    unusable = call("driver", "--folder", str(tmp_path / "e"))
+    assert (unusable.returncode, unusable.stderr) == (
+        2, f"holdfast: cannot write to the folder {tmp_path / 'e'}: File exists. Give another --folder\n"
+    )  # fmt: skip
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(tmp_path / "dead"))
     with Daemon(tmp_path / "f", "--socket", str(tmp_path / "dead")) as other:

@@ -62,7 +62,7 @@ ANSWERS: dict[str, tuple[Callable[[socket.socket], object], str]] = {
 def test_what_is_no_answer_of_a_driver_is_told_as_none(answer: Any, told: str) -> None:
     OVER.clear()
     with answering(answer) as driver:
-        for ask in (driver.list, lambda: driver.get("a")):
+        for ask in (driver.list, lambda: driver.get("a"), lambda: driver.delete("a")):
             with pytest.raises(holdfast.DriverError, match=told) as refused:
                 ask()
             assert refused.value.status is None

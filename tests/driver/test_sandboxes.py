@@ -201,17 +201,27 @@ def test_a_folder_that_somebody_removed_is_a_sandbox_that_is_gone(client: Proces
     client.create("a", ["sh", "-c", "echo $$; exec sleep 1000"])
     eventually(lambda: text(client, "a"), "it runs")
     pid, supervisor = int(text(client, "a")), daemon.supervisor("a")
-    client.create("ended", ["true"])
-    reaches(client, "ended", "Exited")
+    for id in ("ended", "again"):
+        client.create(id, ["true"])
+    before = [reaches(client, id, "Exited").details["run"] for id in ("ended", "again")]
     eventually(lambda: not runs(daemon.supervisor("ended")), "nobody is there any more who would tell")
-    assert len(client.list()) == 2
-    for folder in (daemon.box("a"), daemon.box("ended")):
+    assert len(client.list()) == 3
+    for folder in (daemon.box("a"), daemon.box("again"), daemon.box("ended")):
         for each in folder.iterdir():
             each.rmdir() if each.is_dir() else each.unlink()
         folder.rmdir()
+    assert client.create("again", ["true"]).details["run"] not in before, "it is made, and not only said to be there"
+    assert client.delete("again", wait=20)
     eventually(lambda: not client.list(), "it is noticed, though nobody asks for them")
     assert (state(client, "a"), state(client, "ended")) == ("gone", "gone")
     eventually(lambda: not runs(pid) and not runs(supervisor), "its processes end")
+
+
+async def test_a_place_that_does_not_even_let_us_in_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine that is off: nobody refuses."""
+    monkeypatch.setattr("holdfast._wire.aio_dial.asyncio.open_unix_connection", lambda _: asyncio.sleep(60))
+    with pytest.raises(holdfast.DriverError, match=r"at unix:/x did not answer within 0\.01 s"):
+        await holdfast.AsyncProcessDriver("unix:/x", timeout=0.01).list()
 
 
 async def test_the_async_client_does_the_same(start: Callable[..., Daemon]) -> None:

@@ -40,7 +40,8 @@ class Slow:
 
 @pytest.fixture
 async def house(either: str, tmp_path: Path) -> AsyncIterator[House]:
-    async with house_of(either, tmp_path) as made:
+    url = either.replace("sqlite:", "SQLite:")  # as whoever sets it up may write it
+    async with house_of(url, tmp_path) as made:
         await made.tell("user-prompt-submit", "stop", "user-prompt-submit")
         yield made
 

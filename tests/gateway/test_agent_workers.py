@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,7 +138,9 @@ async def test_a_worker_has_one_agent_at_a_time_and_reads_it_anew(house: House) 
     assert house.asked[-3:] == [("agent", 1), ("agent", 2), ("agent", 3)], "the second was listed as due, and was not"
 
 
-async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_those_of_last_week(house: House) -> None:
+async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_those_of_last_week(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box = await house.other.objects.put_if("sandbox", "sb-1", {}, holdfast.MustCreate())
     await house.http.post("/agents", json={"cwd": "/srv/app", "sandbox": "sb-1"})
     await house.tell("user-prompt-submit", cwd="/srv/app")
@@ -145,12 +148,26 @@ async def test_the_reaper_ends_agents_of_sandboxes_that_are_gone_and_forgets_tho
     await house.other.objects.delete_if("sandbox", "sb-1", box.version)
     assert (await workers.sweep(house.gateway, workers.REAPER)).done == [1]
     assert (await house.see("/agents/1"))["ended_why"] == "its sandbox sb-1 is gone"
+    with monkeypatch.context() as patch:  # there may be very many that ended within a week
+        patch.setattr(house.gateway.client.objects, "get", Mock(side_effect=AssertionError("it is asked for again")))
+        assert (await workers.sweep(house.gateway, workers.REAPER)).done == []
     assert (await house.http.post("/agents/1/commands/1/summary")).status_code == 200
     await house.amend(ended_at=time.time() - upkeep.KEEP - 1)
     assert (await workers.sweep(house.gateway, workers.REAPER)).done == [1]
     assert (await house.http.get("/agents/1")).status_code == 404
     for kind in ("agent", "command", "turn", "summary"):
         assert await house.other.objects.list(kind) == []
+
+
+async def test_an_announced_agent_that_ended_without_a_session_gives_its_folder_back(house: House) -> None:
+    """Else the next session there would be its own, and ended with it; and nobody could announce another for a week."""
+    box = await house.other.objects.put_if("sandbox", "sb-1", {}, holdfast.MustCreate())
+    await house.http.post("/agents", json={"cwd": "/srv/app", "sandbox": "sb-1"})
+    await house.other.objects.delete_if("sandbox", "sb-1", box.version)
+    assert (await workers.sweep(house.gateway, workers.REAPER)).done == [1]
+    assert (await house.http.post("/agents", json={"cwd": "/srv/app"})).status_code == 201
+    assert (await house.tell("user-prompt-submit", cwd="/srv/app"))["agent"] == 2
+    assert (await workers.sweep(house.gateway, workers.REAPER)).done == []
 
 
 async def test_the_workers_run_beside_the_requests(

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 import holdfast
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
+from holdfast.gateway.sandboxes import routes
 from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
 from holdfast.gateway.settings import Settings
@@ -165,6 +166,28 @@ async def test_nothing_is_recorded_whose_status_could_not_be(http: httpx.AsyncCl
     assert grown.status_code == 413
 
 
+async def test_a_write_does_not_wait_for_a_driver_that_hangs(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watch and sweep do, with the record to themselves; but versions decide all the same."""
+    monkeypatch.setattr(routes, "_PATIENCE", 0.01)
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    async with gateway.reconciler.exclusive("web"), asyncio.timeout(5):
+        changed = await http.patch("/sandboxes/web", json={"metadata": {"a": 1}}, headers={"If-Match": "*"})
+    assert changed.json()["metadata"] == {"a": 1}
+
+
+async def test_a_driver_that_refuses_the_gateway_itself_is_no_mistake_of_the_client(
+    gateway: Gateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: str) -> None:
+        raise holdfast.DriverError("the driver refused: a token is needed", status=401)
+
+    await http.post("/sandboxes", json={**NEW, "id": "web"})
+    monkeypatch.setattr(gateway.driver, "get", refused)
+    assert (await http.get("/sandboxes/web/log")).status_code == 502
+
+
 async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
     new = await http.post("/sandboxes", json={**NEW, "id": "web", "name": "web"})
     for body in ({**NEW, "id": "web"}, {**NEW, "name": "web"}):
@@ -174,7 +197,8 @@ async def test_what_cannot_be_is_said_clearly(http: httpx.AsyncClient) -> None:
     assert fixed.status_code == 422
     assert "argv of what runs cannot be changed" in fixed.json()["detail"]
     assert (await http.get("/sandboxes/none")).status_code == 404
-    assert (await http.get("/sandboxes", params={"label": "team"})).status_code == 422
+    for wrong in ("team", ["team=a", "team=b"]):
+        assert (await http.get("/sandboxes", params={"label": wrong})).status_code == 422
     going = await http.delete("/sandboxes/web", headers={"If-Match": new.headers["etag"]})
     assert (going.status_code, going.json()["phase"]) == (202, "Deleting")  # nobody can say yet that nothing runs
     assert going.json() == (await http.get("/sandboxes/web")).json()

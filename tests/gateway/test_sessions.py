@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 import holdfast
 import holdfast.telemetry
-from holdfast.gateway import sessions
+from holdfast.gateway import leading, sessions
 from holdfast.gateway.context import Gateway
 from holdfast.operator import run
 from tests.children import PATIENCE
@@ -205,3 +206,22 @@ async def test_what_ended_long_ago_is_forgotten(
     await sessions.forget_ended(gateway)
     assert (await http.get(f"/sessions/{over['id']}")).status_code == 404
     assert (await http.get(f"/sessions/{alive['id']}")).status_code == 200
+
+
+async def test_what_a_leader_does_every_second_takes_no_more_than_a_tenth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there are many records to go through, it is done less often: requests wait for the database meanwhile."""
+    pauses: list[float] = []
+    term: Any = SimpleNamespace(stopping=asyncio.Event())
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        term.stopping.set()
+
+    async def duty(rest: Any = asyncio.sleep) -> None:
+        await rest(0.02)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await leading._again(term, 0.001, duty)
+    assert pauses[0] >= 0.9 * 10 * 0.02

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,3 +116,25 @@ def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_thi
             term.stopping.set()
             running.join(30)
             assert not running.is_alive()
+
+
+def test_a_call_of_the_driver_that_was_cancelled_from_within_is_one_that_failed(
+    sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some clients raise it when their channel is closed. Nobody has cancelled us, and we go on."""
+    cancelled: list[str] = []
+
+    async def listed(_: object) -> list[holdfast.Backend]:
+        cancelled.append("list")
+        raise asyncio.CancelledError
+
+    async def watch(_: object) -> AsyncIterator[None]:
+        yield None
+        cancelled.append("watch")
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(AsyncYard, "list", listed)
+    monkeypatch.setattr(AsyncYard, "watch", watch)
+    with running((sqlite_url, "async"), yard, sweep_every=0.05) as replica:
+        eventually(lambda: min(map(cancelled.count, ("list", "watch"))) > 2, "both are asked again")
+        assert "not by us" in replica.counts.last_error

@@ -90,7 +90,7 @@ class AsyncProcessDriver:
         given = {"grace": grace, "wait": wait, "run": run}
         query = urlencode({name: value for name, value in given.items() if value is not None})
         try:
-            return await self._ask(_nothing, "DELETE", f"{_path(id)}?{query}", patience=wait)
+            return await self._ask(_gone, "DELETE", f"{_path(id)}?{query}", patience=wait)
         except DriverError as error:
             if error.status == 404:
                 return True
@@ -139,7 +139,7 @@ class AsyncProcessDriver:
             raise self._broken(error) from error
         finally:
             line.close()
-        return self._understood(understand, data)
+        return self._understood(understand, b"null" if reply.status == 204 else data)
 
     async def _open(self, method: str, path: str, body: bytes = b"", until: float | None = None) -> tuple[Line, Reply]:
         """With the head of the answer, which is a good one."""
@@ -147,6 +147,8 @@ class AsyncProcessDriver:
         until = now() + self._timeout if until is None else until
         try:
             line = await dial(self._host, self._port, self._timeout)
+        except TimeoutError:
+            raise self._silent() from None
         except OSError as error:
             why = error.strerror or error
             raise DriverError(
@@ -188,7 +190,7 @@ class AsyncProcessDriver:
 
     def _understood(self, understand: Callable[[Any], T], data: bytes) -> T:
         try:
-            return understand(json.loads(data or b"null"))
+            return understand(json.loads(data))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DriverError(f"the driver at {self.address} said what makes no sense: {error!r}") from error
 
@@ -275,8 +277,9 @@ def _backend(value: Any) -> Backend:
     return Backend(value["id"], conditions, value["deleting"], value["details"])
 
 
-def _nothing(value: Any) -> bool:
-    return value is None
+def _gone(value: Any) -> bool:
+    """204, or how it is while it is being ended: what says neither is no answer to a delete."""
+    return value is None or not _backend(value)
 
 
 def _event(told: Any) -> tuple[str, DriverEvent | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self
 
 from holdfast._wire.aio_waiting import settled
@@ -16,6 +16,19 @@ async def pause(flag: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await flag.wait()
     return flag.is_set()
+
+
+@contextmanager
+def theirs() -> Iterator[None]:
+    """A cancellation that nobody has asked of this task is a failure of whoever was called: of a call that was
+    cancelled from within, say, when its channel was closed. Let through, it would end us without a word."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("it was cancelled, and not by us") from error
 
 
 class AsyncCrew:
@@ -106,7 +119,8 @@ class AsyncAsker:
     async def ask(self, what: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             async with asyncio.timeout(seconds) as limit:
-                return await settled(function(*arguments))
+                with theirs():
+                    return await settled(function(*arguments))
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -27,6 +27,10 @@ _MOST_LATE = 256
 def pause(flag: threading.Event, seconds: float) -> bool:
     """Wait, or until the flag is set: True if it is."""
     return flag.wait(min(seconds, threading.TIMEOUT_MAX))
+
+
+theirs = nullcontext
+"""A thread is not cancelled."""
 
 
 class Crew:

@@ -82,9 +82,8 @@ class Api:
 
     async def _get_sandbox(self, request: Request, id: str) -> Answer:
         _only(request)
-        box = self._box(id)
-        self._runs.look(box)
-        return Answer(200, box.told)
+        self._runs.look(self._box(id))
+        return Answer(200, self._box(id).told)
 
     async def _put_sandbox(self, request: Request, id: str) -> Answer:
         _only(request)

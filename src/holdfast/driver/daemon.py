@@ -93,7 +93,11 @@ def _opened(folder: Path) -> TextIO:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return (folder / "driver.lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise Refused(f"cannot write to the folder {folder}: {error.strerror}. Give another --folder", 2) from None
+        raise _unusable(folder, error) from None
+
+
+def _unusable(folder: Path, error: OSError) -> Refused:
+    return Refused(f"cannot write to the folder {folder}: {error.strerror}. Give another --folder", 2)
 
 
 def _make_room(most: int) -> int:
@@ -131,8 +135,11 @@ async def _serve(settings: Settings, open_files: int) -> int:
     told = _told_to_end()
     listening = _listen(settings)
     say = _sayer(settings.as_json)
-    runs = Runs(settings.folder.absolute(), settings.most, say, open_files)
-    await runs.open()
+    try:
+        runs = Runs(settings.folder.absolute(), settings.most, say, open_files)
+        await runs.open()
+    except OSError as error:
+        raise _unusable(settings.folder, error) from None
     hosts = frozenset({settings.host, "localhost", "127.0.0.1", "[::1]"}) if settings.loopback else None
     api = Api(runs, token=settings.token, hosts=hosts if settings.port is not None else None)
     server = Server(api.handle, lambda request, error: say(_failure(request, error)))

@@ -77,6 +77,8 @@ class Runs:
         folder = self._store.folder(id)
         if id not in self._boxes and folder.is_dir():  # made when the disk failed us, and nobody was told
             self._boxes[id] = Box.found(folder)
+        if (known := self._boxes.get(id)) is not None:
+            self.look(known)  # somebody may have removed its folder
         if (box := self._boxes.get(id)) is not None:
             if box.facts.damage:
                 raise Taken(f"there is a sandbox {id!r} whose folder is damaged ({box.facts.damage}): delete it first")
@@ -84,7 +86,6 @@ class Runs:
                 raise Taken(f"sandbox {id!r} is being deleted")
             if {name: box.facts.spec.get(name) for name in spec} != spec:
                 raise Taken(f"there is a sandbox {id!r} with another spec")
-            self.look(box)
             return box, False
         if len(self._boxes) >= self._most:
             raise Full(f"there are {self._most} sandboxes, and no more are allowed")

@@ -24,6 +24,10 @@ NAME = "gateway:reconciler"
 SWEEP_EVERY, STRAYS_EVERY, SESSIONS_EVERY, FORGET_EVERY = 10.0, 30.0, 1.0, 3600.0
 """Seconds. Most is done when it is heard of; these are the net below."""
 
+_SHARE, _LONGEST = 10, 10.0
+"""What takes long is done less often: among the sessions of a week it takes its time to find those that are active, and
+requests wait for the database meanwhile. Within bounds: the time may have been that of a database that was away."""
+
 router = APIRouter()
 
 
@@ -35,7 +39,7 @@ def loops(gateway: Gateway) -> list[Loop]:
     )
     gateway.elector = client.elector(
         NAME, ttl=15.0, renew_every=5.0, retry_every=2.0, holder=gateway.replica[:180],
-        failover="ttl" if gateway.settings.url.lower().startswith("sqlite") else "session",
+        failover="ttl" if gateway.settings.single else "session",
     )  # fmt: skip
 
     async def lead(term: Any) -> None:
@@ -52,7 +56,9 @@ def loops(gateway: Gateway) -> list[Loop]:
 
 
 async def _again(term: Any, every: float, duty: Callable[[], Awaitable[None]]) -> None:
+    clock = asyncio.get_running_loop().time
     while not term.stopping.is_set():
+        began = clock()
         try:
             await duty()
         except Exception as error:  # of the database or the driver: it is tried again
@@ -64,4 +70,4 @@ async def _again(term: Any, every: float, duty: Callable[[], Awaitable[None]]) -
             )
             if term.stopping.is_set():  # it was on its way out, and nobody tells it again
                 return
-        await asyncio.sleep(every * random.uniform(0.9, 1.1))
+        await asyncio.sleep(max(every, min(_SHARE * (clock() - began), _LONGEST)) * random.uniform(0.9, 1.1))

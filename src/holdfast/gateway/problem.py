@@ -87,7 +87,7 @@ def problem_of(error: Exception) -> Problem:
         case holdfast.NotAcquired():
             return Problem(503, str(error), headers={"Retry-After": "1"})
         case holdfast.DriverError():
-            return Problem(502 if error.status is None else 409, str(error))
+            return Problem(409 if error.status in (404, 409) else 502, str(error))  # all else is not the client's fault
         case holdfast.HoldfastError():
             return Problem(503, f"{type(error).__name__}: {error}", headers={"Retry-After": "1"})
         case ValidationError() | PydanticSerializationError():

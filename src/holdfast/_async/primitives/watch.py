@@ -70,14 +70,15 @@ class AsyncWatch:
             if self._read or now() >= until:
                 break
             await self._wait(until - now())
-        if not self._read:
+        if self._closed or not self._read:
             return None
         change = self._read.popleft()
         self._told = change.cursor if self._read else self._position
         return change
 
     async def close(self) -> None:
-        """Whoever waits for a change gets None, and an iteration ends."""
+        """Whoever waits for a change gets None, and an iteration ends, even if more was read: ``cursor`` says what
+        was told."""
         self._closed = True
         self._unwatch()
         if self._signal is not None:

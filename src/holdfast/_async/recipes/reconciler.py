@@ -14,7 +14,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.recipes.driver import AsyncDriver, AsyncMandate
 from holdfast._async.recipes.mend import AsyncMender, SessionPresent
 from holdfast._wire import telemetry
-from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause
+from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause, theirs
 from holdfast._wire.aio_running import AsyncTeller
 from holdfast._wire.aio_waiting import check_asked, check_called
 from holdfast._wire.clock import jitter, now
@@ -150,14 +150,15 @@ class AsyncReconciler:
             events: Any = None
             heard, began = False, now()
             try:
-                events = self._driver.watch()
-                async for event in events:
-                    self._tally.set(watching=True)  # each time: a thread that is left from the last term says otherwise
-                    if not heard:
-                        heard = True
-                        await crew.spawn(self._swept, mandate)
-                    if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
-                        return
+                with theirs():
+                    events = self._driver.watch()
+                    async for event in events:
+                        self._tally.set(watching=True)  # each time: a thread left from the last term says otherwise
+                        if not heard:
+                            heard = True
+                            await crew.spawn(self._swept, mandate)
+                        if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
+                            return
                 raise ConnectionError("the driver has no more to tell")
             except Exception as error:
                 self._tally.add(driver_failures=1)

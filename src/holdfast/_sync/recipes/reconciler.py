@@ -16,7 +16,7 @@ from holdfast._sync.recipes.driver import Driver, Mandate
 from holdfast._sync.recipes.mend import Mender, SessionPresent
 from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
-from holdfast._wire.crew import Aside, Crew, pause
+from holdfast._wire.crew import Aside, Crew, pause, theirs
 from holdfast._wire.log import logger
 from holdfast._wire.running import Teller
 from holdfast._wire.waiting import check_asked, check_called
@@ -151,14 +151,15 @@ class Reconciler:
             events: Any = None
             heard, began = False, now()
             try:
-                events = self._driver.watch()
-                for event in events:
-                    self._tally.set(watching=True)  # each time: a thread that is left from the last term says otherwise
-                    if not heard:
-                        heard = True
-                        crew.spawn(self._swept, mandate)
-                    if mandate.stopping.is_set() or not self._hear(event, mandate, crew):
-                        return
+                with theirs():
+                    events = self._driver.watch()
+                    for event in events:
+                        self._tally.set(watching=True)  # each time: a thread left from the last term says otherwise
+                        if not heard:
+                            heard = True
+                            crew.spawn(self._swept, mandate)
+                        if mandate.stopping.is_set() or not self._hear(event, mandate, crew):
+                            return
                 raise ConnectionError("the driver has no more to tell")
             except Exception as error:
                 self._tally.add(driver_failures=1)

@@ -71,13 +71,15 @@ async def must_read(client: holdfast.AsyncClient, number: int) -> Known:
 
 
 async def commit(here: Gateway, before: Known, step: Step) -> None:
-    """Under the agent's lock. Nothing is written when nothing has changed."""
+    """Under the agent's lock. Nothing is written when nothing has changed. One that ends without ever having had a
+    session gives its folder back, or the next one there would be it."""
     client, number = here.client, before.agent.number
     await asyncio.gather(*(_write(client, each) for each in await unsettled(here, before)))
     if step.agent == before.agent and not step.writes:
         return
     condition = holdfast.MatchVersion(before.version)
-    written = await client.objects.put_if("agent", key(number), payload(step), condition)
+    freed: dict[str, Any] = {"name": None} if step.agent.state == "ended" and step.agent.session_id is None else {}
+    written = await client.objects.put_if("agent", key(number), payload(step), condition, **freed)
     await asyncio.gather(*(_write(client, each) for each in step.writes))
     here.agents.settled(number, written.version)
 

@@ -95,7 +95,7 @@ async def _ask(summariser: Summariser, turns: Sequence[Turn]) -> str:
 @asynccontextmanager
 async def _held(here: Gateway, id: str) -> AsyncIterator[Held | None]:
     """The record for ourselves; None when somebody has it."""
-    if here.settings.url.startswith("sqlite"):
+    if here.settings.single:
         async with here.client.lock(f"gateway:summary:{id}").or_skip() as grant:
             record = None if grant is None else await here.client.objects.get("summary", id)
             yield None if record is None else Held(dict(record.payload), record.version, None)

@@ -83,7 +83,9 @@ async def _tend(here: Gateway, worker: Worker, number: int, now: float) -> bool:
 
 
 async def _is_homeless(here: Gateway, agent: Agent) -> bool:
-    return agent.sandbox is not None and await here.client.objects.get("sandbox", agent.sandbox) is None
+    if agent.sandbox is None or agent.state == "ended":
+        return False
+    return await here.client.objects.get("sandbox", agent.sandbox) is None
 
 
 async def _wants_reaper(here: Gateway, known: Known, now: float) -> bool:

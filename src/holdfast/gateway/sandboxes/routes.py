@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -32,6 +32,8 @@ router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
 
 IfMatch = Annotated[str | None, Header(description='The ETag of what is to be changed, or "*".', examples=['"7"'])]
 _SOON = {"Retry-After": "1"}
+_PATIENCE = 1.0
+"""Seconds that a write waits for watch and sweep of this replica to be done with the record."""
 _SAME: dict[int | str, Any] = {304: {"description": "It is still that."}}
 _TEXT: dict[int | str, Any] = {200: {"content": {"text/plain": {}}, "description": "What it wrote, both outputs."}}
 _ENDING: dict[int | str, Any] = {
@@ -48,7 +50,7 @@ async def create(here: Here, asked: NewSandbox, response: Response) -> Any:
     id, token = asked.id or f"sb-{uuid4().hex[:16]}", secrets.token_urlsafe(32) if asked.supervised else None
     given = asked.model_dump() | {"limits": asked.limits.model_dump(exclude_none=True)}
     payload = _fitting(records.made(given, here.settings.entrance or here.address, token))
-    async with here.reconciler.exclusive(id):
+    async with _in_turn(here, id):
         record = await here.client.objects.put_if(
             TYPE, id, payload, holdfast.MustCreate(), name=asked.name, labels=asked.labels
         )
@@ -199,7 +201,7 @@ async def _write(
     here: Gateway, id: str, condition: str | None, change: Callable[[Any], dict[str, Any] | None], **more: Any
 ) -> Any:
     """What the client believes is looked at again when somebody was faster: ``*`` is good for what there is then."""
-    async with here.reconciler.exclusive(id):
+    async with _in_turn(here, id):
         while True:
             record = await _expected(here, id, condition)
             if (payload := change(record)) is None:
@@ -207,6 +209,17 @@ async def _write(
             with suppress(holdfast.Conflict):
                 version = holdfast.MatchVersion(record.version)
                 return await here.client.objects.put_if(TYPE, id, payload, version, **more)
+
+
+@asynccontextmanager
+async def _in_turn(here: Gateway, id: str) -> AsyncIterator[None]:
+    """Neither watch nor sweep is at the record, unless that takes too long, for they may wait for a driver that hangs.
+    The version decides all the same."""
+    async with AsyncExitStack() as turn:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await turn.enter_async_context(here.reconciler.exclusive(id))
+        yield
 
 
 async def _expected(here: Gateway, id: str, condition: str | None) -> Any:
@@ -231,7 +244,10 @@ def _labels(given: list[str]) -> dict[str, str]:
     pairs = [each.partition("=") for each in given]
     if bad := [key for key, equals, _ in pairs if not equals]:
         raise Problem(422, f"label must be key=value, not {bad[0]!r:.60}")
-    return {key: value for key, _, value in pairs}
+    found = {key: value for key, _, value in pairs}
+    if len(found) < len({*given}):
+        raise Problem(422, "a label has one value: the same key is asked for with two")
+    return found
 
 
 async def until_stopped(here: Gateway, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -421,10 +421,12 @@ begin
              where w.one in (select x.one from holdfast.object_watched x for no key update skip locked);
         end if;
     end if;
-    return query select upto, c.place, c.version, c.type, c.id, c.kind, false from holdfast.object_change c
-     where c.xid >= pg_snapshot_xmin(since) and c.xid < pg_snapshot_xmax(upto) and c.version >> 40 = epoch
-       and c.place > coalesce(after, 0) and (only_type is null or c.type = only_type)
-       and pg_visible_in_snapshot(c.xid, upto) and not pg_visible_in_snapshot(c.xid, since)
+    return query select upto, c.place, c.version, c.type, c.id, c.kind, false from (
+        select x.* from holdfast.object_change x where x.xid >= pg_snapshot_xmax(since) and x.xid < pg_snapshot_xmax(upto)
+        union all  -- what was open then, by its numbers: while one of them stays so, all since it began would be read each time
+        select x.* from holdfast.object_change x where x.xid = any (array(select pg_snapshot_xip(since)))) c
+     where c.version >> 40 = epoch and c.place > coalesce(after, 0) and (only_type is null or c.type = only_type)
+       and pg_visible_in_snapshot(c.xid, upto)
      order by c.place limit most;
     get diagnostics number = row_count;
     -- Asked last: whatever is trimmed from now on has been read.
