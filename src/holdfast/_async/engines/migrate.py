@@ -125,7 +125,7 @@ class AsyncMigrations:
 
     def _refuse_newer(self, version: int) -> None:
         if version > self._engine.newest:
-            self._engine.check_version(version)
+            raise self._engine.mismatch(version)
 
     async def _said_version(self, session: AsyncSession) -> int:
         """As every client asks, without a right to the table; 0 when there is no answer."""

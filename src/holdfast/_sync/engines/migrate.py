@@ -126,7 +126,7 @@ class Migrations:
 
     def _refuse_newer(self, version: int) -> None:
         if version > self._engine.newest:
-            self._engine.check_version(version)
+            raise self._engine.mismatch(version)
 
     def _said_version(self, session: Session) -> int:
         """As every client asks, without a right to the table; 0 when there is no answer."""
