@@ -69,7 +69,8 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
     if wanted["port"] is not None and wanted["socket"] is not None:
         raise click.UsageError("--socket and --port exclude each other")
     file = wanted.pop("token_file")
-    wanted["token"] = file.readline().strip() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
+    token = file.readline() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
+    wanted["token"] = token if token is None else token.strip()
     wanted["folder"], wanted["socket"] = Path(wanted["folder"]), wanted["socket"] and Path(wanted["socket"])
     try:
         settings = Settings(**wanted)

@@ -47,10 +47,10 @@ def _first(key: str, option: str | None, from_file: dict[str, Any]) -> str | Non
     variable = f"HOLDFAST_{key.upper()}"
     places = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", from_file.get(key)))
     for place, value in places:
-        if value == "":
+        if value is not None and not value.strip():
             raise ValueError(f"{place} is empty: say which, or leave it out altogether")
         if value is not None:
-            return value
+            return value.strip()
     return None
 
 
