@@ -15,7 +15,7 @@ from holdfast._wire import Row, forks, kind_of
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.sqlite_file import SqliteFile, boot_id, cannot_open
-from holdfast.core.errors import Busy, EngineError, Refused, Unreachable
+from holdfast.core.errors import Busy, EngineError, Refused, Unanswered, Unreachable
 from holdfast.sql import Statement, split, statements
 
 T = TypeVar("T")
@@ -211,6 +211,8 @@ class SqliteSession(SqliteFile):
         if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
             raised, self._raised = self._raised, None
             raise raised or KeyboardInterrupt from None
+        if self._closed:  # see ``pick_up``: a new session may be luckier
+            raise Unanswered(f"cannot open {self.database} again after a fork") from error
         raise self._refusal(error) from error
 
     def _refusal(self, error: sqlite3.Error) -> EngineError:

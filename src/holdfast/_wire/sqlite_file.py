@@ -110,11 +110,12 @@ class SqliteFile:
         return False
 
     def pick_up(self) -> None:
-        """After it."""
+        """After it. One that cannot be opened again stays closed, and holds nobody up."""
         try:
-            if self._closed:
-                return
-            self._open()
+            if not self._closed:
+                self._open()
+        except sqlite3.Error:
+            self._closed = True
         finally:
             self.inside.release()
 
