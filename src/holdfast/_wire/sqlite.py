@@ -51,14 +51,14 @@ def _bindable(value: Any) -> Any:
 class SqliteSession(SqliteFile):
     pooled = False
 
-    def __init__(self, database: Database, timeout: float) -> None:
+    def __init__(self, database: Database, timeout: float, *, to_look: bool = False) -> None:
         self._statements = statements("sqlite", database.schema)
         self._mutex = threading.RLock()
         self.boot = boot_id()
-        super().__init__(database, timeout)
+        super().__init__(database, timeout, to_look=to_look)
 
     @classmethod
-    def open(cls, database: Database, timeout: float) -> SqliteSession:
+    def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> SqliteSession:
         if database.target in forks.spoilt:
             raise Unreachable(
                 f"{database} was written to by another thread when this process was forked off, and SQLite does not "
@@ -69,7 +69,7 @@ class SqliteSession(SqliteFile):
                 f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
             )
         try:
-            return kind_of(cls)(database, timeout)
+            return kind_of(cls)(database, timeout, to_look=to_look)
         except (OSError, sqlite3.Error) as error:
             raise cannot_open(database, error) from error
 

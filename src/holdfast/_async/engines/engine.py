@@ -295,8 +295,9 @@ class AsyncEngine(ABC):
     async def _connect(self, timeout: float) -> AsyncSession:
         """A new session."""
 
+    @abstractmethod
     async def _connect_to_look(self, timeout: float) -> AsyncSession:
-        return await self._connect(timeout)
+        """One that will do to look: at a standby, or at a file that is not to become ours by it."""
 
     @abstractmethod
     async def _hello(self, session: AsyncSession, timeout: float) -> None:

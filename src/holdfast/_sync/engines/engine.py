@@ -296,8 +296,9 @@ class Engine(ABC):
     def _connect(self, timeout: float) -> Session:
         """A new session."""
 
+    @abstractmethod
     def _connect_to_look(self, timeout: float) -> Session:
-        return self._connect(timeout)
+        """One that will do to look: at a standby, or at a file that is not to become ours by it."""
 
     @abstractmethod
     def _hello(self, session: Session, timeout: float) -> None:
