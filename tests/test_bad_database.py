@@ -50,13 +50,13 @@ def keeps_the_secret(caplog: pytest.LogCaptureFixture, kind: Any, message: str |
 def test_without_a_url_there_is_no_default(connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     monkeypatch.chdir(tmp_path)
-    for nothing in (None, ""):
+    for nothing in (None, "", " \n"):
         with pytest.raises(ValueError, match="HOLDFAST_URL"):
             connect(nothing)
     monkeypatch.setenv("HOLDFAST_URL", "")
     with pytest.raises(ValueError, match="HOLDFAST_URL"):
         connect(None)
-    monkeypatch.setenv("HOLDFAST_URL", "sqlite:///from-environment.db")
+    monkeypatch.setenv("HOLDFAST_URL", "sqlite:///from-environment.db\n")  # as a file says it
     with pytest.raises(ValueError, match="no database URL"):
         connect("")
     assert list(tmp_path.iterdir()) == []

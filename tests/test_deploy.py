@@ -24,6 +24,7 @@ from tests.cli.command import ROOT
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+EXAMPLE = ROOT / "examples/systemd/sweep.service"
 VARIABLES = {f"HOLDFAST_{name.upper()}" for name in KNOBS} | {
     "HOLDFAST_URL", "HOLDFAST_TOKENS", "HOLDFAST_DRIVER_TOKEN", "HOLDFAST_REPLICA_ID",
 }  # fmt: skip
@@ -159,12 +160,14 @@ def test_compose_has_three_replicas_on_one_database_and_secrets_in_files() -> No
     assert set(re.findall(r"HOLDFAST_\w+", script)) <= VARIABLES
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_units_start_what_there_is(unit: Path) -> None:
-    [start] = re.findall(r"^ExecStart=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
+@pytest.mark.parametrize("unit", [*UNITS, EXAMPLE], ids=lambda path: path.name)
+def test_units_start_what_there_is_for_as_long_as_it_takes(unit: Path) -> None:
+    text = unit.read_text(encoding="utf-8")
+    [start] = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    assert {"Restart=always", "StartLimitIntervalSec=0"} <= set(text.splitlines()), "systemd would give up in 10 s"
     words = shlex.split(start)
     name, _ = understood(words[words.index("holdfast") + 1 :])
-    assert name == {"holdfast-gateway": "serve", "holdfast-driver": "driver"}[unit.stem]
+    assert name == {"holdfast-gateway": "serve", "holdfast-driver": "driver", "sweep": "run"}[unit.stem]
     if shutil.which("systemd-analyze"):
         done = subprocess.run(
             ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False

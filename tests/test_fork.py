@@ -147,6 +147,44 @@ def test_a_child_does_not_lose_the_file_that_its_parent_had_open(sqlite_url: str
         parent.expect("both know")
 
 
+_GONE = """
+import os, sys, threading, holdfast
+folder = sys.argv[1].removeprefix("sqlite:///") + ".other"
+os.mkdir(folder)
+gone, well = holdfast.Client(f"sqlite:///{folder}/app.db"), holdfast.Client(sys.argv[1])
+grants = [client.lease("a", ttl=60, renew_every=0.1).acquire() for client in (gone, well)]
+os.rename(folder, folder + ".away")  # nothing can be opened there any more
+for _ in range(2):
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = []
+    asking = threading.Thread(target=lambda: told.append(well.leases.get("a").fence), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert told == [grants[1].fence], "another thread waits for the one that forked"
+try:
+    gone.leases.list()
+except holdfast.EngineError as error:
+    assert "cannot open" in str(error), error
+os.rename(folder + ".away", folder)
+assert gone.leases.get("a").fence == grants[0].fence
+for client, grant in ((gone, grants[0]), (well, grants[1])):
+    before = client.leases.get("a").expires_at
+    while client.leases.get("a").expires_at == before:
+        pass
+    grant.check()
+    client.close()
+print("content")
+"""
+
+
+def test_a_file_that_is_away_during_a_fork_holds_up_no_other_and_goes_on_when_it_is_back(sqlite_url: str) -> None:
+    with Child(_GONE, sqlite_url) as child:
+        assert child.line() == "content"
+        assert child.wait() == 0
+
+
 _INSIDE = """
 import os, sys, holdfast
 from holdfast._wire import forks

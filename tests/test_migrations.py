@@ -16,7 +16,8 @@ import pytest
 
 import holdfast
 from holdfast._sync.primitives.operations import chunk
-from holdfast.core.errors import EngineError
+from holdfast._wire.postgres import PostgresSession
+from holdfast.core.errors import EngineError, Refused
 from holdfast.sql import Dialect, Migration, migrations, split, statements
 from tests.conftest import MAJORS, NEWEST, fresh, migrated, server
 from tests.raw import Raw
@@ -144,6 +145,32 @@ def test_many_processes_migrate_at_once(bare: str) -> None:
     assert sum(applied) == len(VERSIONS), "exactly one did each"
     with holdfast.Client(bare) as client:
         assert client.lease("import").try_acquire() is not None
+
+
+def test_whoever_comes_second_waits_for_longer_than_a_lock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one may take its time, as when a standby is away: the session's own limit is not the end of it."""
+    url, known = server().database(), statements("postgres")["session_tune"]
+    [step] = known.steps
+    hasty = known._replace(steps=(step._replace(sql=step.sql.replace("'10s'", "'50ms'")),))
+    monkeypatch.setitem(statements("postgres")._known, "session_tune", hasty)
+    script = PostgresSession.script
+    with psycopg.connect(url) as first, holdfast.Client(url) as client:
+        first.execute(statements("postgres")["migrate_lock"].steps[0].sql.encode())
+
+        def run(self: PostgresSession, text: str, timeout: float) -> None:
+            try:
+                script(self, text, timeout)
+            except Refused:
+                first.rollback()
+                raise
+
+        monkeypatch.setattr(PostgresSession, "script", run)
+        assert [each.version for each in client.migrate()] == VERSIONS
+        first.execute(statements("postgres")["migrate_lock"].steps[0].sql.encode())
+        monkeypatch.setattr("holdfast._sync.engines.migrate.TIMEOUT", 0.1)
+        monkeypatch.setattr(PostgresSession, "script", lambda self, text, _: script(self, text, 30.0))
+        with pytest.raises(Refused, match="Another migration is under way"):
+            client.migrations.down(to=0)
 
 
 @newest

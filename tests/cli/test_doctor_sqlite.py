@@ -66,6 +66,17 @@ def test_a_file_that_is_not_there_is_well_and_stays_away(sqlite_url: str) -> Non
     assert list(path(sqlite_url).parent.iterdir()) == []
 
 
+def test_a_file_that_is_not_holdfasts_yet_is_left_as_it_is(sqlite_url: str) -> None:
+    """Its journal is its owner's choice until a client begins to use it."""
+    with closing(sqlite3.connect(path(sqlite_url))) as file:
+        file.execute("create table orders (id)")
+    before = path(sqlite_url).read_bytes()
+    assert doctor(sqlite_url)["journal"]["found"] == "delete: the next client that opens the file asks for WAL"
+    with holdfast.Client(sqlite_url) as client, client.looking() as onlooker:
+        assert onlooker.migrations.version() == 0
+    assert path(sqlite_url).read_bytes() == before
+
+
 def test_a_missing_folder_fails(tmp_path: Path) -> None:
     findings = doctor(f"sqlite:///{tmp_path}/no/where.db", code=1)
     assert {check for check, each in findings.items() if each["status"] == "fail"} == {"connection", "writable"}

@@ -171,6 +171,10 @@ def test_the_default_file_is_said_aloud_and_only_then(tmp_path: Path) -> None:
         done = call(*arguments, cwd=where, **more)
         assert (done.returncode, done.stdout) == (2, ""), "set and empty is a mistake"
         assert " is empty: " in done.stderr
+    (tmp_path / "empty" / "holdfast.toml").unlink()
+    (tmp_path / "empty" / "holdfast.toml").symlink_to("nowhere")
+    done = call("run", "job", "--", "true", cwd=tmp_path / "empty")
+    assert (done.returncode, done.stderr) == (2, "holdfast: holdfast.toml cannot be read: No such file or directory\n")
     assert not list(tmp_path.rglob("*.db"))
     said = call("ls", "--json", cwd=tmp_path).stderr
     assert "sqlite:///holdfast.db" in said

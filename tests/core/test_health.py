@@ -190,6 +190,7 @@ FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("space", "fail", {"file": {"free": 1 << 20}}, "1 MB"),
     ("space", "unseen", {"file": {"free": None}}, "not tell"),
     ("journal", "fail", {"examine_journal": {"mode": "delete"}}, "delete"),
+    ("journal", "ok", {"examine_journal": {"mode": "delete"}, "schema_applied": []}, "the next client"),
     ("journal", "unseen", {"examine_journal": None}, "no file"),
     ("schema", "ok", {"schema_applied": []}, "sees to it"),
     ("schema", "ok", {"schema_applied": [{"version": 1}]}, "sees to it"),

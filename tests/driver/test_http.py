@@ -148,9 +148,14 @@ def test_the_socket_and_everything_in_the_folder_are_for_its_owner_alone(daemon:
     assert stat.S_IMODE((daemon.folder / "sandboxes").stat().st_mode) == 0o700
 
 
-def test_on_a_port_the_token_is_needed_and_the_host_must_be_one_of_its_names(start: Callable[..., Daemon]) -> None:
-    daemon = start("--port", "0", HOLDFAST_DRIVER_TOKEN=TOKEN)
+def test_on_a_port_the_token_is_needed_and_the_host_must_be_one_of_its_names(
+    start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = start("--port", "0", HOLDFAST_DRIVER_TOKEN=f"{TOKEN}\n")  # a variable that is made of a file has the end
     assert daemon.client(token=TOKEN).list() == []
+    with monkeypatch.context() as environment:
+        environment.setenv("HOLDFAST_DRIVER_TOKEN", f"{TOKEN}\n")
+        assert daemon.client().list() == []
     for wrong in (None, "x", TOKEN[:-1], TOKEN + "x"):
         with pytest.raises(holdfast.DriverError, match="a token is needed") as refused:
             daemon.client(token=wrong).list()

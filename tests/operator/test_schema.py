@@ -108,6 +108,36 @@ def test_a_later_migration_is_governed_like_every_command(bare: str, newer: str)
             assert client.leases.get("work") is not None
 
 
+def test_what_has_begun_goes_on_when_a_later_holdfast_migrates_under_it(bare: str) -> None:
+    """As in a deploy, where both run for a while: nothing is left half done, and leases are given back at once. Whoever
+    begins after that is told, and the earlier version has no say in the tables any more."""
+    dot = "_" if bare.startswith("sqlite") else "."
+
+    def reconnect() -> None:  # as after a second without a call
+        assert client._engine._session is not None
+        client._engine._discard(client._engine._session)
+
+    def effect() -> str:
+        query(bare, f"insert into holdfast{dot}schema_version (version, name) values (99, 'later')")
+        reconnect()
+        return "done"
+
+    with holdfast.Client(bare) as client:
+        client.migrate()
+        grant = client.lease("work", ttl=60).acquire()
+        client.lease("left to close", ttl=60).acquire()
+        assert client.operation("publish").run(effect).result == "done"
+        reconnect()
+        assert grant.release() is True
+        for act in (client.migrations.status, client.migrate, lambda: client.migrations.down(to=0)):
+            with pytest.raises(holdfast.SchemaMismatch, match="upgrade holdfast"):
+                act()
+        with holdfast.Client(bare) as late, pytest.raises(holdfast.SchemaMismatch, match="upgrade holdfast"):
+            late.leases.list()
+        reconnect()
+    assert query(bare, f"select name from holdfast{dot}lease") == []
+
+
 def _impatient(client: holdfast.Client) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.operator.running._PATIENCE", 0.1)

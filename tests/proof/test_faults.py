@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -323,6 +323,20 @@ def test_a_nemesis_heals_the_rest_when_one_fault_fails() -> None:
     assert sorted(healed) == sorted(nemesis.counts)
     with pytest.raises(ValueError, match="faults"):
         Nemesis([], 1)
+
+
+def test_a_second_run_of_a_nemesis_is_no_quieter_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float, over: Callable[[], bool]) -> bool:
+        waits.append(seconds)
+        return not over()
+
+    monkeypatch.setattr("holdfast.testing.faults.nemesis._wait", wait)
+    nemesis = Nemesis([Fault("a", "here", lambda: None)], 7, every=(1.0, 2.0), lasting=(0.1, 0.2))
+    for many in (10, 20, 30):
+        nemesis.run(lambda many=many: nemesis.counts["a"] >= many)  # type: ignore[misc]
+    assert max(waits) <= 4.0, "the next one, and before it the one that the end of a run has cut off"
 
 
 def test_a_client_under_everything_at_once_gets_its_lease_in_the_end(postgres_url: str) -> None:

@@ -89,6 +89,8 @@ def test_closed_it_is_gone_and_may_be_closed_again(postgres_url: str) -> None:
     through.close()
     through.close()
     assert not reachable(through.url)
+    with Pooler("postgresql://127.0.0.1/app") as usual:  # the port that a server has unless it says so
+        assert "port=5432" in (usual._folder / "pgbouncer.ini").read_text()
 
 
 def test_where_it_is_not_installed_that_is_said(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def test_nobody_behind_it_is_as_good_as_refused(proxy: Proxy, connect: Connect) 
         assert refused(connect)
 
 
-@pytest.mark.parametrize("url", ["postgresql:///x", "postgresql://a:1,b:2/x", "x"])
+@pytest.mark.parametrize("url", ["postgresql:///x", "postgresql://a:1,b:2/x", "postgresql://a,b/x", "x"])
 def test_it_leads_to_one_server(url: str) -> None:
     with pytest.raises(ValueError, match="one server"):
         Proxy(url)

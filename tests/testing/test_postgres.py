@@ -90,6 +90,14 @@ def test_shows_the_log_of_a_server_that_does_not_start() -> None:
         Postgres.create(settings={"no_such_setting": 1})
 
 
+def test_no_server_runs_as_root_also_where_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then root becomes another user, who may not be able to read the Python that it was begun with."""
+    monkeypatch.setattr("holdfast.testing.account._NAMESPACE", ("no-such-program",))
+    found = account.__wrapped__()
+    told = subprocess.run([*found.prefix, "id", "-u"], cwd="/", capture_output=True, text=True, check=True)
+    assert int(told.stdout) == found.uid != 0
+
+
 def test_two_servers_are_strangers(postgres: Postgres) -> None:
     with Postgres.create() as other:
         assert other.port != postgres.port

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import timeout_from_conninfo
 
 import holdfast
-from holdfast._wire import open_session
+from holdfast._wire import open_session, pgconn
 from holdfast._wire.database import parse
 from holdfast.core.errors import Refused, Unanswered, Unreachable
 from holdfast.testing import Postgres
@@ -113,6 +114,20 @@ def test_the_primary_is_found_behind_a_host_that_is_gone(postgres_url: str, firs
         session = open_session(parse(url), 2.0)
         assert session.call("lease_list", {"name": None}, 10.0) == []
         session.close()
+
+
+def test_no_host_gets_more_time_than_connect_timeout_says(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As psycopg reads it, a hundred times as fast: it waits for 2 s at least."""
+    monkeypatch.setattr(pgconn, "timeout_from_conninfo", lambda given: timeout_from_conninfo(given) / 100)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = postgres_url.replace("127.0.0.1:", f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:")
+        begun = time.monotonic()
+        open_session(parse(f"{url}?connect_timeout=20"), LONG).close()
+        assert 0.2 <= time.monotonic() - begun < LONG / 4
+    with pytest.raises(Unreachable, match="bad value for connect_timeout: 'soon'"):
+        open_session(parse(f"{postgres_url}?connect_timeout=soon"), LONG)
 
 
 def test_a_standby_is_refused_and_the_primary_beside_it_is_found() -> None:

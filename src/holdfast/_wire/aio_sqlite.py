@@ -26,10 +26,10 @@ class AsyncSqliteSession:
         threading.Thread(target=self._work, name="holdfast-sqlite", daemon=True).start()
 
     @classmethod
-    async def open(cls, database: Database, timeout: float) -> AsyncSqliteSession:
+    async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncSqliteSession:
         self = cls(asyncio.get_running_loop())
         try:
-            self._session = await self._submit(lambda: SqliteSession.open(database, timeout))
+            self._session = await self._submit(lambda: SqliteSession.open(database, timeout, to_look=to_look))
         except Exception:
             self._jobs.put(None)
             raise

@@ -52,9 +52,11 @@ class Database(NamedTuple):
 
 
 def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) -> Database:
-    """What is not given is in the environment. An empty URL is a mistake, and no reason to look elsewhere."""
+    """What is not given is in the environment. An empty URL is a mistake, and no reason to look elsewhere; the end of a
+    line is none of it, which variables that are made of files have."""
     url = os.environ.get("HOLDFAST_URL") if url is None else url
     schema = os.environ.get("HOLDFAST_SCHEMA", SCHEMA) if schema is None else schema
+    url = url.strip() if isinstance(url, str) else url
     if not url:
         raise ValueError(
             "no database URL: pass one, e.g. Client('sqlite:///app.db') or Client('postgresql://host/name'), "

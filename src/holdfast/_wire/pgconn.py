@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from psycopg import OperationalError, pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg import OperationalError, ProgrammingError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.errors import error_from_result
 
 from holdfast._wire import Row, forks
@@ -174,7 +174,8 @@ class PgWire:
 
 
 def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.abc.PGconn:
-    """A connection to the first host that takes us and is the primary; each host gets its share of the time.
+    """A connection to the first host that takes us and is the primary; each host gets its share of the time, and no
+    more than connect_timeout (in the URL, or PGCONNECT_TIMEOUT) says.
 
     ``to_look``: to the first host that takes us, whatever it is."""
     deadline = now() + timeout
@@ -185,8 +186,9 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
     for number, conninfo in enumerate(attempts):
         share = (deadline - now()) / (len(attempts) - number)
         try:
+            share = min(share, timeout_from_conninfo(conninfo_to_dict(conninfo)))
             return _connect_host(conninfo, now() + share)
-        except (OperationalError, OSError) as error:
+        except (OperationalError, ProgrammingError, OSError) as error:
             cause = error
             told = " ".join(str(error).split()).partition(" Is the server running")[
                 0

@@ -15,7 +15,7 @@ from holdfast._wire import Row, forks, kind_of
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.sqlite_file import SqliteFile, boot_id, cannot_open
-from holdfast.core.errors import Busy, EngineError, Refused, Unreachable
+from holdfast.core.errors import Busy, EngineError, Refused, Unanswered, Unreachable
 from holdfast.sql import Statement, split, statements
 
 T = TypeVar("T")
@@ -51,14 +51,14 @@ def _bindable(value: Any) -> Any:
 class SqliteSession(SqliteFile):
     pooled = False
 
-    def __init__(self, database: Database, timeout: float) -> None:
+    def __init__(self, database: Database, timeout: float, *, to_look: bool = False) -> None:
         self._statements = statements("sqlite", database.schema)
         self._mutex = threading.RLock()
         self.boot = boot_id()
-        super().__init__(database, timeout)
+        super().__init__(database, timeout, to_look=to_look)
 
     @classmethod
-    def open(cls, database: Database, timeout: float) -> SqliteSession:
+    def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> SqliteSession:
         if database.target in forks.spoilt:
             raise Unreachable(
                 f"{database} was written to by another thread when this process was forked off, and SQLite does not "
@@ -69,7 +69,7 @@ class SqliteSession(SqliteFile):
                 f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
             )
         try:
-            return kind_of(cls)(database, timeout)
+            return kind_of(cls)(database, timeout, to_look=to_look)
         except (OSError, sqlite3.Error) as error:
             raise cannot_open(database, error) from error
 
@@ -211,6 +211,8 @@ class SqliteSession(SqliteFile):
         if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
             raised, self._raised = self._raised, None
             raise raised or KeyboardInterrupt from None
+        if self._closed:  # see ``pick_up``: a new session may be luckier
+            raise Unanswered(f"cannot open {self.database} again after a fork") from error
         raise self._refusal(error) from error
 
     def _refusal(self, error: sqlite3.Error) -> EngineError:

@@ -50,7 +50,8 @@ def cannot_open(database: Database, error: OSError | sqlite3.Error) -> Unreachab
 
 
 class SqliteFile:
-    def __init__(self, database: Database, timeout: float) -> None:
+    def __init__(self, database: Database, timeout: float, *, to_look: bool = False) -> None:
+        """``to_look``: it stays in the mode that it is in, which may be somebody else's choice."""
         self.database = database
         self.inside = threading.RLock()
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
@@ -71,7 +72,8 @@ class SqliteFile:
             if Marks.available:
                 self._marks = Marks(f"{database.target}.holdfast-live")
                 self._beside.append(self._marks)
-            self._patiently("pragma journal_mode = wal", deadline)
+            if not to_look:
+                self._patiently("pragma journal_mode = wal", deadline)
         except BaseException:
             self.close()
             raise
@@ -110,11 +112,12 @@ class SqliteFile:
         return False
 
     def pick_up(self) -> None:
-        """After it."""
+        """After it. One that cannot be opened again stays closed, and holds nobody up."""
         try:
-            if self._closed:
-                return
-            self._open()
+            if not self._closed:
+                self._open()
+        except sqlite3.Error:
+            self._closed = True
         finally:
             self.inside.release()
 

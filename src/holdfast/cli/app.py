@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,16 @@ def myself() -> str:
     except (KeyError, OSError):  # a user without a name, as containers have them
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+class Seconds(click.FloatRange):
+    """NaN is in no range, although it is neither below nor above it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 ACTOR: dict[str, Any] = {

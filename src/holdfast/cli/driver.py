@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import holdfast
+from holdfast.cli.app import Seconds
 
 if TYPE_CHECKING:
     from holdfast import Backend, ProcessDriver
@@ -68,7 +69,8 @@ def driver(context: click.Context, /, **wanted: Any) -> None:
     if wanted["port"] is not None and wanted["socket"] is not None:
         raise click.UsageError("--socket and --port exclude each other")
     file = wanted.pop("token_file")
-    wanted["token"] = file.readline().strip() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
+    token = file.readline() if file else os.environ.get("HOLDFAST_DRIVER_TOKEN")
+    wanted["token"] = token if token is None else token.strip()
     wanted["folder"], wanted["socket"] = Path(wanted["folder"]), wanted["socket"] and Path(wanted["socket"])
     try:
         settings = Settings(**wanted)
@@ -124,7 +126,9 @@ def ls(context: click.Context, as_json: bool) -> None:
 @click.argument("argv", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of its environment; as often as needed.")
 @click.option("--cwd", metavar="PATH", help="Its working folder. Default: one of its own, which goes with it.")
-@click.option("--grace", type=float, metavar="S", help="Seconds between TERM and KILL when it is removed. Default: 10.")
+@click.option(
+    "--grace", type=Seconds(0, 3600), metavar="S", help="Seconds between TERM and KILL when it is removed. Default: 10."
+)
 @click.option("--memory-bytes", type=int, metavar="N", help="Address space of each of its processes.")
 @click.option("--cpu-seconds", type=int, metavar="N", help="CPU time of each of its processes.")
 @click.option("--open-files", type=int, metavar="N", help="Open files of each of its processes.")
@@ -177,8 +181,12 @@ def log(context: click.Context, id: str, tail: int | None, follow: bool) -> None
 
 @driver.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--grace", type=float, metavar="S", help="Seconds between TERM and KILL. Default: the sandbox's own.")
-@click.option("--wait", type=float, default=60.0, show_default=True, metavar="S", help="How long to wait for the end.")
+@click.option(
+    "--grace", type=Seconds(0, 3600), metavar="S", help="Seconds between TERM and KILL. Default: the sandbox's own."
+)
+@click.option(
+    "--wait", type=Seconds(0, 3600), default=60.0, show_default=True, metavar="S", help="How long to wait for the end."
+)
 @click.pass_context
 def rm(context: click.Context, ids: tuple[str, ...], grace: float | None, wait: float) -> None:
     """End all processes of a sandbox, and remove it with its log.

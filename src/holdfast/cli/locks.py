@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.app import acting, connected
+from holdfast.cli.app import Seconds, acting, connected
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ FIELDS = (
 
 @click.group(invoke_without_command=True)
 @click.option("--watch", is_flag=True, help="Go on looking, until Ctrl-C.")
-@click.option("--every", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
+@click.option("--every", type=Seconds(0.1, 3600), default=1.0, show_default=True, metavar="S",
               help="Seconds between two looks of --watch.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context

@@ -16,20 +16,21 @@ CONFIG = "holdfast.toml"
 
 def database(url: str | None, schema: str | None) -> tuple[str, str]:
     """The URL and the schema. ValueError when holdfast.toml cannot be understood, or the first that is set is empty: an
-    empty variable is somebody's mistake, and a file of one's own would elect a leader on every machine."""
-    from_file = _read() if os.path.exists(CONFIG) else {}
+    empty variable, or a link to nowhere, is somebody's mistake, and a file of one's own would elect a leader on every
+    machine."""
+    from_file = _read() if os.path.lexists(CONFIG) else {}
     if url and _has_password(url):
         _say("everybody on this machine can see the password in --url: put it into HOLDFAST_URL or holdfast.toml")
     url = _first("url", url, from_file)
     if url is None:
         url = DEFAULT_URL
-        _say(f"no --url, no HOLDFAST_URL, no {CONFIG}: using {url} in this folder")
+        _say(f"no --url, no HOLDFAST_URL, no url in {CONFIG}: using {url} in this folder")
     return url, _first("schema", schema, from_file) or "holdfast"
 
 
 def policy() -> Policy | None:
     """What holdfast.toml declares of datasets, if it does. ValueError with all that is wrong with it."""
-    if not os.path.exists(CONFIG) or "datasets" not in _read():
+    if not os.path.lexists(CONFIG) or "datasets" not in _read():
         return None
     import holdfast
 
@@ -38,7 +39,7 @@ def policy() -> Policy | None:
 
 def gateway() -> dict[str, Any]:
     """The table [gateway] of holdfast.toml, as it is."""
-    table: dict[str, Any] = _read().get("gateway", {}) if os.path.exists(CONFIG) else {}
+    table: dict[str, Any] = _read().get("gateway", {}) if os.path.lexists(CONFIG) else {}
     return table
 
 
@@ -47,10 +48,10 @@ def _first(key: str, option: str | None, from_file: dict[str, Any]) -> str | Non
     variable = f"HOLDFAST_{key.upper()}"
     places = ((f"--{key}", option), (variable, os.environ.get(variable)), (f"{key} in {CONFIG}", from_file.get(key)))
     for place, value in places:
-        if value == "":
+        if value is not None and not value.strip():
             raise ValueError(f"{place} is empty: say which, or leave it out altogether")
         if value is not None:
-            return value
+            return value.strip()
     return None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 _NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 _BECOME = """
-import os, sys
+import os, sys, warnings  # execvp imports it, when Python itself may be out of reach
 uid, gid, *command = sys.argv[1:]
 os.setgroups([])
 os.setgid(int(gid))

@@ -21,7 +21,7 @@ Mode = Literal["transaction", "session", "statement"]
 
 _CONFIG = """
 [databases]
-* = host={behind.hostname} port={behind.port} user={user}
+* = host={behind.hostname} port={server_port} user={user}
 [pgbouncer]
 listen_addr = {host}
 listen_port = {port}
@@ -57,7 +57,8 @@ class Pooler(Closing):
         self.url = behind._replace(netloc=f"{user}@{HOST}:{port}").geturl()
         self._folder, self._claim = folders.temporary()
         config = self._folder / "pgbouncer.ini"
-        config.write_text(_CONFIG.format(behind=behind, user=user, host=HOST, port=port, mode=mode, size=size))
+        places = {"behind": behind, "server_port": behind.port or 5432, "host": HOST, "port": port}
+        config.write_text(_CONFIG.format(**places, user=user, mode=mode, size=size))
         account().own(config)
         try:
             command = [program, str(config)]

@@ -180,6 +180,6 @@ def _place(url: str) -> tuple[str, int]:
         host, port = place.hostname, place.port
     except ValueError:
         host, port = None, None
-    if host is None:
+    if host is None or "," in host:
         raise ValueError("a proxy leads to one server: expected a URL with one host, e.g. postgresql://host:5432/name")
     return host, port or 5432

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from holdfast._async.engines.engine import DENIED, AsyncEngine, AsyncSession
+from holdfast._async.engines.engine import DENIED, LOCKED, AsyncEngine, AsyncSession
 from holdfast._wire import Row
+from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, Refused
 from holdfast.core.rights import grants, migrate_command
@@ -125,7 +126,7 @@ class AsyncMigrations:
 
     def _refuse_newer(self, version: int) -> None:
         if version > self._engine.newest:
-            self._engine.check_version(version)
+            raise self._engine.mismatch(version)
 
     async def _said_version(self, session: AsyncSession) -> int:
         """As every client asks, without a right to the table; 0 when there is no answer."""
@@ -203,14 +204,22 @@ async def _version(session: AsyncSession, timeout: float) -> int:
 
 
 async def _apply(database: Database, session: AsyncSession, script: str, content_with: range, timeout: float) -> bool:
-    """False when somebody else was faster: the version is one we are content with."""
-    try:
-        await session.script(_locked(database, script), timeout)
-    except Refused:
-        if await _version(session, timeout) not in content_with:
-            raise
-        return False
-    return True
+    """False when somebody else was faster: the version is one we are content with. While others are in the way, longer
+    than a session waits for a lock, nothing of it stays, and it is tried again."""
+    deadline = now() + timeout
+    while True:
+        try:
+            await session.script(_locked(database, script), timeout)
+            return True
+        except Refused as error:
+            if await _version(session, timeout) in content_with:
+                return False
+            if error.sqlstate != LOCKED:
+                raise
+            if now() > deadline:
+                raise Refused(
+                    f"{error}. Another migration is under way, or a transaction on its tables", LOCKED
+                ) from error
 
 
 def _locked(database: Database, script: str) -> str:

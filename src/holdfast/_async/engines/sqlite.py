@@ -20,7 +20,10 @@ class AsyncSqliteEngine(AsyncEngine):
     async def _connect(self, timeout: float) -> AsyncSession:
         if self.looks and not self.there():
             self.check_version(None)
-        return await AsyncSqliteSession.open(self.database, timeout)
+        return await AsyncSqliteSession.open(self.database, timeout, to_look=self.looks)
+
+    async def _connect_to_look(self, timeout: float) -> AsyncSession:
+        return await AsyncSqliteSession.open(self.database, timeout, to_look=True)
 
     async def call_when_free(
         self,

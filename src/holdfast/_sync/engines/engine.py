@@ -296,8 +296,9 @@ class Engine(ABC):
     def _connect(self, timeout: float) -> Session:
         """A new session."""
 
+    @abstractmethod
     def _connect_to_look(self, timeout: float) -> Session:
-        return self._connect(timeout)
+        """One that will do to look: at a standby, or at a file that is not to become ours by it."""
 
     @abstractmethod
     def _hello(self, session: Session, timeout: float) -> None:
@@ -308,22 +309,29 @@ class Engine(ABC):
         return migrations(self.database.dialect, self.database.schema)[-1].version
 
     def check_version(self, found: int | None) -> None:
+        if found != self.newest and not self.suffices(found):
+            raise self.mismatch(found)
+
+    def mismatch(self, found: int | None) -> SchemaMismatch:
         wanted = self.newest
-        if found != wanted and not self.suffices(found):
-            state = f"is at version {found}" if found else "is not there"
-            command = migrate_command(self.database.schema)
-            remedy = f"run '{command}' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
-            raise SchemaMismatch(
-                f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
-                f"{remedy}"
-            )
+        state = f"is at version {found}" if found else "is not there"
+        command = migrate_command(self.database.schema)
+        remedy = f"run '{command}' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
+        return SchemaMismatch(
+            f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
+            f"{remedy}"
+        )
 
     def there(self) -> bool:
         """Whether there is a database at all to look at; to look must not make one."""
         return True
 
     def suffices(self, found: int | None) -> bool:
-        return self.lenient and FOUNDATION <= (found or 0) <= self.newest
+        """Tables that are made newer under a client will do for what it has begun, and for the rest of its life: in a
+        deploy both versions run, and the earlier one has leases to give back and operations to end."""
+        if (found or 0) > self.newest:
+            return self.met
+        return self.lenient and (found or 0) >= FOUNDATION
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         return error

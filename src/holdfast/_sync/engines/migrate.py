@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from holdfast._sync.engines.engine import DENIED, Engine, Session
+from holdfast._sync.engines.engine import DENIED, LOCKED, Engine, Session
 from holdfast._wire import Row
+from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast.core.errors import EngineError, Refused
 from holdfast.core.rights import grants, migrate_command
@@ -126,7 +127,7 @@ class Migrations:
 
     def _refuse_newer(self, version: int) -> None:
         if version > self._engine.newest:
-            self._engine.check_version(version)
+            raise self._engine.mismatch(version)
 
     def _said_version(self, session: Session) -> int:
         """As every client asks, without a right to the table; 0 when there is no answer."""
@@ -204,14 +205,22 @@ def _version(session: Session, timeout: float) -> int:
 
 
 def _apply(database: Database, session: Session, script: str, content_with: range, timeout: float) -> bool:
-    """False when somebody else was faster: the version is one we are content with."""
-    try:
-        session.script(_locked(database, script), timeout)
-    except Refused:
-        if _version(session, timeout) not in content_with:
-            raise
-        return False
-    return True
+    """False when somebody else was faster: the version is one we are content with. While others are in the way, longer
+    than a session waits for a lock, nothing of it stays, and it is tried again."""
+    deadline = now() + timeout
+    while True:
+        try:
+            session.script(_locked(database, script), timeout)
+            return True
+        except Refused as error:
+            if _version(session, timeout) in content_with:
+                return False
+            if error.sqlstate != LOCKED:
+                raise
+            if now() > deadline:
+                raise Refused(
+                    f"{error}. Another migration is under way, or a transaction on its tables", LOCKED
+                ) from error
 
 
 def _locked(database: Database, script: str) -> str:

@@ -21,7 +21,10 @@ class SqliteEngine(Engine):
     def _connect(self, timeout: float) -> Session:
         if self.looks and not self.there():
             self.check_version(None)
-        return SqliteSession.open(self.database, timeout)
+        return SqliteSession.open(self.database, timeout, to_look=self.looks)
+
+    def _connect_to_look(self, timeout: float) -> Session:
+        return SqliteSession.open(self.database, timeout, to_look=True)
 
     def call_when_free(
         self,

@@ -72,7 +72,8 @@ class _Patient:
         if not file["exists"] and file["folder_exists"] and file["folder_writable"]:
             self.facts["schema_applied"] = []
             return
-        with self._engine.separately(self._left()) as session:
+        session = self._engine.connect(self._left(), to_look=True)
+        try:
             self._ask(session, "examine_journal", {})
             try:
                 self.facts["examine_integrity"] = session.call("examine_integrity", {}, self._left())
@@ -86,6 +87,8 @@ class _Patient:
             except EngineError as error:
                 problem = str(error)
             self.facts["write_lock"] = [{"error": problem, "seconds": now() - asked}]
+        finally:
+            session.close()
 
     def _reach(self) -> tuple[Any, str | None]:
         """A session as holdfast uses them; else one to look around in, and why the other was not to be had."""

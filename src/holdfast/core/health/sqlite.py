@@ -116,8 +116,10 @@ def journal(facts: Facts) -> Verdict:
     mode = row(facts, "examine_journal", "there is no file to ask")["mode"]
     if mode == "wal":
         return ok("WAL")
+    if not facts.get("schema_applied"):
+        return ok(f"{mode}: the next client that opens the file asks for WAL")
     return fail(
-        f"journal_mode is {mode}, and WAL could not be had",
+        f"journal_mode is {mode}, although holdfast asked for WAL",
         "Put the file where SQLite can share memory between processes (a local disk), and close whoever holds it open.",
     )
 

@@ -62,6 +62,8 @@ class Nemesis:
             raise ValueError("faults: there must be one at least")
         self._plan = plan(faults, seed, every=every, lasting=lasting, at_once=at_once)
         self._record = record
+        self._at = 0.0
+        """How far the plan is carried out: a second run goes on where the first has ended."""
         self._under_way: list[Fault] = []
         self.counts: Counter[str] = Counter()
         """How often each kind has begun."""
@@ -70,12 +72,11 @@ class Nemesis:
         """For ``until`` seconds, or until it says so; then heal whatever is under way. The counts so far."""
         begun = time.monotonic()
         over = until if callable(until) else lambda: time.monotonic() - begun >= until
-        before = 0.0
         try:
             for turn in self._plan:
-                if not _wait(turn.at - before, over):
+                if not _wait(turn.at - self._at, over):
                     break
-                before = turn.at
+                self._at = turn.at
                 self._take(turn)
         finally:
             self.heal()
