@@ -41,4 +41,4 @@ def note(entries: Sequence[Entry], at: int) -> Entry:
     last = entries[-1]
     [state] = fold(entries).values()
     detail = json.dumps({"state": snapshot(state), "through": last.number}, separators=(",", ":"))
-    return wal.append(last, last.operation, "archived", attempt=state.attempt, fence=state.fence, at=at, detail=detail)
+    return wal.append(last, last.operation, "archived", attempt=state.attempt, fence=last.fence, at=at, detail=detail)
