@@ -24,12 +24,13 @@ def claimed(
 ) -> list[tuple[str, dict[str, Any] | None]]:
     """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does. With what its key is made
     of and its row does not say: so whatever that does say can be proven."""
-    terms = plan.terms
-    said = {
-        "actor": terms.actor, "justification": terms.justification, "fingerprint": fingerprint, "version": version,
-        "bucket": bucket,
-    }  # fmt: skip
-    told = {name: value for name, value in said.items() if value is not None} if any(said.values()) else None
+    terms, told = plan.terms, None
+    if terms.actor or terms.justification or fingerprint or version or bucket:
+        said = {
+            "actor": terms.actor, "justification": terms.justification, "fingerprint": fingerprint, "version": version,
+            "bucket": bucket,
+        }  # fmt: skip
+        told = {name: value for name, value in said.items() if value is not None}
     if any(plan.lineage):
         told = (told or {}) | plan.lineage.detail()
     if not terms.sovereign:
