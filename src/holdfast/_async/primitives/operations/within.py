@@ -14,8 +14,8 @@ from typing import Any
 
 from holdfast._async.primitives.connections import AsyncConnection, recognise
 from holdfast._async.primitives.connections.phrasing import ENDED
-from holdfast._async.primitives.connections.psycopg import AsyncPsycopg
-from holdfast._async.primitives.connections.sqlalchemy import subject_of
+from holdfast._async.primitives.connections.sqlalchemy import AsyncSqlAlchemy, subject_of
+from holdfast._async.primitives.connections.sqlite import AsyncSqlite3
 from holdfast._async.primitives.operations.attempt import AsyncAttempt, around
 from holdfast._async.primitives.operations.notes import claim_noted, failure, left, success, unmended
 from holdfast._async.primitives.operations.plan import AsyncPlan
@@ -249,11 +249,14 @@ def within(plan: AsyncPlan, connection: Any) -> AsyncWithin | AsyncJoined:
 
 
 async def is_over(known: AsyncConnection, began: str | None, error: BaseException) -> bool:
-    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. psycopg
-    refuses commit() and rollback(), so it takes a statement; elsewhere a function may well roll back before it raises,
-    and what it has done cannot be told. Nor can it of a transaction that has failed."""
-    if not isinstance(known, AsyncPsycopg) or not isinstance(error, Exception):
+    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. One may
+    well roll back before it raises, and leaves nothing: SQLAlchemy tells the two apart, sqlite3 does not. psycopg
+    refuses commit() and rollback(), so it takes a statement; whether there was one cannot be told of a transaction that
+    has failed."""
+    if not isinstance(error, Exception) or isinstance(known, AsyncSqlite3):
         return False
+    if isinstance(known, AsyncSqlAlchemy):
+        return known.committed()
     if known.broken() == ENDED:
         return True
     try:

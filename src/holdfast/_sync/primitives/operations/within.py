@@ -15,8 +15,8 @@ from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
 from holdfast._sync.primitives.connections.phrasing import ENDED
-from holdfast._sync.primitives.connections.psycopg import Psycopg
-from holdfast._sync.primitives.connections.sqlalchemy import subject_of
+from holdfast._sync.primitives.connections.sqlalchemy import SqlAlchemy, subject_of
+from holdfast._sync.primitives.connections.sqlite import Sqlite3
 from holdfast._sync.primitives.operations.attempt import Attempt, around
 from holdfast._sync.primitives.operations.notes import claim_noted, failure, left, success, unmended
 from holdfast._sync.primitives.operations.plan import Plan
@@ -250,11 +250,14 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
 
 
 def is_over(known: Connection, began: str | None, error: BaseException) -> bool:
-    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. psycopg
-    refuses commit() and rollback(), so it takes a statement; elsewhere a function may well roll back before it raises,
-    and what it has done cannot be told. Nor can it of a transaction that has failed."""
-    if not isinstance(known, Psycopg) or not isinstance(error, Exception):
+    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. One may
+    well roll back before it raises, and leaves nothing: SQLAlchemy tells the two apart, sqlite3 does not. psycopg
+    refuses commit() and rollback(), so it takes a statement; whether there was one cannot be told of a transaction that
+    has failed."""
+    if not isinstance(error, Exception) or isinstance(known, Sqlite3):
         return False
+    if isinstance(known, SqlAlchemy):
+        return known.committed()
     if known.broken() == ENDED:
         return True
     try:
