@@ -25,10 +25,13 @@ def rows(entries: list[Entry], **changed: Any) -> list[dict[str, Any]]:
     kind, _, message = (state.error or "").partition(": ")
     said = {"type": kind, "message": message, "reset": state.status == "reset", "remembered": state.remembered}
     known = {
-        "key": OPERATION, "label": "charge:42", "status": "failure" if state.status == "reset" else state.status,
+        "key": OPERATION, "label": OPERATION, "status": "failure" if state.status == "reset" else state.status,
         "attempt": state.attempt, "pointer": entries[-1].pointer, "alive": False, "result_hash": state.result_hash,
         "result": b'"it"'.hex() if success else None, "fingerprint": state.fingerprint,
-        "effect_started": state.effect_started, "error": json.dumps(said) if state.error else None, **changed,
+        "effect_started": state.effect_started, "error": json.dumps(said) if state.error else None,
+        "failures": state.failures, "fence": entries[-1].fence, "owner": state.owner, "rollback": state.rollback,
+        "keep": state.keep, **dict.fromkeys(("pipeline", "task", "dataset", "operation", "checksum", "params_hash")),
+        **changed,
     }  # fmt: skip
     pieces = [entries[at : at + 3] for at in range(0, len(entries), 3)]
     return [{**known, "number": piece[0].number, "entries": wal.dump(piece)} for piece in pieces]
@@ -54,7 +57,7 @@ def test_nothing_is_wrong_where_both_agree_and_the_state_is_what_the_log_says(en
     [
         ({"status": "failure", "result_hash": None}, "log"), ({"attempt": 2}, "log"),
         ({"result_hash": "00" * 32}, "log"), ({"result": b'"other"'.hex()}, "payload"),
-        ({"pointer": DONE[2].pointer}, "head"), ({"status": None}, "missing"), ({"result": None}, None),
+        ({"pointer": DONE[2].pointer}, "head"), ({"status": None}, "missing"), ({"result": None}, "payload"),
         ({"fingerprint": "00" * 32}, "log"), ({"error": '{"reset": true}'}, "log"), ({"error": "nonsense"}, "log"),
         ({"error": "[1]"}, "log"),
     ],

@@ -36,7 +36,7 @@ def lives(draw: st.DrawFn, operation: str = OPERATION) -> list[Entry]:
     """A life as the lifecycle writes it: attempts that fail, crash, are rolled back, succeed, are reset."""
     events: list[Any] = []
     for attempt in range(1, draw(st.integers(1, 4)) + 1):
-        events += [("claimed", attempt), ("lock_acquired", attempt)]
+        events += [("lock_acquired", attempt), ("claimed", attempt)]
         if draw(st.booleans()):
             events.append(("precondition", attempt, {"name": "fresh", "held": True}))
         if draw(st.booleans()):

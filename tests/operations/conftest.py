@@ -7,24 +7,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from tests.operations.governing import connected
+from tests.operations.governing import WAYS, connected, runs
 
 
-@pytest.fixture(params=["outside", "own", "joined"])
+@pytest.fixture(params=WAYS)
 def attempt(request: pytest.FixtureRequest, either: str) -> Iterator[Callable[..., Any]]:
-    """The three ways to run an operation: outside, in a transaction of its own, and in one that is open."""
     with connected(either) as mine:
-
-        def run(client: holdfast.Client, key: Any, function: Any, /, **more: Any) -> Any:
-            if request.param == "outside":
-                return client.operation(key, **more).run(function)
-            if request.param == "own":
-                return client.operation(key, tx=mine, **more).run(function)
-            mine.execute("begin")
-            try:
-                return client.operation(key, tx=mine, **more).run(function)
-            finally:
-                mine.execute("commit")  # also what it says of a review
-
-        yield run
+        yield runs(request.param, mine)

@@ -20,6 +20,7 @@ POLICY: dict[str, dict[str, Any]] = {
     "busy*": {"when_locked": "fail"},
 }
 BY_ELDER: dict[str, Any] = {"actor": "elder Mary", "reason": "we agreed"}
+WAYS = ("outside", "own", "joined")
 POINT = {"type": "Point", "coordinates": [16.37, 48.21]}
 
 
@@ -39,6 +40,23 @@ def connected(url: str) -> Iterator[Any]:
     else:
         with psycopg.connect(url, autocommit=True) as mine:
             yield mine
+
+
+def runs(way: str, mine: Any) -> Callable[..., Any]:
+    """The three ways to run an operation: outside, in a transaction of its own, and in one that is open."""
+
+    def run(client: holdfast.Client, key: Any, function: Any, /, **more: Any) -> Any:
+        if way == "outside":
+            return client.operation(key, **more).run(function)
+        if way == "own":
+            return client.operation(key, tx=mine, **more).run(function)
+        mine.execute("begin")
+        try:
+            return client.operation(key, tx=mine, **more).run(function)
+        finally:
+            mine.execute("commit")  # also what it says of a review
+
+    return run
 
 
 def governed(url: str, *rules: Callable[[PolicyContext], Any]) -> holdfast.Client:

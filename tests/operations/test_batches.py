@@ -67,6 +67,22 @@ def test_what_cannot_be_kept_or_passes_by_itself_is_no_different_in_a_batch(conn
     assert client.operations.verify().broken == ()
 
 
+def test_what_failed_in_a_batch_is_no_result_that_could_expire(client: holdfast.Client) -> None:
+    """It would be run as if nobody had begun it: not undone before, and whatever error is remembered."""
+    done = []
+
+    def work(item: str) -> None:
+        done.append(item)
+        raise ValueError("half way")
+
+    for _ in range(2):
+        client.operations.run_many(["a"], work, rollback=lambda: done.append("undone"), keep=0.001)
+        record = client.operations.get("a")
+        assert record is not None
+        assert (record.status, record.expires_at) == ("failure", None)
+    assert done == ["a", "undone", "a"]
+
+
 def test_what_is_noted_and_told_in_a_batch_is_kept(client: holdfast.Client, either: str) -> None:
     prefix = name()
 

@@ -91,6 +91,33 @@ async def test_a_function_that_commits_by_itself_is_told_and_not_called_again(
         assert (await settled(each.client.operations.verify(name))).passed
 
 
+@pytest.mark.parametrize("kind", ["session-psycopg", "connection-asyncpg-async", "session-pysqlite"])
+async def test_one_that_commits_and_then_raises_is_told_from_one_that_rolls_back(kind: str, tmp_path: Path) -> None:
+    """SQLAlchemy knows: what was committed is not done again, and what was rolled back is a failure like any other."""
+    async with opened(kind, tmp_path) as each:
+        writes = work(each, "x")
+
+        def plain(end: str) -> None:
+            writes()
+            getattr(each.connection, end)()
+            raise ConnectionError("nobody answers")
+
+        async def awaited(end: str) -> None:
+            await writes()
+            await getattr(each.connection, end)()
+            raise ConnectionError("nobody answers")
+
+        function = awaited if isinstance(each.client, holdfast.AsyncClient) else plain
+        for end, again, left in (("rollback", ConnectionError, []), ("commit", holdfast.OperationFailed, ["x"])):
+            name = key()
+            for error in (ConnectionError, again):
+                with pytest.raises(error):
+                    await settled(each.client.operation(name, tx=each.connection).run(function, end))
+            assert each.rows() == left
+            assert logged(each.url, name) == ([("partial", 1)] if left else [])
+            assert (await settled(each.client.operations.verify(name))).passed
+
+
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_function_that_commits_a_file_by_itself_and_writes_again_is_found_out(sqlite_url: str, manual: bool) -> None:
     """What it wrote before is there, and that it is would not be known: so it is told, and not done again."""

@@ -199,6 +199,23 @@ def test_a_function_that_is_not_written_in_python_is_decorated_as_any_other(sqli
             largest(1, 3)
 
 
+def test_what_is_left_to_its_default_is_what_was_sent(sqlite_url: str) -> None:
+    """Else a retry that says it would be another operation. What has no single meaning is a default all the same."""
+    with holdfast.Client(sqlite_url) as client:
+
+        @client.operation(key="a")
+        def load(path: str, srid: int = 4326, *, mode: str = "full", unset: object = object()) -> str:
+            return path
+
+        assert load("x").replayed is False
+        for same in (load("x", 4326), load(path="x", mode="full"), load("x", srid=4326)):
+            assert same.replayed
+        others: list[dict[str, Any]] = [{"srid": 4327}, {"srid": 4326.0}, {"mode": "none"}]
+        for other in others:
+            with pytest.raises(holdfast.KeyReused):
+                load("x", **other)
+
+
 def test_a_method_is_decorated_as_any_other(sqlite_url: str) -> None:
     """The object that it is called on is none of its arguments."""
     with holdfast.Client(sqlite_url) as client:

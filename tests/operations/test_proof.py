@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import holdfast
-from tests.operations.logs import change, fill, problems
+from tests.children import query
+from tests.operations.logs import LATER, change, fail, fill, problems, table
 
 Connect = Callable[..., Any]
 
@@ -69,3 +71,49 @@ def test_a_row_that_says_otherwise_than_its_entries_is_found_whatever_it_says(cl
     }.items():
         change(either, f"update {{log}} set {statement} where label = '{name}'")
         assert problems(client, key=name) == {"log"}, name
+
+
+CHANGED = {
+    "status": "case status when 'success' then 'failure' else 'success' end", "attempt": "attempt + 1",
+    "effect_started": "not effect_started", "failures": "failures + 1", "fence": "fence + 1", "result": "null",
+    "idem_key": "'ab' || substr(idem_key, 3)",
+}  # fmt: skip
+SPEAKS = {
+    "sqlite": ("expires_at - 1e3", "select name from pragma_table_info(%s)"),
+    "postgresql": (
+        "expires_at - interval '1000 s'",
+        "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0",
+    ),
+}
+UNPROVEN = {"created_at", "updated_at"}
+"""As the documentation says."""
+
+
+def test_no_column_of_a_row_is_changed_unnoticed_but_for_when_it_was_written(either: str) -> None:
+    """Whatever columns there are: one that is added has to be proven, too, or is named here and to its readers."""
+    parts: dict[str, Any] = {"pipeline": "etl", "task": "load", "dataset": "parcels", "operation": "upsert"}
+    key = holdfast.OperationKey(**parts, version="3", checksum="c", bucket="b")
+    log = table(either, "idempotency_log")
+    with holdfast.Client(either) as client:
+        client.operations.register("unpublish", rollback=int)
+        client.operation(key, rollback="unpublish", keep=3600).run(lambda: 1)
+        client.operations.run_many(
+            ["bucket"], lambda _: 1, key=lambda name: holdfast.OperationKey(**parts, bucket=name)
+        )
+        with pytest.raises(ValueError, match="broken"):
+            client.operation("failed", rollback="unpublish").run(fail)
+        query(either, f"create table kept as select * from {log}")
+        moved, columns = SPEAKS[either.partition(":")[0]]
+        for name in {name for (name,) in query(either, columns, log)} - UNPROVEN:
+            other = moved if name == "expires_at" else CHANGED.get(name, "'other'")
+            assert problems(client) == set()
+            query(either, f"update {log} set {name} = {other}")
+            assert problems(client), name
+            query(either, f"delete from {log}")
+            query(either, f"insert into {log} select * from kept")
+        lines: list[str] = []
+        client.operations.archive(datetime.now(UTC) + LATER, lines.extend)
+        assert problems(client) == problems(client, archives=lines) == set()
+        query(either, f"update {log} set failures = 7, rollback = null")
+        assert problems(client) == {"log"}, "what is put away proves it still"
+        query(either, "drop table kept")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import FencedOut
 
@@ -101,6 +102,26 @@ def would_autocommit(connection: Any) -> bool:
 
 def _blocking(connection: Any) -> Any:
     return getattr(connection, "sync_connection", None) or connection
+
+
+def commits(connection: Any) -> int:
+    """How often a connection of SQLAlchemy was committed since this was first asked of it."""
+    from sqlalchemy import event
+
+    inner = _blocking(connection)
+    if inner not in _commits:
+        if not event.contains(inner.engine, "commit", _committed):
+            event.listen(inner.engine, "commit", _committed)
+        _commits[inner] = 0
+    return _commits[inner]
+
+
+def _committed(connection: Any) -> None:
+    if connection in _commits:
+        _commits[connection] += 1
+
+
+_commits: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def teach_sqlalchemy(connection: Any) -> None:

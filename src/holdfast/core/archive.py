@@ -42,4 +42,4 @@ def note(entries: Sequence[Entry], at: int) -> Entry:
     [state] = fold(entries).values()
     told = {"state": snapshot(state), "through": last.number, **events.kept(entries, state.attempt)}
     detail = json.dumps(told, separators=(",", ":"))
-    return wal.append(last, last.operation, "archived", attempt=state.attempt, fence=state.fence, at=at, detail=detail)
+    return wal.append(last, last.operation, "archived", attempt=state.attempt, fence=last.fence, at=at, detail=detail)

@@ -61,7 +61,7 @@ class OperationKey:
             raise TypeError(f"params must be a dict, not {type(self.params).__name__}")
         params_hash = canonical.digest(self.params, "params") if self.params else _NO_PARAMS
         object.__setattr__(self, "params_hash", params_hash)
-        object.__setattr__(self, "digest", canonical.digest(["holdfast operation", *_parts(self), params_hash]))
+        object.__setattr__(self, "digest", digest_of(*_parts(self), params_hash))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OperationKey) and self.digest == other.digest
@@ -72,7 +72,7 @@ class OperationKey:
     @property
     def label(self) -> str:
         """As people would call it."""
-        return f"{self.pipeline}/{self.task}: {self.operation} {self.dataset}"
+        return label_of(self.pipeline, self.task, self.dataset, self.operation)
 
     @property
     def shard(self) -> int | None:
@@ -113,8 +113,7 @@ class PlainKey:
     def __post_init__(self) -> None:
         text = check_name(self.text, "key")
         object.__setattr__(self, "text", text)
-        is_digest = len(text) == 64 and set(text) <= _HEX
-        object.__setattr__(self, "digest", text if is_digest else _hashed(_PLAIN, text).hexdigest())
+        object.__setattr__(self, "digest", digest_of_text(text))
 
     @property
     def label(self) -> str:
@@ -138,6 +137,21 @@ def as_key(value: object) -> Key:
     if isinstance(value, OperationKey | PlainKey):
         return value
     raise TypeError(f"key must be a str or an OperationKey, not {type(value).__name__}")
+
+
+def digest_of(*parts: str | None) -> str:
+    """Of a key, by its parts: pipeline, task, dataset, operation, version, checksum, bucket and params_hash."""
+    return canonical.digest(["holdfast operation", *parts])
+
+
+def digest_of_text(text: str) -> str:
+    """Of a plain key."""
+    is_digest = len(text) == 64 and set(text) <= _HEX
+    return text if is_digest else str(_hashed(_PLAIN, text).hexdigest())
+
+
+def label_of(pipeline: str | None, task: str | None, dataset: str | None, operation: str | None) -> str:
+    return f"{pipeline}/{task}: {operation} {dataset}"
 
 
 def lock_key(dataset: str, operation: str, shard: int | None = None) -> int:

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 from holdfast.core import wal
 from holdfast.core.archive import joined
 from holdfast.core.errors import CursorExpired
+from holdfast.core.keys import digest_of, digest_of_text, label_of
 from holdfast.core.operation import describe
 from holdfast.core.replay import State, fold
 from holdfast.core.wal import Entry, Problem
 
 Row = Mapping[str, Any]
 _COMPARED = ("status", "attempt", "result_hash", "fingerprint", "effect_started")
+_BESIDE = ("failures", "fence", "owner", "rollback", "keep")
+_KEYED = ("pipeline", "task", "dataset", "operation", "checksum", "params_hash")
 _SHOWN_AS = {"reset": "failure"}
 """What the log calls a state that only the entries tell apart."""
 
@@ -42,7 +45,9 @@ class Logged:
     damage: str | None = None
     """Why its entries could not be read."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Pipeline, task, dataset and operation, as the log says, where that was asked for."""
+    """Pipeline, task, dataset and operation, as the log says."""
+    row: Row = field(default_factory=dict)
+    """All that the log says."""
 
     def state(self) -> State:
         """What its entries come to, with the result as far as it is kept."""
@@ -131,7 +136,7 @@ def logged(rows: Iterable[Row], archived: Mapping[str, Sequence[Entry]] | None =
             operation, first["label"] or operation, first["status"], first["attempt"], first["pointer"],
             bool(first["alive"]), result, first["result_hash"], first["fingerprint"], bool(first["effect_started"]),
             first["error"], entries, damage,
-            {name: first.get(name) for name in ("pipeline", "task", "dataset", "operation")},
+            {name: first[name] for name in _KEYED[:4]}, first,
         )  # fmt: skip
 
 
@@ -148,12 +153,15 @@ def examine(chain: Logged) -> list[Problem]:
     if any(each.broken for each in found):
         return found
     state = chain.state()
-    said, told = _said(chain), _told(state)
-    wrong = [name for name in told if said[name] != told[name]]
+    said, told = _said(chain), _told(chain, state)
+    wrong = [name for name in told if not _same(said[name], told[name])]
     if wrong:
         here, there = (", ".join(f"{name} {each[name]!r:.80}" for name in wrong) for each in (said, told))
         found.append(Problem("log", chain.operation, last, f"the log says {here}; its entries {there}"))
-    elif chain.result is not None and sha256(chain.result).hexdigest() != chain.result_hash:
+    elif not _is_of(chain, state):
+        told_so = "the log says what it is called, or the parts of its key, otherwise than its key was made of"
+        found.append(Problem("log", chain.operation, last, told_so))
+    elif not _kept(chain, state):
         found.append(
             Problem("payload", chain.operation, last, "the result that is kept is not the one that was hashed")
         )
@@ -184,15 +192,39 @@ def _said(chain: Logged) -> dict[str, Any]:
     except (ValueError, AttributeError):
         error, text = {}, chain.error
     shown = {"error": text, "remembered": bool(error.get("remembered")), "reset": bool(error.get("reset"))}
-    return {name: getattr(chain, name) for name in _COMPARED} | shown
+    beside = {name: chain.row[name] for name in _BESIDE}
+    return {name: getattr(chain, name) for name in _COMPARED} | beside | shown
 
 
-def _told(state: State) -> dict[str, Any]:
+def _told(chain: Logged, state: State) -> dict[str, Any]:
     """What its entries say of it."""
-    known = {name: getattr(state, name) for name in (*_COMPARED, "error", "remembered")}
+    known = {name: getattr(state, name) for name in (*_COMPARED, *_BESIDE, "error", "remembered")}
     known |= {"status": _SHOWN_AS.get(state.status, state.status), "reset": state.status == "reset"}
+    known["fence"] = chain.entries[-1].fence if chain.entries else 0
     if state.status == "success":
         del known["effect_started"]  # there is no doubt about it, however it was found out
     if state.status == "partial":
         del known["error"]  # why it could not be ended, or undone, is in the log alone
     return known
+
+
+def _same(said: object, told: object) -> bool:
+    """Times are kept as exactly as each database does."""
+    return said == told or (isinstance(said, float) and isinstance(told, int | float) and abs(said - told) < 0.001)
+
+
+def _is_of(chain: Logged, state: State) -> bool:
+    """Whether the row is that of its key, which is a hash of what the row says."""
+    label = chain.row["label"]
+    pipeline, task, dataset, operation, checksum, params_hash = parts = [chain.row[name] for name in _KEYED]
+    if not any(parts):
+        return digest_of_text(label) == chain.operation
+    made = digest_of(pipeline, task, dataset, operation, state.version, checksum, state.bucket, params_hash)
+    return made == chain.operation and label == label_of(pipeline, task, dataset, operation)
+
+
+def _kept(chain: Logged, state: State) -> bool:
+    """Whether the result is there as it was hashed, if there is one; one that is not kept for good may be gone."""
+    if chain.result is None:
+        return state.status != "success" or state.keep is not None
+    return sha256(chain.result).hexdigest() == chain.result_hash

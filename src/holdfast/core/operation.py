@@ -18,6 +18,8 @@ Row = Mapping[str, Any]
 LEASE = "@op:"
 """What the names of the leases begin with under which operations are done."""
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+OVERRUN = frozenset({"57014", "25P03"})
+"""Its statement took longer than it may, or was cancelled; or it took too long between two of them."""
 _SQLITE_PASSING = (5, 6)  # busy, locked
 _UNANSWERED = frozenset({"ConnectionError", "ConnectError", "TimeoutError", "Timeout", "TimeoutException"})
 """Python's own, and those of requests, httpx and aiohttp: what these inherit from, or are raised from."""
@@ -33,7 +35,9 @@ class StoredKey:
     task: None = None
     dataset: str | None = None
     operation: None = None
+    version: None = None
     checksum: None = None
+    bucket: None = None
     params_hash: None = None
     shard: None = None
     lock_key: None = None

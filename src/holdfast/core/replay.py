@@ -10,6 +10,12 @@ from holdfast.core import results
 from holdfast.core.operation import describe, mended
 from holdfast.core.wal import Entry
 
+_KEPT = (
+    "status", "attempt", "fence", "effect_started", "checkpoints", "result_hash", "error", "remembered", "fingerprint",
+    "failures", "open", "owner", "rollback", "keep", "version", "bucket", "resets", "sovereignty",
+)  # fmt: skip
+"""What is kept of a state when its entries are put away."""
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -31,6 +37,19 @@ class State:
     """Whether the error is one that is given again, and the function not called."""
     fingerprint: str | None = None
     """Of the payload that it was last claimed with."""
+    failures: int = 0
+    """Attempts that came to nothing since it was begun, done or reset; what was taken up to be mended is among them."""
+    open: bool = False
+    """Whether an attempt was claimed that has not ended, nor was taken up to be mended."""
+    owner: str | None = None
+    """The lease that it was last held under; None in a transaction."""
+    rollback: str | None = None
+    """The name of what undoes it."""
+    keep: float | None = None
+    """Seconds for which its result is kept, if not for good."""
+    version: str | None = None
+    bucket: str | None = None
+    """The parts of its key that are nowhere else in the log."""
     resets: int = 0
     sovereignty: bool = False
     number: int = 0
@@ -64,26 +83,34 @@ def step(state: State, entry: Entry) -> State:
     state = replace(state, number=entry.number, at=entry.at, fence=max(state.fence, entry.fence))
     match entry.kind:
         case "claimed":
+            told = entry.told
             return replace(state, status="partial", attempt=entry.attempt, effect_started=False, checkpoints={},
-                           result_hash=None, result=None, error=None, remembered=False,
-                           fingerprint=_text(entry.told.get("fingerprint")))  # fmt: skip
-        case "lock_acquired" if (state.status, state.attempt) == ("failure", entry.attempt) and state.effect_started:
-            return replace(state, status="partial", error=None)  # to undo what it did, which is under way from here on
+                           result_hash=None, result=None, error=None, remembered=False, open=True, keep=None,
+                           fingerprint=_text(told.get("fingerprint")), version=state.version or told.get("version"),
+                           bucket=state.bucket or told.get("bucket"))  # fmt: skip
+        case "lock_acquired":
+            return _taken(state, entry)
         case "effect_started":
             return replace(state, effect_started=True)
         case "checkpoint":
             told = entry.told
             return replace(state, checkpoints={**state.checkpoints, str(told.get("name")): told.get("value")})
         case "success":
-            return replace(state, status="success", result_hash=entry.payload_hash, result=entry.payload, error=None)
+            return replace(state, status="success", result_hash=entry.payload_hash, result=entry.payload, error=None,
+                           failures=0, open=False, keep=entry.told.get("keep"))  # fmt: skip
         case "failure":
             told = entry.told
-            return replace(state, status="failure", error=_text(told.get("error")), remembered="remembered" in told)
+            return replace(state, status="failure", error=_text(told.get("error")), remembered="remembered" in told,
+                           failures=state.failures + state.open, open=False)  # fmt: skip
         case "rollback":
             return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None,
-                           error=describe(mended("rollback", entry.told)), remembered=False)  # fmt: skip
+                           error=describe(mended("rollback", entry.told)), remembered=False, open=False,
+                           keep=None)  # fmt: skip
         case "reset":
-            names = ("attempt", "fence", "fingerprint", "sovereignty", "number", "at")
+            names = (
+                "attempt", "fence", "fingerprint", "owner", "rollback", "version", "bucket", "sovereignty", "number",
+                "at",
+            )  # fmt: skip
             kept = {name: getattr(state, name) for name in names}
             why = describe(mended("reset", entry.told))
             return State(entry.operation, status="reset", error=why, resets=state.resets + 1, **kept)
@@ -94,27 +121,28 @@ def step(state: State, entry: Entry) -> State:
     return state
 
 
+def _taken(state: State, entry: Entry) -> State:
+    """Somebody has its lock. What was under way before has come to nothing, unless it is who has just mended that; and
+    what failed and may have had an effect is under way again, to be undone."""
+    told = entry.told
+    state = replace(state, owner=told.get("owner"), rollback=told.get("rollback"))
+    if state.status == "partial" and state.attempt and "mended" not in told:
+        return replace(state, failures=state.failures + 1, open=False)
+    if (state.status, state.attempt) == ("failure", entry.attempt) and state.effect_started:
+        return replace(state, status="partial", error=None)
+    return state
+
+
 def snapshot(state: State) -> dict[str, Any]:
     """What an ``archived`` entry says of the entries before it, so that what comes after can be folded without them."""
-    return {
-        "status": state.status,
-        "attempt": state.attempt,
-        "effect_started": state.effect_started,
-        "checkpoints": dict(state.checkpoints),
-        "result_hash": state.result_hash,
-        "error": state.error,
-        "remembered": state.remembered,
-        "fingerprint": state.fingerprint,
-        "resets": state.resets,
-        "sovereignty": state.sovereignty,
-    }
+    return {name: getattr(state, name) for name in _KEPT}
 
 
 def _restored(state: State, entry: Entry) -> State:
     if state.attempt:  # the entries before it are there as well
         return state
-    told, known = entry.told.get("state"), snapshot(state)
-    return replace(state, **{name: told[name] for name in known if name in told}) if isinstance(told, dict) else state
+    told = entry.told.get("state")
+    return replace(state, **{name: told[name] for name in _KEPT if name in told}) if isinstance(told, dict) else state
 
 
 def _text(value: object) -> str | None:

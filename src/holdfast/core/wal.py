@@ -1,9 +1,9 @@
 """The log of operations, as values: entries, the chain that ties those of an operation together, and its proof.
 
 Each entry carries the hash of the one before it, and the log's ``wal_pointer`` says which is the last: one that was
-changed, taken out, put in or moved is found. Whoever can rewrite the whole chain and the pointer is found out only by a
-pointer that was kept elsewhere. What a payload was, a result for one, is hashed apart, so that it can expire while the
-chain stays provable. Nothing here reads a database or calls anything of the user's.
+changed, taken out, put in or moved is found. Whoever can rewrite the whole chain and the pointer, or take out both, is
+found out only by what was kept elsewhere. What a payload was, a result for one, is hashed apart, so that it can expire
+while the chain stays provable. Nothing here reads a database or calls anything of the user's.
 """
 
 from __future__ import annotations

@@ -364,12 +364,10 @@ select c.relname::text as name, pg_relation_size(c.oid) as bytes, coalesce(s.n_l
  where c.relnamespace = to_regnamespace(:schema)::oid and c.relkind = 'r' order by c.relname
 
 -- name: wal_chains
-select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, fingerprint, effect_started, error, pipeline, task, dataset, operation
-  from holdfast.wal_chains(:key, :since::double precision, :after, :most::int)
+select * from holdfast.wal_chains(array(select key from holdfast.wal_keys(:key, :since::double precision, :after, :most::int)))
 
 -- name: wal_latest
-select key, number, entries, label, status, attempt, pointer, alive, result, result_hash, fingerprint, effect_started, error
-  from holdfast.wal_latest(:most::int)
+select * from holdfast.wal_chains(array(select key from holdfast.wal_latest(:most::int)))
 
 -- name: wal_find
 select key from holdfast.wal_find(:hash)

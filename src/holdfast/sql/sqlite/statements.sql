@@ -398,7 +398,8 @@ select g.idem_key, g.attempt, json_extract(o.value, '$[0]'), json_extract(o.valu
   from json_each(:rows) e join holdfast_idempotency_log g on g.idem_key = e.value ->> 0 and g.wal_pointer = e.value ->> 1
   join json_each(coalesce(e.value ->> 11, '[]')) o;
 update holdfast_idempotency_log set status = value ->> 5, result = value ->> 6, result_hash = value ->> 7, error = value ->> 8, updated_at = {now},
-       wal_pointer = value ->> 2, failures = value ->> 9, effect_started = value ->> 10, expires_at = {now} + :keep
+       wal_pointer = value ->> 2, failures = value ->> 9, effect_started = value ->> 10,
+       expires_at = case value ->> 5 when 'success' then {now} + :keep end
   from json_each(:rows) where idem_key = value ->> 0 and wal_pointer = value ->> 1;
 insert into holdfast_wal (idem_key, number, at, entries)
 select g.idem_key, value ->> 3, {now}, value ->> 4 from json_each(:rows) join holdfast_idempotency_log g on g.idem_key = value ->> 0 and g.wal_pointer = value ->> 2
@@ -489,7 +490,8 @@ with known (key) as (
                         and (:since is null or at >= :since))
      order by key limit :most)
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
-       g.fingerprint, g.effect_started, g.error, g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation
+       g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback, g.expires_at - g.updated_at as keep,
+       g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 
@@ -498,7 +500,8 @@ with known (key) as (
     select idem_key from (select idem_key from holdfast_idempotency_log order by updated_at desc limit :most)
     union select idem_key from (select idem_key from holdfast_wal order by id desc limit :most))
 select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer as pointer, coalesce(g.alive, 0) as alive, g.result, g.result_hash,
-       g.fingerprint, g.effect_started, g.error
+       g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback, g.expires_at - g.updated_at as keep,
+       g.pipeline_id as pipeline, g.task_id as task, g.dataset_id as dataset, g.operation_type as operation, g.raw_checksum as checksum, g.params_hash
   from known k left join holdfast_operation g on g.idem_key = k.key left join holdfast_wal w on w.idem_key = k.key
  order by k.key, w.number;
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,7 +12,7 @@ from holdfast._async.primitives.operations.calling import call
 from holdfast._async.primitives.operations.governing import AsyncGovernance, NeedsReview
 from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._async.primitives.operations.running import AsyncRunning, Done
-from holdfast._wire import drivers
+from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import sleep
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
@@ -58,6 +58,8 @@ class AsyncAttempt(AsyncGovernance, ABC):
         """Whether the function was called: what goes wrong before is not tried again by itself."""
         self.late = True
         """What it writes in its transaction gets its place in the log when that is committed, and not before."""
+        self.unmended: Callable[..., Row] | None = None
+        """What is to be written when its transaction is undone: a rollback has failed, or a probe."""
         self._running = False
 
     async def begin(self) -> AsyncRunning | Outcome:
@@ -201,6 +203,13 @@ class AsyncAttempt(AsyncGovernance, ABC):
         if isinstance(error, BaseExceptionGroup):
             return any(map(self.transient, error.exceptions))
         return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether it is as if nobody had tried, where nothing is left of that: others were in its way, or the
+        connection was lost. What took too long is likely to do so again, and counts."""
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self.passes, error.exceptions))
+        return self.transient(error) and drivers.sqlstate(error) not in operation.OVERRUN
 
     def remembers(self, error: BaseException) -> bool:
         declared = isinstance(error, self.plan.terms.remember_errors)

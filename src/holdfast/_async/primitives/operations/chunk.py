@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._async.primitives.operations.calling import call, costing, place_of
 from holdfast._async.primitives.operations.external import AsyncExternal
+from holdfast._async.primitives.operations.notes import claimed
 from holdfast._async.primitives.operations.operation import measure
-from holdfast._async.primitives.operations.plan import AsyncPlan, kept
+from holdfast._async.primitives.operations.plan import AsyncPlan, kept, kept_for
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.within import claimed
 from holdfast._wire import Row, drivers, telemetry
 from holdfast._wire.aio_waiting import settled
 from holdfast._wire.clock import now
@@ -66,16 +66,18 @@ class AsyncChunk:
         self._prior = Prior.nothing(clock["now"])
         fence = self._grant.fence
 
+        locked = self._all.plan.locked(self._grant.name)
+
         @cache
-        def opening(fingerprint: str | None) -> list[Phrase]:
-            said = claimed(self._all.plan._replace(fingerprint=fingerprint))
-            notes = [("lock_acquired", None), *said, ("effect_started", None)]
+        def opening(fingerprint: str | None, version: str | None, bucket: str | None) -> list[Phrase]:
+            said = claimed(self._all.plan, fingerprint, version, bucket)
+            notes = [("lock_acquired", locked), *said, ("effect_started", None)]
             return [phrase(at, kind, 1, fence, self._prior.now, detail) for at, (kind, detail) in enumerate(notes, 1)]
 
         claims = []
         for digest, plan in self._plans.items():
             key = plan.key
-            began = opening(plan.fingerprint)
+            began = opening(plan.fingerprint, key.version, key.bucket)
             found, entries = link(named(digest), "", began)
             self._ours[digest] = pointer = f"{len(began)}:{found}"
             claims.append((
@@ -148,7 +150,7 @@ class AsyncChunk:
             said = {**told(error), "where": "result"}
             self._ends[digest] = ("partial", None, None, json.dumps(said), "0", "1", None)
             return Outcome("failed", False, 1, error=error)
-        op.note("success", payload_hash=result["result_hash"])
+        op.note("success", kept_for(plan.terms.keep), payload_hash=result["result_hash"])
         self._ends[digest] = ("success", *result.values(), None, "0", "1", op.told())
         return Outcome("success", False, 1, value=value)
 

@@ -12,9 +12,9 @@ from typing import Any, Self
 from holdfast._async.primitives.grant import AsyncLeaseGrant
 from holdfast._async.primitives.lease import AsyncLease
 from holdfast._async.primitives.operations.attempt import AsyncAttempt
-from holdfast._async.primitives.operations.plan import AsyncPlan, kept
+from holdfast._async.primitives.operations.notes import claim_noted
+from holdfast._async.primitives.operations.plan import AsyncPlan, kept, kept_for
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.within import claim_noted
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -70,8 +70,9 @@ class AsyncExternal(AsyncAttempt):
         except ValueError as error:
             await self._leave(op, {**told(error), "where": "result"})
             raise
-        op.note("success", payload_hash=result["result_hash"])
-        await self._close(op, "success", keep=self.plan.terms.keep, **result)
+        keep = self.plan.terms.keep
+        op.note("success", kept_for(keep), payload_hash=result["result_hash"])
+        await self._close(op, "success", keep=keep, failures=0, **result)
         return Outcome("success", False, op.attempt, value=value)
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
@@ -155,7 +156,7 @@ class AsyncExternal(AsyncAttempt):
         self.prior = prior._replace(failures=prior.failed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
             op.attempt, op.began = prior.attempt, True
-            op.note("lock_acquired")
+            op.note("lock_acquired", self._lock())
             if (state := await self._write(op, "partial", lock=plan.key.lock_key)) != "done":
                 return None, state
             outcome = await self._mend(op, prior, act)
@@ -163,7 +164,7 @@ class AsyncExternal(AsyncAttempt):
                 return outcome, "done"
             op.attempt, op.began = prior.attempt + 1, False
         else:
-            op.note("lock_acquired")
+            op.note("lock_acquired", self._lock())
         claim_noted(op, plan)
         if not plan.preconditions and not plan.terms.marks_effect and not self.is_sensitive:
             op.began = True
@@ -195,13 +196,16 @@ class AsyncExternal(AsyncAttempt):
                     return await self.succeed(op, done.result)
             op.released()
             op.attempt += 1
-            op.note("lock_acquired")
+            op.note("lock_acquired", {**self._lock(), "mended": True})
             op.attempt -= 1
             return None
         except Exception as error:
             if self._grant is not None:  # else it is written down already, or refused
                 await self._leave(op, {**told(error), "where": act.name.lower()})
             raise
+
+    def _lock(self) -> dict[str, Any]:
+        return self.plan.locked(self.held.name) or {}
 
     async def save(self, op: AsyncRunning) -> None:
         """What it has noted."""

@@ -85,7 +85,7 @@ class AsyncMending(AsyncExternal):
     async def _outside(self, prior: Prior) -> AsyncRunning:
         """The operation as it stands; nothing that follows is a new attempt."""
         op = AsyncRunning(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self.held.fence)
-        op.note("lock_acquired")
+        op.note("lock_acquired", self._lock())
         return op
 
     async def _end(

@@ -61,6 +61,13 @@ class AsyncPlan(NamedTuple):
         lock = lock_key(self.key.dataset, "")
         return {"key": "", "lock": lock, "lease": lease_of(lock)}
 
+    def locked(self, owner: str | None = None) -> dict[str, str] | None:
+        """What the log says of its lock: the lease that it is held under, and what would undo the attempt."""
+        if owner is None and self.handler is None:
+            return None  # as in most transactions
+        said = {"owner": owner, "rollback": self.handler}
+        return {name: value for name, value in said.items() if value is not None}
+
     def parameters(self, op: AsyncRunning, status: str, **more: Any) -> Row:
         """What is written of it, with the entries that are waiting."""
         key, written = self.key, op.chain.waiting()
@@ -94,3 +101,8 @@ def kept(value: Any) -> dict[str, Any]:
     """A result as it is written; ValueError when it cannot be."""
     encoded = results.encode(value)
     return {"result": encoded.hex(), "result_hash": sha256(encoded).hexdigest()}
+
+
+def kept_for(keep: float | None) -> dict[str, float] | None:
+    """What the entry of a success says of its result."""
+    return None if keep is None else {"keep": keep}

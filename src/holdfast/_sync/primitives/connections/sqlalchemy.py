@@ -29,6 +29,8 @@ class SqlAlchemy:
         self._database, self._what = database, what
         self._connection = subject_of(connection)
         self._driver: Any = None
+        self._used: tuple[Any, int] | None = None
+        """What was written on first, and how often that had been committed by then."""
 
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())
@@ -58,6 +60,10 @@ class SqlAlchemy:
         """SQLAlchemy executes nothing in a block whose transaction was ended."""
         return FAILED if drivers.failed(self._driver) else None
 
+    def committed(self) -> bool:
+        """Whether the transaction that was first written in was, by whoever."""
+        return self._used is not None and drivers.commits(self._used[0]) > self._used[1]
+
     def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
 
@@ -81,6 +87,8 @@ class SqlAlchemy:
         connection = self._checked()
         if drivers.would_autocommit(connection):
             raise ValueError(AUTOCOMMIT)
+        if self._used is None:
+            self._used = connection, drivers.commits(connection)
         for sql in script(self._database, statement, ":{}"):
             with encodable():
                 result = connection.execute(text(sql), parameters)

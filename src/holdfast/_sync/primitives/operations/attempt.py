@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,7 +13,7 @@ from holdfast._sync.primitives.operations.calling import call
 from holdfast._sync.primitives.operations.governing import Governance, NeedsReview
 from holdfast._sync.primitives.operations.plan import Plan
 from holdfast._sync.primitives.operations.running import Done, Running
-from holdfast._wire import drivers
+from holdfast._wire import Row, drivers
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import sleep
@@ -59,6 +59,8 @@ class Attempt(Governance, ABC):
         """Whether the function was called: what goes wrong before is not tried again by itself."""
         self.late = True
         """What it writes in its transaction gets its place in the log when that is committed, and not before."""
+        self.unmended: Callable[..., Row] | None = None
+        """What is to be written when its transaction is undone: a rollback has failed, or a probe."""
         self._running = False
 
     def begin(self) -> Running | Outcome:
@@ -202,6 +204,13 @@ class Attempt(Governance, ABC):
         if isinstance(error, BaseExceptionGroup):
             return any(map(self.transient, error.exceptions))
         return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether it is as if nobody had tried, where nothing is left of that: others were in its way, or the
+        connection was lost. What took too long is likely to do so again, and counts."""
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self.passes, error.exceptions))
+        return self.transient(error) and drivers.sqlstate(error) not in operation.OVERRUN
 
     def remembers(self, error: BaseException) -> bool:
         declared = isinstance(error, self.plan.terms.remember_errors)

@@ -13,9 +13,9 @@ from typing import Any, Self
 from holdfast._sync.primitives.grant import LeaseGrant
 from holdfast._sync.primitives.lease import Lease
 from holdfast._sync.primitives.operations.attempt import Attempt
-from holdfast._sync.primitives.operations.plan import Plan, kept
+from holdfast._sync.primitives.operations.notes import claim_noted
+from holdfast._sync.primitives.operations.plan import Plan, kept, kept_for
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import claim_noted
 from holdfast._wire import drivers
 from holdfast._wire.clock import now
 from holdfast._wire.log import logger
@@ -71,8 +71,9 @@ class External(Attempt):
         except ValueError as error:
             self._leave(op, {**told(error), "where": "result"})
             raise
-        op.note("success", payload_hash=result["result_hash"])
-        self._close(op, "success", keep=self.plan.terms.keep, **result)
+        keep = self.plan.terms.keep
+        op.note("success", kept_for(keep), payload_hash=result["result_hash"])
+        self._close(op, "success", keep=keep, failures=0, **result)
         return Outcome("success", False, op.attempt, value=value)
 
     def fail(self, op: Running, error: BaseException) -> bool:
@@ -156,7 +157,7 @@ class External(Attempt):
         self.prior = prior._replace(failures=prior.failed)
         if act in (Act.ROLL_BACK, Act.VERIFY):
             op.attempt, op.began = prior.attempt, True
-            op.note("lock_acquired")
+            op.note("lock_acquired", self._lock())
             if (state := self._write(op, "partial", lock=plan.key.lock_key)) != "done":
                 return None, state
             outcome = self._mend(op, prior, act)
@@ -164,7 +165,7 @@ class External(Attempt):
                 return outcome, "done"
             op.attempt, op.began = prior.attempt + 1, False
         else:
-            op.note("lock_acquired")
+            op.note("lock_acquired", self._lock())
         claim_noted(op, plan)
         if not plan.preconditions and not plan.terms.marks_effect and not self.is_sensitive:
             op.began = True
@@ -196,13 +197,16 @@ class External(Attempt):
                     return self.succeed(op, done.result)
             op.released()
             op.attempt += 1
-            op.note("lock_acquired")
+            op.note("lock_acquired", {**self._lock(), "mended": True})
             op.attempt -= 1
             return None
         except Exception as error:
             if self._grant is not None:  # else it is written down already, or refused
                 self._leave(op, {**told(error), "where": act.name.lower()})
             raise
+
+    def _lock(self) -> dict[str, Any]:
+        return self.plan.locked(self.held.name) or {}
 
     def save(self, op: Running) -> None:
         """What it has noted."""

@@ -86,7 +86,7 @@ class Mending(External):
     def _outside(self, prior: Prior) -> Running:
         """The operation as it stands; nothing that follows is a new attempt."""
         op = Running(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self.held.fence)
-        op.note("lock_acquired")
+        op.note("lock_acquired", self._lock())
         return op
 
     def _end(self, op: Running, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -48,18 +49,19 @@ class Operation:
         return run(self._plan(), self._tx, function, args, kwargs)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome]:
-        """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments. Unless a
-        payload was given, the arguments are it, however they are passed, but for the ``self`` or ``cls`` of a method:
-        the same key with others is KeyReused."""
+        """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments as they
+        are passed. Unless a payload was given, the arguments are it, however they are passed or left to their default,
+        but for the ``self`` or ``cls`` of a method: the same key with others is KeyReused."""
         check_called(function, "what is decorated")
         check_function(function)
         named = function if hasattr(function, "__qualname__") else type(function)  # a functools.partial has no name
         name, signature = f"{named.__module__}.{named.__qualname__}", _taken(function)
+        defaults = _defaults(signature)
 
         @wraps(function)
         def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
             # What does not fit is an error before there is an attempt.
-            bound = signature.bind(*args, **kwargs).arguments
+            bound = {**defaults, **signature.bind(*args, **kwargs).arguments}
             given = {each: value for each, value in bound.items() if each not in ("self", "cls")}
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
             sent = self._fingerprint or digest((name, given), "the arguments")
@@ -150,6 +152,17 @@ def _taken(function: Function) -> Signature:
     except ValueError:  # one that is not written in Python
         found = inspect.signature(lambda *args, **kwargs: None)
     return found.replace(parameters=[each for name, each in found.parameters.items() if name != "op"])
+
+
+def _defaults(signature: Signature) -> dict[str, Any]:
+    """What an argument is that is not given; but for what has no single meaning, a sentinel say, which nobody sends."""
+    found = {}
+    for name, each in signature.parameters.items():
+        if each.default is not each.empty:
+            with suppress(ValueError, TypeError):
+                digest(each.default)
+                found[name] = each.default
+    return found
 
 
 def attempt_of(plan: Plan, tx: Any) -> Attempt:

@@ -8,24 +8,25 @@ there before the commit, so a process that dies leaves nothing, and whoever wait
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from holdfast._sync.primitives.connections import Connection, recognise
 from holdfast._sync.primitives.connections.phrasing import ENDED
-from holdfast._sync.primitives.connections.psycopg import Psycopg
-from holdfast._sync.primitives.connections.sqlalchemy import subject_of
+from holdfast._sync.primitives.connections.sqlalchemy import SqlAlchemy, subject_of
+from holdfast._sync.primitives.connections.sqlite import Sqlite3
 from holdfast._sync.primitives.operations.attempt import Attempt, around
-from holdfast._sync.primitives.operations.plan import Plan, as_told, kept
-from holdfast._sync.primitives.operations.running import Running
+from holdfast._sync.primitives.operations.notes import claim_noted, failure, left, success, unmended
+from holdfast._sync.primitives.operations.plan import Plan
+from holdfast._sync.primitives.operations.running import Done, Running
 from holdfast._sync.primitives.operations.transactions import ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import here
 from holdfast.core.errors import HoldfastError
-from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, failed, in_progress, told
+from holdfast.core.operation import Act, Begun, Prior, collides, entries_in, in_progress
 from holdfast.core.outcome import Outcome
 
 PASSES = 10
@@ -67,6 +68,8 @@ class Within(Attempt):
                     return ready(self, act, prior, asked_at)
             except BaseException:
                 self._undo()
+                if self.unmended is not None:
+                    aside(self, self.unmended())
                 raise
             self._leave()
             if (outcome := self.locked(prior, asked, started)) is not None:
@@ -86,7 +89,7 @@ class Within(Attempt):
         self._undo()
         if over:
             aside(self, left(self, op, error))
-        elif self.transient(error):
+        elif self.passes(error):
             self._passes += 1
             return collides(error, drivers.sqlstate(error)) and self._passes <= PASSES
         elif isinstance(error, Exception):
@@ -155,7 +158,8 @@ class Joined(Attempt):
                 try:
                     return ready(self, act, prior, asked_at)
                 except BaseException as error:
-                    self._undo(error)
+                    if self._undo(error) and self.unmended is not None:
+                        self._record(self.unmended(began=self._began, late=True))
                     raise
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
                 self.escalate(prior)
@@ -199,8 +203,8 @@ class Joined(Attempt):
         undone = self._undo(error)
         if over and not self._is_file:  # that may be the caller's still
             aside(self, left(self, op, error))
-        elif undone and not over and isinstance(error, Exception) and not self.transient(error):
-            self._record(op, error)
+        elif undone and not over and isinstance(error, Exception) and not self.passes(error):
+            self._record(failure(self, op, error, began=self._began, late=True))
         return False
 
     def _undo(self, error: BaseException) -> bool:
@@ -214,9 +218,9 @@ class Joined(Attempt):
             return False
         return self._known.in_transaction()
 
-    def _record(self, op: Running, error: Exception) -> None:
+    def _record(self, parameters: Row) -> None:
         """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""
-        row = self._known.write("operation_end", failure(self, op, error, began=self._began, late=True))
+        row = self._known.write("operation_end", parameters)
         if row["state"] != "done":
             raise self._overtaken()
 
@@ -246,11 +250,14 @@ def within(plan: Plan, connection: Any) -> Within | Joined:
 
 
 def is_over(known: Connection, began: str | None, error: BaseException) -> bool:
-    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. psycopg
-    refuses commit() and rollback(), so it takes a statement; elsewhere a function may well roll back before it raises,
-    and what it has done cannot be told. Nor can it of a transaction that has failed."""
-    if not isinstance(known, Psycopg) or not isinstance(error, Exception):
+    """Whether the function has ended the transaction before it raised that, so that what it wrote may be there. One may
+    well roll back before it raises, and leaves nothing: SQLAlchemy tells the two apart, sqlite3 does not. psycopg
+    refuses commit() and rollback(), so it takes a statement; whether there was one cannot be told of a transaction that
+    has failed."""
+    if not isinstance(error, Exception) or isinstance(known, Sqlite3):
         return False
+    if isinstance(known, SqlAlchemy):
+        return known.committed()
     if known.broken() == ENDED:
         return True
     try:
@@ -293,65 +300,29 @@ def ready(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Running 
     """It is ours: mend what a dead attempt left, and begin the next one."""
     plan = attempt.plan
     op = Running(plan.key, prior, asked_at, attempt=prior.attempt + 1)
-    if act is Act.VERIFY and plan.verify is not None:
-        done = attempt.probe(plan.verify, prior, asked_at)
+    if act in (Act.ROLL_BACK, Act.VERIFY):
+        try:
+            done = _mend(attempt, act, prior, asked_at)
+        except Exception as error:
+            if not attempt.passes(error):
+                attempt.unmended = partial(unmended, plan, act, prior, asked_at, error)
+            raise
         if done is not None:
             op.attempt = prior.attempt
-            op.note("lock_acquired")
+            op.note("lock_acquired", plan.locked())
             return attempt.succeed(op, done.result)
-    op.note("lock_acquired")
-    if act is Act.ROLL_BACK and plan.rollback is not None:
-        attempt.undo(plan.rollback, prior, asked_at)
+    op.note("lock_acquired", plan.locked())
+    if act is Act.ROLL_BACK:
         op.note("rollback", {"attempt": prior.attempt, "name": plan.handler})
     claim_noted(op, plan)
     op.began = True  # it is not known outside before it is whole
     return op
 
 
-def claim_noted(op: Running, plan: Plan) -> None:
-    op.bury()
-    for kind, detail in claimed(plan):
-        op.note(kind, detail)
-
-
-def claimed(plan: Plan) -> list[tuple[str, dict[str, Any] | None]]:
-    """An attempt begins: who and why; and that it concerns a sovereign dataset, if it does."""
-    terms = plan.terms
-    said = {"actor": terms.actor, "justification": terms.justification, "fingerprint": plan.fingerprint}
-    told = {name: value for name, value in said.items() if value is not None} if any(said.values()) else None
-    if any(plan.lineage):
-        told = (told or {}) | plan.lineage.detail()
-    if not terms.sovereign:
-        return [("claimed", told)]
-    return [("claimed", told), ("sovereignty", {"dataset": plan.key.dataset, "sovereignty_event": True})]
-
-
-def success(attempt: Attempt, op: Running, value: Any, began: str | None) -> Row:
-    """What is written with the effect. ``began``: the transaction that it has to be in."""
-    result = kept(value)
-    op.chain.mark()
-    op.note("success", payload_hash=result["result_hash"])
-    op.released()
-    keep, late = attempt.plan.terms.keep, attempt.late or None
-    known = attempt.plan.parameters(op, "success", keep=keep, began=began, late=late, **result)
-    return {**known, "told": as_told(known)}
-
-
-def left(attempt: Attempt, op: Running, error: BaseException) -> Row:
-    """What is written of an attempt whose function has ended the transaction: what it wrote may be there."""
-    op.chain.take_back()
-    op.note("effect_started")
-    op.released()
-    said = json.dumps(told(error, where="commit"))
-    return attempt.plan.parameters(op, "partial", error=said, failures=attempt.prior.failed)
-
-
-def failure(attempt: Attempt, op: Running, error: Exception, **more: Any) -> Row:
-    """What is written of an attempt that nothing came of."""
-    said = told(error, remembered=attempt.remembers(error))
-    op.began = False
-    op.chain.take_back()  # a success that was not committed was none
-    op.note("failure", failed(said))
-    op.released()
-    known = attempt.plan.parameters(op, "failure", error=json.dumps(said), failures=attempt.prior.failed + 1, **more)
-    return {**known, "told": as_told(known)}
+def _mend(attempt: Attempt, act: Act, prior: Prior, asked_at: float) -> Done | None:
+    plan = attempt.plan
+    if act is Act.ROLL_BACK and plan.rollback is not None:
+        attempt.undo(plan.rollback, prior, asked_at)
+    elif plan.verify is not None:
+        return attempt.probe(plan.verify, prior, asked_at)
+    return None

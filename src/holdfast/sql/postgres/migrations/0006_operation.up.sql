@@ -34,7 +34,7 @@ comment on column holdfast.idempotency_log.label is 'as people would call it: th
 comment on column holdfast.idempotency_log.owner is 'the lease that the last attempt was made under; null when it was made in a transaction';
 comment on column holdfast.idempotency_log.rollback is 'the name of the function that undoes it';
 comment on column holdfast.idempotency_log.effect_started is 'the last attempt may have had an effect that nobody has undone';
-comment on column holdfast.idempotency_log.failures is 'attempts that came to nothing since it was begun or reset';
+comment on column holdfast.idempotency_log.failures is 'attempts that came to nothing since it was begun, done or reset';
 create index idempotency_log_unfinished on holdfast.idempotency_log (updated_at) where status <> 'success';
 create index idempotency_log_kin on holdfast.idempotency_log (dataset_id, operation_type, raw_checksum, params_hash) where dataset_id is not null;
 
@@ -325,7 +325,8 @@ begin
     perform holdfast.object_fence(operation_finish_many.owner, operation_finish_many.token);
     update holdfast.idempotency_log g
        set status = a.status, result = decode(a.result, 'hex'), result_hash = a.result_hash, error = a.error, updated_at = at, wal_pointer = a.pointer,
-           failures = a.failures::int, effect_started = a.effect_started::boolean, expires_at = at + make_interval(secs => keep)
+           failures = a.failures::int, effect_started = a.effect_started::boolean,
+           expires_at = case a.status when 'success' then at + make_interval(secs => keep) end
       from unnest(k, string_to_array(expected, chr(31)), p, string_to_array(statuses, chr(31)), string_to_array(results, chr(31), ''),
                   string_to_array(result_hashes, chr(31), ''), string_to_array(errors, chr(31), ''), string_to_array(operation_finish_many.failures, chr(31)),
                   string_to_array(effects_started, chr(31)))

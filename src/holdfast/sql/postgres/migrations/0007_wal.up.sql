@@ -3,55 +3,54 @@
 create index idempotency_log_expiring on holdfast.idempotency_log (expires_at) where result is not null and expires_at is not null;
 create index idempotency_log_updated on holdfast.idempotency_log (updated_at);
 
--- The chains of some operations, by key, with what the log says of each; "after" is the key where the last page ended. A
--- key that only one of the two tables knows is told as well: somebody took it out of the other.
-create function holdfast.wal_chains(only_key text, since double precision, after text, most int)
-returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
-               fingerprint text, effect_started boolean, error text,
-               pipeline text, task text, dataset text, operation text)
+-- The keys of a page of operations; "after" is the key where the last page ended. One that only one of the two tables knows is told as
+-- well: somebody took it out of the other.
+create function holdfast.wal_keys(only_key text, since double precision, after text, most int) returns table (key text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
 declare
     begun timestamptz := to_timestamp(since);
     low text := coalesce(only_key, after, '');
     high text := coalesce(only_key, 'g');  -- above every hexadecimal digit
 begin
     return query
-    with known as (
-        (select g.idem_key from holdfast.idempotency_log g
-          where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
-          order by 1 limit most)
-        union
-        (select w.idem_key from holdfast.wal w
-          where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
-          group by 1 order by 1 limit most)
-        order by 1 limit most)
-    select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
-           coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
-           encode(g.result, 'hex'), g.result_hash, g.fingerprint, g.effect_started, g.error, g.pipeline_id, g.task_id, g.dataset_id, g.operation_type
-      from known k left join holdfast.idempotency_log g on g.idem_key = k.idem_key left join holdfast.wal w on w.idem_key = k.idem_key
-     order by 1, 2;
+    (select g.idem_key from holdfast.idempotency_log g
+      where g.idem_key between low and high and g.idem_key is distinct from after and (begun is null or g.updated_at >= begun)
+      order by 1 limit most)
+    union
+    (select w.idem_key from holdfast.wal w
+      where w.idem_key between low and high and w.idem_key is distinct from after and (begun is null or w.at >= begun)
+      group by 1 order by 1 limit most)
+    order by 1 limit most;
 end $$;
 
 -- The same of those that were touched last, in either table.
-create function holdfast.wal_latest(most int)
+create function holdfast.wal_latest(most int) returns table (key text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    return query
+    (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit most)
+    union
+    select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w;
+end $$;
+
+-- Their chains, by key, with what the log says of each. keep: for how many seconds its result was to be kept.
+create function holdfast.wal_chains(keys text[])
 returns table (key text, number int, entries text, label text, status text, attempt int, pointer text, alive boolean, result text, result_hash text,
-               fingerprint text, effect_started boolean, error text)
+               fingerprint text, effect_started boolean, error text, failures int, fence bigint, owner text, rollback text, keep double precision,
+               pipeline text, task text, dataset text, operation text, checksum text, params_hash text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     return query
-    with known as (
-        (select g.idem_key from holdfast.idempotency_log g order by g.updated_at desc limit most)
-        union
-        select w.idem_key from (select w.idem_key from holdfast.wal w order by w.horizon desc, w.place desc limit most) w)
-    select k.idem_key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
+    select k.key, w.number, w.entries, g.label, g.status, g.attempt, g.wal_pointer,
            coalesce(g.status = 'partial' and g.owner is not null and holdfast.operation_alive(g.owner, g.fence), false),
-           encode(g.result, 'hex'), g.result_hash, g.fingerprint, g.effect_started, g.error
-      from known k  -- each looked up by its key: a plan that reads all of the log is never the better one
-      left join lateral (select * from holdfast.idempotency_log g where g.idem_key = k.idem_key offset 0) g on true
-      left join lateral (select * from holdfast.wal w where w.idem_key = k.idem_key offset 0) w on true
-     order by 1, 2;
+           encode(g.result, 'hex'), g.result_hash, g.fingerprint, g.effect_started, g.error, g.failures, g.fence, g.owner, g.rollback,
+           extract(epoch from g.expires_at - g.updated_at)::double precision,
+           g.pipeline_id, g.task_id, g.dataset_id, g.operation_type, g.raw_checksum, g.params_hash
+      from unnest(keys) k (key)  -- each looked up by its key: a plan that reads all of the log is never the better one
+      left join lateral (select * from holdfast.idempotency_log g where g.idem_key = k.key offset 0) g on true
+      left join lateral (select * from holdfast.wal w where w.idem_key = k.key offset 0) w on true
+     order by k.key collate "C", w.number;
 end $$;
 
 -- Which operation has a row of entries that ends with that hash, or, if that is put away, goes on from it. Reads the whole log: it is
@@ -158,7 +157,7 @@ begin
            'holdfast.outbox'::regclass, 'holdfast.review'::regclass);
 end $$;
 
-revoke all on function holdfast.wal_chains(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int),
+revoke all on function holdfast.wal_keys(text, double precision, text, int), holdfast.wal_latest(int), holdfast.wal_chains(text[]), holdfast.wal_find(text), holdfast.wal_read(bigint, xid8, bigint, int),
     holdfast.wal_settle(),
     holdfast.operation_expire(int), holdfast.review_close(text, text, text), holdfast.operation_health(double precision, int), holdfast.operation_indexes() from public;
 
