@@ -220,7 +220,7 @@ async def test_one_command_at_a_time_and_who_waits_in_vain_is_told(
     gate = {"name": "dot_config", "seconds": 60}
     await run(http, "gate.open", parameters=gate)
     taken = await run(http, "gate.open", 409, parameters=gate)
-    assert taken["detail"].startswith("lease '@gate:dot_config' is held by")
+    assert taken["detail"].startswith("gate 'dot_config' is open already: it is held by")
 
 
 async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncClient) -> None:
