@@ -20,6 +20,7 @@ from tests.guard.instances import ends_at
         (("--strict",), "are for --guard"), (("--heartbeat", "1"), "are for --guard"),
         (("--wipe-on-start",), "are for --guard"), (("--guard", "--holder", "me"), "exclude each other"),
         (("--guard", "--ttl", "5", "--heartbeat", "3"), "ttl must be clearly above heartbeat"),
+        (("--guard", "--heartbeat", "0"), "heartbeat must be 0.001 seconds or more, not 0"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_and_nothing_runs(sqlite_url: str, options: tuple[str, ...], why: str) -> None:

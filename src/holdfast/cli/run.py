@@ -91,6 +91,8 @@ def run_here(
 
 def _check_heartbeat(ttl: float, heartbeat: float | None) -> None:
     """As the guard in Python asks for."""
+    if heartbeat is not None and not heartbeat >= 0.001:
+        raise ValueError(f"heartbeat must be 0.001 seconds or more, not {heartbeat:g}")
     if heartbeat is not None and ttl < 2 * heartbeat:
         raise ValueError(
             f"ttl must be clearly above heartbeat, twice at least: ttl={ttl:g} and heartbeat={heartbeat:g} leave no "
