@@ -53,7 +53,7 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
     """
     from holdfast.integrations.sinks import open_sink
 
-    sys.path.insert(0, "")
+    sys.path.append("")  # at the end: nothing of this folder stands in for what is installed
     with connected(context) as client:
         made = client.relay(name, open_sink(sink), tries=tries, poll=poll)
         if once:
