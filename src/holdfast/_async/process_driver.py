@@ -278,8 +278,10 @@ def _backend(value: Any) -> Backend:
 
 
 def _gone(value: Any) -> bool:
-    """204, or how it is while it is being ended: what says neither is no answer to a delete."""
-    return value is None or not _backend(value)
+    """By 204. Else it says how it is while it is being ended: what says neither is no answer to a delete."""
+    if value is not None:
+        _backend(value)
+    return value is None
 
 
 def _event(told: Any) -> tuple[str, DriverEvent | None]:
