@@ -6,6 +6,7 @@ import json
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -140,6 +141,21 @@ def test_a_connection_serves_many_requests_and_a_slow_one_arrives_whole(daemon: 
             received = line.recv(65536)
             assert received, answer
             answer += received
+
+
+def test_streams_leave_room_for_whoever_asks_a_question(daemon: Daemon) -> None:
+    """Logs that are followed, say: whoever may read them could keep all the others out."""
+    with ExitStack() as lines:
+
+        def watch() -> int:
+            line = lines.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            line.settimeout(20)
+            line.connect(str(daemon.folder / "driver.sock"))
+            line.sendall(b"GET /v1/watch HTTP/1.1\r\nHost: x\r\n\r\n")
+            return status(line.recv(100))
+
+        assert [watch() for _ in range(514)] == [200] * 256 + [503] * 258, "some are left for questions"
+        assert daemon.client().list() == []
 
 
 def test_the_socket_and_everything_in_the_folder_are_for_its_owner_alone(daemon: Daemon) -> None:

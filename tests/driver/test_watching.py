@@ -68,6 +68,19 @@ def test_following_a_log_gives_it_as_it_is_written_and_ends_with_the_sandbox(dae
     assert refused.value.status == 404
 
 
+def test_whoever_hangs_up_is_noticed_although_the_sandbox_writes_nothing(daemon: Daemon) -> None:
+    """Else its connection is kept for as long as the sandbox is quiet: 512 of them, and nobody was let in any more."""
+    client = daemon.client()
+    client.create("quiet", ["sleep", "1000"], grace=0.1)
+    files = Path(f"/proc/{daemon.process.pid}/fd")
+    before = len([*files.iterdir()])
+    lines = [client._open("GET", "/v1/sandboxes/quiet/log?follow=true")[0] for _ in range(20)]
+    assert len([*files.iterdir()]) > before + 10
+    for line in lines:
+        line.close()
+    eventually(lambda: len([*files.iterdir()]) < before + 10, "they are closed")
+
+
 def test_a_watch_that_was_cut_goes_on_with_what_it_missed_and_repeats_nothing(daemon: Daemon) -> None:
     client = daemon.client()
     first = client.watch()

@@ -40,7 +40,7 @@ class ProcessDriver:
             raise ValueError("no address and no HOLDFAST_DRIVER: where is the driver?")
         self.address, self._timeout = address, check_seconds(timeout, "timeout", 0.001, MAX_TTL)
         self._host, self._port = place(address)
-        token = token or os.environ.get("HOLDFAST_DRIVER_TOKEN", "").strip()  # a file's, with the end of its line
+        token = token or os.environ.get("HOLDFAST_DRIVER_TOKEN")
         if token and not (token.isascii() and token.isprintable()):  # its value is not repeated: it is a secret
             raise ValueError("token must be printable ASCII")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -279,7 +279,7 @@ def _backend(value: Any) -> Backend:
 
 
 def _gone(value: Any) -> bool:
-    """204, or how it is while it is being ended: what says neither is no answer to a delete."""
+    """By 204. Else it says how it is while it is being ended: what says neither is no answer to a delete."""
     if value is not None:
         _backend(value)
     return value is None

@@ -10,14 +10,16 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
 HEAD_BYTES, BODY_BYTES = 16_384, 2**20
-READ_WITHIN, IDLE = 10.0, 75.0
-CONNECTIONS = 512
+READ_WITHIN, IDLE, LOOK_EVERY = 10.0, 75.0, 0.5
+CONNECTIONS, STREAMS = 512, 256
+"""At a time; and how many of them may be streams, which may have no end: whoever has a question gets through."""
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*?)[ \t]*")
 
@@ -62,6 +64,7 @@ class Server:
 
     def __init__(self, handle: Handler, failed: Callable[[Request, Exception], None]) -> None:
         self._handle, self._failed = handle, failed
+        self._streams = 0
         self._tasks: dict[asyncio.Task[None], bool] = {}
         """Those that serve a connection, and whether one may be cut: it is idle, or a stream that has no end."""
 
@@ -114,10 +117,33 @@ class Server:
         except Exception as error:
             self._failed(request, error)
             answer = _problem(Problem(500, "the driver failed; its log says more"), request.id)
+        if answer.stream is not None and self._streams >= STREAMS:
+            keep, answer = False, _problem(Problem(503, "too many watches and logs", {"Retry-After": "1"}), request.id)
         answer.headers["X-Request-Id"] = request.id
-        self._tasks[task] = answer.stream is not None
-        await _send(writer, answer, close=not keep, bare=request.method == "HEAD")
+        if answer.stream is None:
+            await _send(writer, answer, close=not keep, bare=request.method == "HEAD")
+            return keep
+        self._tasks[task] = True
+        async with self._heard(task, reader):
+            await _send(writer, answer, close=not keep)
         return keep
+
+    @asynccontextmanager
+    async def _heard(self, task: asyncio.Task[None], reader: asyncio.StreamReader) -> AsyncIterator[None]:
+        """A stream, as long as somebody hears it: one with nothing to tell, the log of a quiet sandbox, would never
+        learn that nobody does."""
+
+        async def listen() -> None:
+            while not reader.at_eof():  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_EVERY)
+            task.cancel()
+
+        listening, self._streams = asyncio.create_task(listen()), self._streams + 1
+        try:
+            yield
+        finally:
+            listening.cancel()
+            self._streams -= 1
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes | None:
@@ -198,7 +224,7 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer, *, close: bool, ba
     lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     writer.write("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + (b"" if bare else body))
-    if answer.stream is not None and not bare:
+    if answer.stream is not None:
         async for part in answer.stream:
             writer.write(b"%x\r\n%b\r\n" % (len(part), part))
             await writer.drain()

@@ -26,7 +26,7 @@ SWEEP_EVERY, STRAYS_EVERY, SESSIONS_EVERY, FORGET_EVERY = 10.0, 30.0, 1.0, 3600.
 
 _SHARE, _LONGEST = 10, 10.0
 """What takes long is done less often: among the sessions of a week it takes its time to find those that are active, and
-requests wait for the database meanwhile. Within bounds: the time may have been that of a database that was away."""
+requests wait for the database meanwhile."""
 
 router = APIRouter()
 
@@ -70,4 +70,5 @@ async def _again(term: Any, every: float, duty: Callable[[], Awaitable[None]]) -
             )
             if term.stopping.is_set():  # it was on its way out, and nobody tells it again
                 return
+            began = clock()  # the time was that of a database that was away
         await asyncio.sleep(max(every, min(_SHARE * (clock() - began), _LONGEST)) * random.uniform(0.9, 1.1))
