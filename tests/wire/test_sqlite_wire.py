@@ -269,8 +269,10 @@ async def test_an_open_that_is_cancelled_leaves_no_thread_however_it_ends(tmp_pa
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
-            while set(threading.enumerate()) - before:
-                await asyncio.sleep(0.01)
+            for thread in set(threading.enumerate()) - before:
+                if thread.name == "holdfast-sqlite":
+                    await asyncio.to_thread(thread.join, LONG)
+                    assert not thread.is_alive()
 
 
 def test_a_renewal_that_came_too_late_by_one_statement_says_so(raw: Raw) -> None:
