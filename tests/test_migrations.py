@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._sync.engines import migrate
 from holdfast._sync.primitives.operations import chunk
-from holdfast._wire.postgres import PostgresSession
 from holdfast.core.errors import EngineError, Refused
 from holdfast.sql import Dialect, Migration, migrations, split, statements
 from tests.conftest import MAJORS, NEWEST, fresh, migrated, server
@@ -148,27 +148,34 @@ def test_many_processes_migrate_at_once(bare: str) -> None:
 
 
 def test_whoever_comes_second_waits_for_longer_than_a_lock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one may take its time, as when a standby is away: the session's own limit is not the end of it."""
-    url, known = server().database(), statements("postgres")["session_tune"]
+    """The first one may take its time, as when a standby is away: the session's own limit is not the end of it. For a
+    transaction on the tables it is: whatever else wants them waits behind us."""
+    url, ours = server().database(), statements("postgres", "holdfast")
+    known, lock = ours["session_tune"], ours["migrate_lock"].steps[0].sql.encode()
     [step] = known.steps
     hasty = known._replace(steps=(step._replace(sql=step.sql.replace("'10s'", "'50ms'")),))
-    monkeypatch.setitem(statements("postgres")._known, "session_tune", hasty)
-    script = PostgresSession.script
+    monkeypatch.setitem(ours._known, "session_tune", hasty)
+    version = migrate._version
+    asked: list[int] = []
+
+    def ask(*given: Any) -> int:
+        """Asked before each migration, and after each refusal."""
+        asked.append(version(*given))
+        if len(asked) == 4:
+            first.rollback()
+        return asked[-1]
+
     with psycopg.connect(url) as first, holdfast.Client(url) as client:
-        first.execute(statements("postgres")["migrate_lock"].steps[0].sql.encode())
-
-        def run(self: PostgresSession, text: str, timeout: float) -> None:
-            try:
-                script(self, text, timeout)
-            except Refused:
-                first.rollback()
-                raise
-
-        monkeypatch.setattr(PostgresSession, "script", run)
-        assert [each.version for each in client.migrate()] == VERSIONS
-        first.execute(statements("postgres")["migrate_lock"].steps[0].sql.encode())
-        monkeypatch.setattr("holdfast._sync.engines.migrate.TIMEOUT", 0.1)
-        monkeypatch.setattr(PostgresSession, "script", lambda self, text, _: script(self, text, 30.0))
+        first.execute(lock)
+        with monkeypatch.context() as watched:
+            watched.setattr(migrate, "_version", ask)
+            assert [each.version for each in client.migrate()] == VERSIONS
+        assert asked[:4] == [0, 0, 0, 0], "before the first, and after two refusals at least"
+        first.execute("select from holdfast.lease")
+        with pytest.raises(Refused, match="A transaction on its tables is open"):
+            client.migrations.down(to=0)
+        first.execute(lock)
+        monkeypatch.setattr(migrate, "now", iter([0.0, 61.0]).__next__)
         with pytest.raises(Refused, match="Another migration is under way"):
             client.migrations.down(to=0)
 
@@ -363,6 +370,7 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
     assert postgres.keys() - sqlite.keys() == of_sessions | {
         "vigil",
         "migrate_lock",
+        "migrate_busy",
         "protect_at_commit",
         "begin",
         "rollback",

@@ -263,6 +263,24 @@ async def test_a_cancelled_call_leaves_the_session_to_the_next(raw: Raw) -> None
     session.close()
 
 
+async def test_an_open_that_is_cancelled_leaves_no_thread_however_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    before = set(threading.enumerate())
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("create table orders (id)")
+        for locked in (True, False):
+            other.execute("begin exclusive" if locked else "rollback")
+            opening = asyncio.ensure_future(AsyncSqliteSession.open(parse(f"sqlite:///{path}"), 0.2))
+            await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            for thread in set(threading.enumerate()) - before:
+                if thread.name == "holdfast-sqlite":
+                    await asyncio.to_thread(thread.join, LONG)
+                    assert not thread.is_alive()
+
+
 def test_a_renewal_that_came_too_late_by_one_statement_says_so(raw: Raw) -> None:
     """The check that it lives and the update are two statements, and the clock goes on between them."""
     grant = raw.acquire("a", solo=True)

@@ -91,7 +91,8 @@ class AsyncSqliteSession:
         return answer
 
     def _forget(self, result: object) -> None:
-        """A session that nobody took, because whoever opened it went away."""
+        """A session that nobody took, because whoever opened it went away. Without one the thread has nothing to do."""
         if isinstance(result, SqliteSession):
             self._jobs.put(result.close)
+        if self._session is None:
             self._jobs.put(None)

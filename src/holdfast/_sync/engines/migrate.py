@@ -205,22 +205,23 @@ def _version(session: Session, timeout: float) -> int:
 
 
 def _apply(database: Database, session: Session, script: str, content_with: range, timeout: float) -> bool:
-    """False when somebody else was faster: the version is one we are content with. While others are in the way, longer
-    than a session waits for a lock, nothing of it stays, and it is tried again."""
+    """False when somebody else was faster: the version is one we are content with. Whoever migrates may take longer
+    than a session waits for a lock, and is waited for. A transaction on our tables is not: heartbeats would wait."""
     deadline = now() + timeout
     while True:
         try:
             session.script(_locked(database, script), timeout)
             return True
         except Refused as error:
+            locked = error.sqlstate == LOCKED
+            busy = locked and (session.call("migrate_busy", {}, timeout))[0]["busy"]
             if _version(session, timeout) in content_with:
                 return False
-            if error.sqlstate != LOCKED:
+            if not locked:
                 raise
-            if now() > deadline:
-                raise Refused(
-                    f"{error}. Another migration is under way, or a transaction on its tables", LOCKED
-                ) from error
+            if not busy or now() > deadline:
+                who = "Another migration is under way" if busy else "A transaction on its tables is open"
+                raise Refused(f"{error}. {who}", LOCKED) from error
 
 
 def _locked(database: Database, script: str) -> str:

@@ -18,6 +18,9 @@ select set_config('default_transaction_isolation', 'read committed', false),
 -- name: migrate_lock
 select pg_advisory_xact_lock(hashtext('holdfast.migrate'))
 
+-- name: migrate_busy
+select not pg_try_advisory_xact_lock(hashtext('holdfast.migrate')) as busy
+
 -- name: schema_applied
 select version, name, extract(epoch from applied_at)::double precision as applied_at from holdfast.schema_version order by version
 
