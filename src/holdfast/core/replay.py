@@ -40,7 +40,7 @@ class State:
     failures: int = 0
     """Attempts that came to nothing since it was begun, done or reset; what was taken up to be mended is among them."""
     open: bool = False
-    """Whether an attempt was claimed that has not ended, nor was taken up to be mended."""
+    """Whether it is left by an attempt that is not among these."""
     owner: str | None = None
     """The lease that it was last held under; None in a transaction."""
     rollback: str | None = None
@@ -104,8 +104,8 @@ def step(state: State, entry: Entry) -> State:
                            failures=state.failures + state.open, open=False)  # fmt: skip
         case "rollback":
             return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None,
-                           error=describe(mended("rollback", entry.told)), remembered=False, open=False,
-                           keep=None)  # fmt: skip
+                           error=describe(mended("rollback", entry.told)), remembered=False, keep=None,
+                           failures=state.failures + (state.open and "why" not in entry.told), open=False)  # fmt: skip
         case "reset":
             names = (
                 "attempt", "fence", "fingerprint", "owner", "rollback", "version", "bucket", "sovereignty", "number",
@@ -122,12 +122,14 @@ def step(state: State, entry: Entry) -> State:
 
 
 def _taken(state: State, entry: Entry) -> State:
-    """Somebody has its lock. What was under way before has come to nothing, unless it is who has just mended that; and
-    what failed and may have had an effect is under way again, to be undone."""
+    """Somebody has its lock. What was under way before has come to nothing, unless it is who has just mended that, or
+    who is at it from outside, and uses up no attempt; and what failed and may have had an effect is under way again, to
+    be undone."""
     told = entry.told
     state = replace(state, owner=told.get("owner"), rollback=told.get("rollback"))
     if state.status == "partial" and state.attempt and "mended" not in told:
-        return replace(state, failures=state.failures + 1, open=False)
+        outside = "outside" in told
+        return replace(state, failures=state.failures + (not outside), open=outside)
     if (state.status, state.attempt) == ("failure", entry.attempt) and state.effect_started:
         return replace(state, status="partial", error=None)
     return state
