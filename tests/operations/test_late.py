@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import leave_half_done, name
+from holdfast.testing.operation_stage import interrupted, leave_half_done, name
 from holdfast.testing.proxy import Proxy
 from tests.children import query
 
@@ -127,3 +128,28 @@ def test_an_end_whose_answer_was_lost_is_written_once(postgres_url: str, moment:
         assert (outcome.result, outcome.attempt) == ("done", 1)
         assert client.operation("k").run(int).result == "done"
     assert query(postgres_url, "select count(*) from holdfast.wal") == [(2,)], "the claim and the end"
+
+
+def test_what_is_mended_from_outside_is_run_by_nobody_meanwhile(either: str, attempt: Any) -> None:
+    """What a batch left has the lease of that, and whoever runs it has another: what they did would be undone, and the
+    log would say that it is done."""
+    done: list[str] = []
+
+    def undo(op: Any) -> None:
+        done.append("undone")
+        with suppress(holdfast.OperationInProgress):
+            attempt(other, op.key.label, lambda: done.append("run"), rollback=int, when_locked="fail")
+
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        for made, function in ((client, undo), (other, int)):
+            made.operations.register("it", rollback=function)
+        for how in ("by itself", "by hand"):
+            with pytest.raises(KeyboardInterrupt):
+                other.operations.run_many([how], lambda _: interrupted(), rollback="it")
+            if how == "by hand":
+                client.operations.rollback(how, actor="jane", reason="why")
+            else:
+                client.operations.recover()
+            assert (client.operations.get(how).status, done) == ("failure", ["undone"])  # type: ignore[union-attr]
+            assert client.operations.verify().passed
+            done.clear()

@@ -177,8 +177,8 @@ def verify(
     """Prove that nobody has changed the log, or what was published.
 
     Every entry carries the hash of the one before it. Whatever was changed, taken out, put in or moved is told, with
-    exit code 1; locks that were never released, as a crash leaves them, are told as well. Exit code 1, too, when there
-    is no operation KEY.
+    exit code 1; locks that were never released, as a crash leaves them, are told as well. An operation of which nothing
+    is left in the log shows only with --archive or --lineage. Exit code 1, too, when there is no operation KEY.
 
     With --lineage or --relay: events that are missing, unknown to the log, other than they were, or of their dataset
     out of order; what is still to be told is told as well, and is no reason for exit code 1. Without FILE, what relays

@@ -15,6 +15,11 @@ _KEPT = (
     "failures", "open", "owner", "rollback", "keep", "version", "bucket", "resets", "sovereignty",
 )  # fmt: skip
 """What is kept of a state when its entries are put away."""
+_NOTHING: dict[str, Any] = {
+    "effect_started": False, "checkpoints": {}, "result_hash": None, "result": None, "error": None,
+    "remembered": False, "failures": 0, "open": False, "keep": None,
+}  # fmt: skip
+"""Where nothing is left of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class State:
     failures: int = 0
     """Attempts that came to nothing since it was begun, done or reset; what was taken up to be mended is among them."""
     open: bool = False
-    """Whether an attempt was claimed that has not ended, nor was taken up to be mended."""
+    """Whether it is left by an attempt that is not among these."""
     owner: str | None = None
     """The lease that it was last held under; None in a transaction."""
     rollback: str | None = None
@@ -80,69 +85,68 @@ def fold(entries: Iterable[Entry], before: Mapping[str, State] | None = None) ->
 
 def step(state: State, entry: Entry) -> State:
     """What one entry makes of a state."""
-    state = replace(state, number=entry.number, at=entry.at, fence=max(state.fence, entry.fence))
+    fence = max(state.fence, entry.fence)
+    return replace(state, **{"number": entry.number, "at": entry.at, "fence": fence, **_changes(state, entry)})
+
+
+def _changes(state: State, entry: Entry) -> dict[str, Any]:
     match entry.kind:
         case "claimed":
             told = entry.told
-            return replace(state, status="partial", attempt=entry.attempt, effect_started=False, checkpoints={},
-                           result_hash=None, result=None, error=None, remembered=False, open=True, keep=None,
-                           fingerprint=_text(told.get("fingerprint")), version=state.version or told.get("version"),
-                           bucket=state.bucket or told.get("bucket"))  # fmt: skip
+            return _NOTHING | {
+                "status": "partial", "attempt": entry.attempt, "open": True, "failures": state.failures,
+                "fingerprint": _text(told.get("fingerprint")), "version": state.version or told.get("version"),
+                "bucket": state.bucket or told.get("bucket"),
+            }  # fmt: skip
         case "lock_acquired":
-            return _taken(state, entry)
+            return _taken(state, entry.told, entry.attempt)
         case "effect_started":
-            return replace(state, effect_started=True)
+            return {"effect_started": True}
         case "checkpoint":
             told = entry.told
-            return replace(state, checkpoints={**state.checkpoints, str(told.get("name")): told.get("value")})
+            return {"checkpoints": {**state.checkpoints, str(told.get("name")): told.get("value")}}
         case "success":
-            return replace(state, status="success", result_hash=entry.payload_hash, result=entry.payload, error=None,
-                           failures=0, open=False, keep=entry.told.get("keep"))  # fmt: skip
+            return {
+                "status": "success", "result_hash": entry.payload_hash, "result": entry.payload, "error": None,
+                "failures": 0, "open": False, "keep": entry.told.get("keep"),
+            }  # fmt: skip
         case "failure":
-            told = entry.told
-            return replace(state, status="failure", error=_text(told.get("error")), remembered="remembered" in told,
-                           failures=state.failures + state.open, open=False)  # fmt: skip
+            told, failures = entry.told, state.failures + state.open
+            return {
+                "status": "failure", "error": _text(told.get("error")), "remembered": "remembered" in told,
+                "failures": failures, "open": False,
+            }  # fmt: skip
         case "rollback":
-            return replace(state, status="failure", effect_started=False, checkpoints={}, result_hash=None, result=None,
-                           error=describe(mended("rollback", entry.told)), remembered=False, open=False,
-                           keep=None)  # fmt: skip
+            told = entry.told
+            failures = state.failures + (state.open and "why" not in told)
+            return _NOTHING | {"status": "failure", "error": describe(mended("rollback", told)), "failures": failures}
         case "reset":
-            names = (
-                "attempt", "fence", "fingerprint", "owner", "rollback", "version", "bucket", "sovereignty", "number",
-                "at",
-            )  # fmt: skip
-            kept = {name: getattr(state, name) for name in names}
             why = describe(mended("reset", entry.told))
-            return State(entry.operation, status="reset", error=why, resets=state.resets + 1, **kept)
+            return _NOTHING | {"status": "reset", "error": why, "resets": state.resets + 1}
         case "sovereignty":
-            return replace(state, sovereignty=True)
-        case "archived":
-            return _restored(state, entry)
-    return state
+            return {"sovereignty": True}
+        case "archived" if not state.attempt:  # else the entries before it are there as well
+            known = entry.told.get("state")
+            return {name: known[name] for name in _KEPT if name in known} if isinstance(known, dict) else {}
+    return {}
 
 
-def _taken(state: State, entry: Entry) -> State:
-    """Somebody has its lock. What was under way before has come to nothing, unless it is who has just mended that; and
-    what failed and may have had an effect is under way again, to be undone."""
-    told = entry.told
-    state = replace(state, owner=told.get("owner"), rollback=told.get("rollback"))
+def _taken(state: State, told: Mapping[str, Any], attempt: int) -> dict[str, Any]:
+    """Somebody has its lock. What was under way before has come to nothing, unless it is who has just mended that, or
+    who is at it from outside, and uses up no attempt; and what failed and may have had an effect is under way again, to
+    be undone."""
+    known = {"owner": told.get("owner"), "rollback": told.get("rollback")}
     if state.status == "partial" and state.attempt and "mended" not in told:
-        return replace(state, failures=state.failures + 1, open=False)
-    if (state.status, state.attempt) == ("failure", entry.attempt) and state.effect_started:
-        return replace(state, status="partial", error=None)
-    return state
+        outside = "outside" in told
+        return known | {"failures": state.failures + (not outside), "open": outside}
+    if (state.status, state.attempt) == ("failure", attempt) and state.effect_started:
+        return known | {"status": "partial", "error": None}
+    return known
 
 
 def snapshot(state: State) -> dict[str, Any]:
     """What an ``archived`` entry says of the entries before it, so that what comes after can be folded without them."""
     return {name: getattr(state, name) for name in _KEPT}
-
-
-def _restored(state: State, entry: Entry) -> State:
-    if state.attempt:  # the entries before it are there as well
-        return state
-    told = entry.told.get("state")
-    return replace(state, **{name: told[name] for name in _KEPT if name in told}) if isinstance(told, dict) else state
 
 
 def _text(value: object) -> str | None:

@@ -65,8 +65,8 @@ class AsyncOperationLog:
         self, key: OperationKey | str | None = None, *, since: datetime | None = None, archives: Iterable[str] = ()
     ) -> Verification:
         """Prove the chain of an operation, or of all that were touched ``since``: whatever was changed, taken out, put
-        in or moved is found, and locks that were never released are told. ``archives``: the lines that ``archive``
-        wrote, to prove what was put away together with what is still there."""
+        in or moved is found, and locks that were never released are told. One of which nothing is left cannot be.
+        ``archives``: the lines that ``archive`` wrote, to prove what was put away with what is still there."""
         away, tally, only = archive.read(archives), Tally(), _digest(key)
         lost = {each: entries[-1].number for each, entries in away.items() if since is None and only in (None, each)}
         async for chain in self._chains(only, _since(since), away):

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from holdfast._async.primitives.operations.calling import call
 from holdfast._async.primitives.operations.external import AsyncExternal
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Prior, in_progress, mended
+from holdfast.core.errors import HoldfastError, OperationFailed, PolicyDenied
+from holdfast.core.operation import Prior, in_progress, mended, told
 from holdfast.core.pointer import effective
 
 
@@ -25,14 +25,11 @@ class AsyncMending(AsyncExternal):
             if prior is None or prior.status != "partial":
                 return None
             op = await self._outside(prior)
-            if self.plan.verify is not None and prior.effect_started:
-                done = await self.probe(self.plan.verify, prior, self._asked_at)
-                if done is not None:
-                    await self.succeed(op, done.result)
+            if prior.effect_started:
+                if not await self._claimed(op, prior):
+                    return None
+                if await self._mended(op, prior, permit):
                     return "finished"
-            if self.plan.rollback is not None and prior.effect_started:  # what is not done may be so in part
-                permit()
-                await call(self.plan.rollback, await self.dead(prior, self._asked_at))
             await self._end(op, "rollback", {"attempt": prior.attempt, "name": self.plan.handler}, prior.failed)
             return "rolled back"
         finally:
@@ -49,11 +46,42 @@ class AsyncMending(AsyncExternal):
             if self.plan.rollback is None:
                 raise self._refusal(prior)
             op = await self._outside(prior)
-            await call(self.plan.rollback, await self.dead(prior, self._asked_at))
+            if prior.status == "success":  # which nobody runs again
+                await call(self.plan.rollback, await self.dead(prior, self._asked_at))
+            else:
+                self.plan = self.plan._replace(verify=None)
+                if not await self._claimed(op, prior):
+                    raise self._overtaken()
+                await self._mended(op, prior, lambda: None)
             said = {"name": self.plan.handler, "actor": actor, "reason": reason}
             await self._end(op, "rollback", said, prior.failed)
         finally:
             await self.let_go()
+
+    async def _claimed(self, op: AsyncRunning, prior: Prior) -> bool:
+        """Before anything of the user's is called: a transaction does not ask for the lease, and what a batch or a
+        transaction left has another than whoever runs it. From here on they find it under way, or cannot commit; False
+        when they were faster."""
+        op.began = True
+        return await self._write(op, "partial", error=prior.error) == "done"
+
+    async def _mended(self, op: AsyncRunning, prior: Prior, permit: Callable[[], None]) -> bool:
+        """True when a probe says that it is done; else it is rolled back, for what is not done may be so in part."""
+        try:
+            if self.plan.verify is not None:
+                done = await self.probe(self.plan.verify, prior, self._asked_at)
+                if done is not None:
+                    await self.succeed(op, done.result)
+                    return True
+            if self.plan.rollback is not None:
+                permit()
+                await call(self.plan.rollback, await self.dead(prior, self._asked_at))
+        except Exception as error:
+            if self._grant is not None:  # else it is written down already, or refused
+                denied = isinstance(error, PolicyDenied)
+                await self._close(op, "partial", error=prior.error if denied else json.dumps(told(error)))
+            raise
+        return False
 
     async def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
@@ -85,7 +113,7 @@ class AsyncMending(AsyncExternal):
     async def _outside(self, prior: Prior) -> AsyncRunning:
         """The operation as it stands; nothing that follows is a new attempt."""
         op = AsyncRunning(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self.held.fence)
-        op.note("lock_acquired", self._lock())
+        op.note("lock_acquired", {**self._lock(), "outside": True})
         return op
 
     async def _end(

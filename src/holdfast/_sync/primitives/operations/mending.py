@@ -10,8 +10,8 @@ from typing import Any, Literal
 from holdfast._sync.primitives.operations.calling import call
 from holdfast._sync.primitives.operations.external import External
 from holdfast._sync.primitives.operations.running import Running
-from holdfast.core.errors import HoldfastError, OperationFailed
-from holdfast.core.operation import Prior, in_progress, mended
+from holdfast.core.errors import HoldfastError, OperationFailed, PolicyDenied
+from holdfast.core.operation import Prior, in_progress, mended, told
 from holdfast.core.pointer import effective
 
 
@@ -26,14 +26,11 @@ class Mending(External):
             if prior is None or prior.status != "partial":
                 return None
             op = self._outside(prior)
-            if self.plan.verify is not None and prior.effect_started:
-                done = self.probe(self.plan.verify, prior, self._asked_at)
-                if done is not None:
-                    self.succeed(op, done.result)
+            if prior.effect_started:
+                if not self._claimed(op, prior):
+                    return None
+                if self._mended(op, prior, permit):
                     return "finished"
-            if self.plan.rollback is not None and prior.effect_started:  # what is not done may be so in part
-                permit()
-                call(self.plan.rollback, self.dead(prior, self._asked_at))
             self._end(op, "rollback", {"attempt": prior.attempt, "name": self.plan.handler}, prior.failed)
             return "rolled back"
         finally:
@@ -50,11 +47,42 @@ class Mending(External):
             if self.plan.rollback is None:
                 raise self._refusal(prior)
             op = self._outside(prior)
-            call(self.plan.rollback, self.dead(prior, self._asked_at))
+            if prior.status == "success":  # which nobody runs again
+                call(self.plan.rollback, self.dead(prior, self._asked_at))
+            else:
+                self.plan = self.plan._replace(verify=None)
+                if not self._claimed(op, prior):
+                    raise self._overtaken()
+                self._mended(op, prior, lambda: None)
             said = {"name": self.plan.handler, "actor": actor, "reason": reason}
             self._end(op, "rollback", said, prior.failed)
         finally:
             self.let_go()
+
+    def _claimed(self, op: Running, prior: Prior) -> bool:
+        """Before anything of the user's is called: a transaction does not ask for the lease, and what a batch or a
+        transaction left has another than whoever runs it. From here on they find it under way, or cannot commit; False
+        when they were faster."""
+        op.began = True
+        return self._write(op, "partial", error=prior.error) == "done"
+
+    def _mended(self, op: Running, prior: Prior, permit: Callable[[], None]) -> bool:
+        """True when a probe says that it is done; else it is rolled back, for what is not done may be so in part."""
+        try:
+            if self.plan.verify is not None:
+                done = self.probe(self.plan.verify, prior, self._asked_at)
+                if done is not None:
+                    self.succeed(op, done.result)
+                    return True
+            if self.plan.rollback is not None:
+                permit()
+                call(self.plan.rollback, self.dead(prior, self._asked_at))
+        except Exception as error:
+            if self._grant is not None:  # else it is written down already, or refused
+                denied = isinstance(error, PolicyDenied)
+                self._close(op, "partial", error=prior.error if denied else json.dumps(told(error)))
+            raise
+        return False
 
     def reset(self, actor: str, reason: str) -> None:
         """Let it be run as if it were new; all that happened to it stays in the log."""
@@ -86,7 +114,7 @@ class Mending(External):
     def _outside(self, prior: Prior) -> Running:
         """The operation as it stands; nothing that follows is a new attempt."""
         op = Running(self.plan.key, prior, self._asked_at, attempt=prior.attempt, fence=self.held.fence)
-        op.note("lock_acquired", self._lock())
+        op.note("lock_acquired", {**self._lock(), "outside": True})
         return op
 
     def _end(self, op: Running, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:
