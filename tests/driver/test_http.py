@@ -143,8 +143,9 @@ def test_a_connection_serves_many_requests_and_a_slow_one_arrives_whole(daemon: 
             answer += received
 
 
-def test_streams_leave_room_for_whoever_asks_a_question(daemon: Daemon) -> None:
+def test_streams_leave_room_for_whoever_asks_a_question(start: Callable[..., Daemon]) -> None:
     """Logs that are followed, say: whoever may read them could keep all the others out."""
+    daemon = start()  # no other has a stream there
     with ExitStack() as lines:
 
         def watch() -> int:

@@ -172,7 +172,7 @@ async def test_a_write_does_not_wait_for_a_driver_that_hangs(
     """Watch and sweep do, with the record to themselves; but versions decide all the same."""
     monkeypatch.setattr(routes, "_PATIENCE", 0.01)
     await http.post("/sandboxes", json={**NEW, "id": "web"})
-    async with gateway.reconciler.exclusive("web"), asyncio.timeout(5):
+    async with gateway.reconciler.exclusive("web"), asyncio.timeout(30):
         changed = await http.patch("/sandboxes/web", json={"metadata": {"a": 1}}, headers={"If-Match": "*"})
     assert changed.json()["metadata"] == {"a": 1}
 

@@ -221,11 +221,11 @@ async def test_what_a_leader_does_every_second_takes_no_more_than_a_tenth_of_the
             term.stopping.set()
 
     async def duty(rest: Any = asyncio.sleep) -> None:
-        await rest(0.02)
+        await rest(0.1)
         if pauses:
             raise holdfast.EngineError("the database was away")
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     await leading._again(term, 0.001, duty)
-    assert pauses[0] >= 0.9 * 10 * 0.02
-    assert pauses[1] < 0.02, "how long it took to fail says nothing"
+    assert pauses[0] >= 0.9 * 10 * 0.1
+    assert pauses[1] < 0.5, "how long it took to fail says nothing"
