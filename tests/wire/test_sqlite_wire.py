@@ -139,6 +139,19 @@ def test_a_commit_waits_for_the_disk_but_for_what_ends_with_the_machine(raw: Raw
     assert volatile == {"lease", "beat", "slot", "lock", "purge"}
 
 
+def test_after_a_fork_a_reader_waits_for_whoever_has_the_file_to_itself(raw: Raw) -> None:
+    """As one has for a moment who opens it first or closes it last."""
+    assert raw.session.set_down(time.monotonic() + 5)
+    other = sqlite3.connect(raw.database.target, isolation_level=None, check_same_thread=False)
+    other.execute("pragma locking_mode = exclusive")
+    other.execute("pragma user_version = 1")
+    leaves = threading.Timer(0.2, other.close)
+    leaves.start()
+    raw.session.pick_up()
+    assert raw.call("lease_list", name=None) == []
+    leaves.join()
+
+
 def test_of_four_processes_that_write_all_the_time_none_is_left_behind(raw: Raw, tmp_path: Path) -> None:
     """With SQLite's own busy handler one of them was starved: a thousand others went before it, and here a hundred do.
     Counted in turns, not in time, of which a busy machine may take any."""

@@ -112,10 +112,13 @@ class SqliteFile:
         return False
 
     def pick_up(self) -> None:
-        """After it. One that cannot be opened again stays closed, and holds nobody up."""
+        """After it. One that cannot be opened again stays closed, and holds nobody up. Where another process puts the
+        log away at this moment, or looks through it, it is waited for: whoever reads next would be told of a lock."""
         try:
             if not self._closed:
                 self._open()
+                with suppress(Busy):
+                    self._patiently(_HEADER, now() + forks.PATIENCE)
         except sqlite3.Error:
             self._closed = True
         finally:
