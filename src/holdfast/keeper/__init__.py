@@ -50,7 +50,7 @@ def _close_all() -> None:
 
 
 def _end_with_process() -> None:
-    """A child that multiprocessing forked ends without atexit."""
+    """A child that multiprocessing forked ends without atexit, until Python 3.13."""
     from multiprocessing import parent_process
     from multiprocessing.util import Finalize
 
