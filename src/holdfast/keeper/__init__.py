@@ -1,4 +1,5 @@
-"""The heartbeat: one daemon thread a database a process, on a session of its own, for both flavours.
+"""The heartbeat: one daemon thread a database a process, on a session of its own, for both flavours; and a second one
+for leases that live with their session, where there are such.
 
 It renews one row for all leases of a TTL, hears of releases that somebody here waits for, and does what could not be
 done in time elsewhere. It knows beats and tokens; what a lost lease means is for the grant to decide. A blocked event
@@ -12,26 +13,37 @@ import sys
 import threading
 
 from holdfast._wire import forks, telemetry
+from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast.core.grant import Failover
 from holdfast.keeper.ears import OBJECTS
 from holdfast.keeper.pulse import Holding, Pulse
 from holdfast.keeper.thread import THREAD, Keeper
 
-__all__ = ["OBJECTS", "Holding", "Keeper", "Pulse", "keeper_of"]
+__all__ = ["OBJECTS", "Holding", "Keeper", "Pulse", "keeper_of", "keepers_of"]
 
-_keepers: dict[Database, Keeper] = {}
+_keepers: dict[tuple[Database, Failover], Keeper] = {}
 _registry = threading.Lock()
 
 
-def keeper_of(database: Database) -> Keeper:
-    """The one keeper of this database in this process."""
+def keeper_of(database: Database, failover: Failover = "ttl") -> Keeper:
+    """The one keeper of such leases of this database in this process.
+
+    A session that has no answer in time is given up. Those that end with it must not be over because another lease
+    has less time."""
     with _registry:
-        if database not in _keepers:
+        if (database, failover) not in _keepers:
             if "multiprocessing.process" in sys.modules:
                 _end_with_process()
-            _keepers[database] = Keeper(database)
-            telemetry.register(_keepers[database])
-        return _keepers[database]
+            _keepers[database, failover] = Keeper(database)
+            telemetry.register(_keepers[database, failover])
+        return _keepers[database, failover]
+
+
+def keepers_of(database: Database) -> list[Keeper]:
+    """Those that there are."""
+    kinds: tuple[Failover, ...] = ("ttl", "session")
+    return [_keepers[database, kind] for kind in kinds if (database, kind) in _keepers]
 
 
 @forks.in_child
@@ -45,8 +57,11 @@ def _forget() -> None:
 @atexit.register
 def _close_all() -> None:
     """Release what is still held, bounded: what cannot be said in time is left to expire."""
-    for keeper in list(_keepers.values()):
-        keeper.close(timeout=2.5)
+    keepers, until = list(_keepers.values()), now() + 2.5
+    for keeper in keepers:
+        keeper.close(timeout=0.0)  # all at once
+    for keeper in keepers:
+        keeper.close(timeout=max(0.0, until - now()))
 
 
 def _end_with_process() -> None:

@@ -11,6 +11,7 @@ from holdfast._async.engines.engine import AsyncEngine
 from holdfast._wire import forks
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, SchemaMismatch
+from holdfast.keeper import keepers_of
 
 if TYPE_CHECKING:
     from holdfast._async.primitives.lock import AsyncLockSpace
@@ -46,10 +47,10 @@ async def end_rest(engine: AsyncEngine, locks: AsyncLockSpace | None) -> None:
 
 async def _end_leases(engine: AsyncEngine) -> None:
     """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""
-    keeper = engine.keeper
-    beats, shared = keeper.retire(engine.owner)
+    retired = [keeper.retire(engine.owner) for keeper in keepers_of(engine.database)]
+    beats = [beat for whole, _ in retired for beat in whole]
     last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
-    single = engine.unkept | {holding.token: holding.name for holding in shared}
+    single = engine.unkept | {holding.token: holding.name for _, shared in retired for holding in shared}
     last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
     try:
         while last:
@@ -68,4 +69,4 @@ async def _end_leases(engine: AsyncEngine) -> None:
         )
     finally:
         for statement, parameters in last:
-            keeper.say_later(statement, parameters)
+            engine.keeper.say_later(statement, parameters)

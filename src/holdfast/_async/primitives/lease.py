@@ -23,7 +23,7 @@ from holdfast._wire.identity import check_token, new_token
 from holdfast.core.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import Held, LeaseTerms, Unset, check_timeout
 from holdfast.core.renewal import Trust
-from holdfast.keeper import Pulse
+from holdfast.keeper import Keeper, Pulse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class AsyncHandle(ABC, Generic[G]):
             held = await self._attempt(got, patience)
         if held is None or limit == 0:
             return held
-        signal, keeper = AsyncSignal(), self._engine.keeper
+        signal, keeper = AsyncSignal(), self._keeper
         keeper.watch(self.name, signal.set)
         try:
             while held is not None and (left := started + limit - now()) > 0:
@@ -208,7 +208,7 @@ class AsyncHandle(ABC, Generic[G]):
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
         session_key = await self._session_key(patience) if terms.failover == "session" else None
-        keeper = engine.keeper
+        keeper = self._keeper
         shares = terms.auto_renew and not terms.apart
         pulse = keeper.borrow(terms.ttl, session_key) if shares else None
         try:
@@ -270,11 +270,15 @@ class AsyncHandle(ABC, Generic[G]):
     def _give_up(self, token: str, pulse: Pulse | None) -> None:
         """Nobody has heard whether it was granted, or will be: so nobody would release it."""
         telemetry.tell("lease.abandoned", kind=self._what)
-        self._engine.keeper.abandon(self._terms.name, token, self._terms.ttl, pulse, self._what)
+        self._keeper.abandon(self._terms.name, token, self._terms.ttl, pulse, self._what)
 
     @abstractmethod
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:
         """What whoever asked is handed."""
+
+    @property
+    def _keeper(self) -> Keeper:
+        return self._engine.keeper_for(self._terms.failover)
 
     @property
     def _process(self) -> dict[str, Any]:
@@ -288,7 +292,7 @@ class AsyncHandle(ABC, Generic[G]):
 
     async def _session_key(self, patience: float) -> int:
         """Asked for every time, because asking also keeps the session open until the answer has come."""
-        keeper, ready = self._engine.keeper, AsyncSignal()
+        keeper, ready = self._keeper, AsyncSignal()
         keeper.want_session(ready.set)
         await ready.wait(patience)
         if keeper.session_key is None:

@@ -84,7 +84,7 @@ class AsyncLeases:
                 "the server ends one that idles for a TTL: try again",
                 LOCKED,
             ) from error
-        self._engine.keeper.wake(name)
+        self._engine.wake(name)
         return bool(row["done"])
 
     async def recall(self, name: str, *, fence: int) -> bool:

@@ -20,8 +20,9 @@ from holdfast._wire.identity import this_process
 from holdfast._wire.log import logger
 from holdfast._wire.waiting import Gate, Owner, Turn, sleep
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.core.grant import Failover
 from holdfast.core.rights import migrate_command
-from holdfast.keeper import Keeper, keeper_of
+from holdfast.keeper import Keeper, keeper_of, keepers_of
 from holdfast.sql import FOUNDATION, migrations
 
 log = logger("holdfast.engine")
@@ -108,6 +109,15 @@ class Engine(ABC):
     @property
     def keeper(self) -> Keeper:
         return keeper_of(self.database)
+
+    def keeper_for(self, failover: Failover) -> Keeper:
+        """Whose heartbeat renews such leases, and who hears that one is free."""
+        return keeper_of(self.database, failover)
+
+    def wake(self, name: str) -> None:
+        """That lease was released in this very process: no need to hear it from the server."""
+        for keeper in keepers_of(self.database):
+            keeper.wake(name)
 
     def call(
         self,

@@ -12,6 +12,7 @@ from holdfast._sync.engines.engine import Engine
 from holdfast._wire import forks
 from holdfast._wire.log import logger
 from holdfast.core.errors import HoldfastError, SchemaMismatch
+from holdfast.keeper import keepers_of
 
 if TYPE_CHECKING:
     from holdfast._sync.primitives.lock import LockSpace
@@ -47,10 +48,10 @@ def end_rest(engine: Engine, locks: LockSpace | None) -> None:
 
 def _end_leases(engine: Engine) -> None:
     """What was ours alone goes whole; what hangs on a beat that other clients of this process use, one by one."""
-    keeper = engine.keeper
-    beats, shared = keeper.retire(engine.owner)
+    retired = [keeper.retire(engine.owner) for keeper in keepers_of(engine.database)]
+    beats = [beat for whole, _ in retired for beat in whole]
     last: list[tuple[str, dict[str, Any]]] = [("beat_end", {"beat": beat}) for beat in beats]
-    single = engine.unkept | {holding.token: holding.name for holding in shared}
+    single = engine.unkept | {holding.token: holding.name for _, shared in retired for holding in shared}
     last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
     try:
         while last:
@@ -69,4 +70,4 @@ def _end_leases(engine: Engine) -> None:
         )
     finally:
         for statement, parameters in last:
-            keeper.say_later(statement, parameters)
+            engine.keeper.say_later(statement, parameters)

@@ -17,7 +17,7 @@ from holdfast._wire.waiting import Scope
 from holdfast.core.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.core.grant import LeaseTerms
 from holdfast.core.renewal import Trust
-from holdfast.keeper import Holding, Pulse
+from holdfast.keeper import Holding, Keeper, Pulse
 
 log = logger("holdfast.lease")
 
@@ -75,7 +75,7 @@ class LeaseGrant:
         if not row["done"]:
             self._end(LeaseLost("it expired or was taken over before it was renewed"))
         elif self._pulse is not None:
-            self._engine.keeper.extend(self._pulse, asked_at)
+            self._keeper.extend(self._pulse, asked_at)
         elif self._over is None:  # nobody has looked and seen it lost, so it need not stay so
             self._trust = self._trust.renewed(asked_at)
         self.check()
@@ -167,7 +167,7 @@ class LeaseGrant:
         its client, and may go now."""
         if self._released or (self._engine.closed and not self._expires) or self._pid != os.getpid():
             return
-        self._engine.keeper.release_later(self.name, self.token)
+        self._keeper.release_later(self.name, self.token)
         self._finish()
 
     def detach(self) -> str:
@@ -184,15 +184,13 @@ class LeaseGrant:
         """From now on the heartbeat renews it."""
         heard = self._heard if self._terms.apart else None
         holding = Holding(self.name, self.token, self._engine.owner, self._lose, heard, self._terms.on_recall)
-        self._pulse = self._engine.keeper.keep(
-            beat, self._trust, self._terms.renew_every, holding, session_key=session_key
-        )
+        self._pulse = self._keeper.keep(beat, self._trust, self._terms.renew_every, holding, session_key=session_key)
 
     def let_expire(self) -> None:
         """Renew it no more, without releasing it: for work that cannot be stopped."""
         if self._pulse is not None:
             self._expires = True
-            self._engine.keeper.let_expire(self._pulse)
+            self._keeper.let_expire(self._pulse)
 
     def age(self) -> float:
         """Seconds since the database last confirmed it, at the most."""
@@ -201,6 +199,10 @@ class LeaseGrant:
     def limit(self) -> float:
         """Seconds that an answer is worth waiting for: beyond what it can be trusted nobody believes in it."""
         return min(CALL_TIMEOUT, max(1.0, self._current.left(now())))
+
+    @property
+    def _keeper(self) -> Keeper:
+        return self._engine.keeper_for(self._terms.failover)
 
     @property
     def _current(self) -> Trust:
@@ -243,8 +245,8 @@ class LeaseGrant:
         self._over = self._over or LeaseLost(f"lease {self.name!r} was released")
         self._engine.unkept.pop(self.token, None)
         if self._pulse is not None:
-            self._engine.keeper.drop(self._pulse, self.token)
-        self._engine.keeper.wake(self._terms.name)
+            self._keeper.drop(self._pulse, self.token)
+        self._engine.wake(self._terms.name)
 
     def _end(self, error: LeaseLost) -> None:
         """It is gone, and we are the first to know."""
@@ -252,7 +254,7 @@ class LeaseGrant:
         if self._pulse is None:
             self._tell_end(error)
             self._over = self._over or LeaseLost(f"lease {self.name!r}: {error}")
-        elif self._engine.keeper.drop(self._pulse, self.token):
+        elif self._keeper.drop(self._pulse, self.token):
             self._lose(error)
 
     def _still_ours(self) -> bool:

@@ -85,7 +85,7 @@ class Leases:
                 "the server ends one that idles for a TTL: try again",
                 LOCKED,
             ) from error
-        self._engine.keeper.wake(name)
+        self._engine.wake(name)
         return bool(row["done"])
 
     def recall(self, name: str, *, fence: int) -> bool:

@@ -27,6 +27,7 @@ from holdfast._wire.waiting import Signal, check_called
 from holdfast.core.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.core.errors import EngineError, HoldfastError, Refused
 from holdfast.core.grant import Held, LeaseTerms
+from holdfast.keeper import Keeper
 
 log = logger("holdfast.elector")
 
@@ -164,7 +165,7 @@ class Elector:
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             self._course.pause(self._terms.retry_every)
-        keeper, lease = self._engine.keeper, Lease(self._engine, self._lease_terms(), 0.0, {"elector": True})
+        keeper, lease = self._keeper, Lease(self._engine, self._lease_terms(), 0.0, {"elector": True})
         keeper.watch(self.name, self._course.bell.ring)
         try:
             while not self._course.is_over():
@@ -194,7 +195,7 @@ class Elector:
         self._answered = True
         if held is not None:
             if held.session_watch is not None:
-                self._engine.keeper.keep_vigil(self.name, held.session_watch)
+                self._keeper.keep_vigil(self.name, held.session_watch)
             if held.remaining is not None:
                 self._renewed_at = now() - max(0.0, self._lease_terms().ttl - held.remaining)
             log.debug("elector %r: standing by, %s leads", self.name, held.holder, extra=self._fields(held.holder))
@@ -250,6 +251,10 @@ class Elector:
     def _lease_terms(self) -> LeaseTerms:
         terms = self._terms.lease(self.holder, kernel=self._kernel, on_beat=self._beaten)
         return terms._replace(on_recall=self._recalled)
+
+    @property
+    def _keeper(self) -> Keeper:
+        return self._engine.keeper_for(self._lease_terms().failover)
 
     def _recalled(self) -> None:
         """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
