@@ -235,6 +235,30 @@ def test_what_never_returns_holds_up_nobody_else(
             over.set()
 
 
+def test_what_never_returns_does_not_hold_up_the_end(
+    place: Place, yard: Yard, records: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver has half a minute for an answer: whoever is to stop does not, and it is nobody's failure. A task is
+    cancelled, a thread has to look."""
+    make(records, yard, "a")
+    asked, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        asked.set()
+        over.wait(60)
+
+    yard.before_list = hang
+    try:
+        with running((place[0], "sync"), yard) as replica:
+            assert asked.wait(30)
+            stopped_at = time.monotonic()
+        assert time.monotonic() - stopped_at < 10
+        assert (replica.counts.sweeps_abandoned, replica.counts.driver_failures) == (0, 0)
+        assert "abandoned" not in caplog.text
+    finally:
+        over.set()
+
+
 def test_a_session_hook_that_fails_for_one_record_fails_for_that_one(
     place: Place, yard: Yard, records: Records
 ) -> None:

@@ -116,7 +116,9 @@ class AsyncKeyed:
 class AsyncAsker:
     """Asks what may never answer, and waits for so long and no longer: then it is cancelled."""
 
-    async def ask(self, what: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def ask(
+        self, _stopping: Any, what: str, seconds: float, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
         try:
             async with asyncio.timeout(seconds) as limit:
                 with theirs():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from holdfast._wire import telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import settled
+from holdfast.core.errors import LeaseLost
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,6 +21,8 @@ C = TypeVar("C", bound="DataclassInstance")
 
 _LINGER = 5.0
 """Seconds that a thread stays which has nothing to ask."""
+_NAP = 0.25
+"""Seconds between two looks whether to stop, while an answer is waited for."""
 _MOST_LATE = 256
 """Questions that have not been answered yet, though nobody waits any more: with so many of them no other is asked."""
 
@@ -103,6 +106,10 @@ class Keyed:
                     del self._locks[key]
 
 
+class Ending(LeaseLost):
+    """What was asked is not of interest any more. Nobody has failed."""
+
+
 class Asker:
     """Asks what may never answer, and waits for so long and no longer.
 
@@ -114,7 +121,10 @@ class Asker:
         self._late: dict[str, tuple[int, float]] = {}
         """By question: how often nobody answered it in time, and when it may be asked again."""
 
-    def ask(self, what: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(
+        self, stopping: threading.Event | None, what: str, seconds: float, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Ending when whoever asks has to stop: a thread is not cancelled, as a task is that waits for an answer."""
         times, again_at = self._late.get(what, (0, 0.0))
         if now() < again_at or len(self._late) >= _MOST_LATE:
             raise TimeoutError(f"{what} is not called: it has not returned from before, or too many others have not")
@@ -128,11 +138,14 @@ class Asker:
             self._late.pop(what, None)
 
         self._free().ask(run)
-        try:
-            return answer.result(seconds)
-        except TimeoutError:
+        until = now() + seconds
+        while (left := until - now()) > 0:
+            if stopping is not None and stopping.is_set():
+                raise Ending(f"{what} is not waited for: the term is ending")
+            with suppress(TimeoutError):
+                answer.exception(min(left, _NAP))
             if answer.done():
-                raise
+                return answer.result()
         self._late[what] = times + 1, now() + seconds * 2**times
         if answer.done():  # this very moment
             self._late.pop(what, None)

@@ -12,7 +12,7 @@ from holdfast._async.recipes.writing import AsyncWriter
 from holdfast._wire import telemetry
 from holdfast._wire.aio_crew import AsyncAsker, AsyncKeyed, pause
 from holdfast._wire.clock import now
-from holdfast._wire.crew import Tally
+from holdfast._wire.crew import Ending, Tally
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
@@ -78,10 +78,10 @@ class AsyncMender:
             if horizon is not None and record.version > horizon:
                 self.tally.add(left_alone=1)
                 return
-            backend = await self._ask(f"driver.get({id!r})", ANSWER, self._driver.get, id)
+            backend = await self._ask(mandate, f"driver.get({id!r})", ANSWER, self._driver.get, id)
             if backend is not None and backend.id != id:
                 raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
-            decision = self._decide(record, backend, await self._session(id, backend))
+            decision = self._decide(record, backend, await self._session(mandate, id, backend))
             grant = mandate.grant_for(id)
             if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
                 return
@@ -121,17 +121,20 @@ class AsyncMender:
     ) -> None:
         """Ask for its session, and mend it if it differs."""
         try:
-            session = await self._session(record.id, backend)
+            session = await self._session(mandate, record.id, backend)
+        except Ending:
+            return
         except Exception as error:
             self._count_error(record.id, error)
             return
         if self.differs(record, backend, session):
             await self.mend(mandate, record.id, record, horizon)
 
-    async def _session(self, id: str, backend: Backend | None) -> bool:
+    async def _session(self, mandate: AsyncMandate, id: str, backend: Backend | None) -> bool:
         if self._session_present is None or backend is None:
             return True
-        return bool(await self._asker.ask(f"session_present({id!r})", ANSWER, self._session_present, id))
+        what, stopping = f"session_present({id!r})", mandate.stopping
+        return bool(await self._asker.ask(stopping, what, ANSWER, self._session_present, id))
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
         at = now() + (self._ahead or 0.0)
@@ -146,10 +149,10 @@ class AsyncMender:
         version: int = row["version"]
         return version
 
-    async def list(self) -> dict[str, Backend]:
+    async def list(self, mandate: AsyncMandate) -> dict[str, Backend]:
         """All backends, at the beginning of a sweep."""
         self._failing, self._patience = 0, 2 * self._terms.concurrency
-        return await self._ask_for_all()
+        return await self._ask_for_all(mandate)
 
     @property
     def wonders(self) -> bool:
@@ -162,7 +165,9 @@ class AsyncMender:
         failures = 0
         while not mandate.stopping.is_set():
             try:
-                await self._ask_for_all()
+                await self._ask_for_all(mandate)
+            except Ending:
+                return
             except Exception as error:
                 failures += 1
                 self.complain("a sweep waits for the driver", error)
@@ -177,20 +182,24 @@ class AsyncMender:
         if close is None:
             return
         try:
-            await self._asker.ask("the end of driver.watch()", ANSWER, close)
+            await self._asker.ask(None, "the end of driver.watch()", ANSWER, close)
         except Exception as error:
             self.complain("the watch on the driver could not be closed", error)
 
-    async def _ask_for_all(self) -> dict[str, Backend]:
-        return await self._ask("driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
+    async def _ask_for_all(self, mandate: AsyncMandate) -> dict[str, Backend]:
+        return await self._ask(mandate, "driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
 
     async def _listed(self) -> dict[str, Backend]:
         return {each.id: each for each in await self._driver.list()}
 
-    async def _ask(self, what: str, within: float, question: Callable[..., Awaitable[T]], *arguments: str) -> T:
+    async def _ask(
+        self, mandate: AsyncMandate, what: str, within: float, question: Callable[..., Awaitable[T]], *arguments: str
+    ) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
-            answer: T = await self._asker.ask(what, within, question, *arguments)
+            answer: T = await self._asker.ask(mandate.stopping, what, within, question, *arguments)
+        except Ending:
+            raise
         except Exception:
             self._failing += 1
             self.tally.add(driver_failures=1)

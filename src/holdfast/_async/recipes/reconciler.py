@@ -18,6 +18,7 @@ from holdfast._wire.aio_crew import AsyncAside, AsyncCrew, pause, theirs
 from holdfast._wire.aio_running import AsyncTeller
 from holdfast._wire.aio_waiting import check_asked, check_called
 from holdfast._wire.clock import jitter, now
+from holdfast._wire.crew import Ending
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend, DriverEvent
 from holdfast.core.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
@@ -103,7 +104,7 @@ class AsyncReconciler:
         """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
         async with self._mender.serial.hold(""):
             started, horizon = now(), await self._mender.horizon()
-            backends = await self._mender.list()
+            backends = await self._mender.list(mandate)
             await self._compare(mandate, backends, horizon)
             if mandate.stopping.is_set():
                 return
@@ -136,6 +137,8 @@ class AsyncReconciler:
     async def _swept(self, mandate: AsyncMandate) -> bool:
         try:
             await self.sweep(mandate)
+        except Ending:
+            return False
         except Exception as error:
             self._tally.add(sweeps_abandoned=1)
             self._mender.complain("a sweep was abandoned", error)

@@ -12,7 +12,7 @@ from holdfast._sync.recipes.driver import Driver, Mandate
 from holdfast._sync.recipes.writing import Writer
 from holdfast._wire import telemetry
 from holdfast._wire.clock import now
-from holdfast._wire.crew import Asker, Keyed, Tally, pause
+from holdfast._wire.crew import Asker, Ending, Keyed, Tally, pause
 from holdfast._wire.log import logger
 from holdfast.core.conditions import Backend
 from holdfast.core.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
@@ -76,10 +76,10 @@ class Mender:
             if horizon is not None and record.version > horizon:
                 self.tally.add(left_alone=1)
                 return
-            backend = self._ask(f"driver.get({id!r})", ANSWER, self._driver.get, id)
+            backend = self._ask(mandate, f"driver.get({id!r})", ANSWER, self._driver.get, id)
             if backend is not None and backend.id != id:
                 raise ValueError(f"the driver was asked for {id!r}, and answered for {backend.id!r}")
-            decision = self._decide(record, backend, self._session(id, backend))
+            decision = self._decide(record, backend, self._session(mandate, id, backend))
             grant = mandate.grant_for(id)
             if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
                 return
@@ -117,17 +117,20 @@ class Mender:
     def look(self, mandate: Mandate, record: ObjectRecord, backend: Backend | None, horizon: int | None) -> None:
         """Ask for its session, and mend it if it differs."""
         try:
-            session = self._session(record.id, backend)
+            session = self._session(mandate, record.id, backend)
+        except Ending:
+            return
         except Exception as error:
             self._count_error(record.id, error)
             return
         if self.differs(record, backend, session):
             self.mend(mandate, record.id, record, horizon)
 
-    def _session(self, id: str, backend: Backend | None) -> bool:
+    def _session(self, mandate: Mandate, id: str, backend: Backend | None) -> bool:
         if self._session_present is None or backend is None:
             return True
-        return bool(self._asker.ask(f"session_present({id!r})", ANSWER, self._session_present, id))
+        what, stopping = f"session_present({id!r})", mandate.stopping
+        return bool(self._asker.ask(stopping, what, ANSWER, self._session_present, id))
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
         at = now() + (self._ahead or 0.0)
@@ -142,10 +145,10 @@ class Mender:
         version: int = row["version"]
         return version
 
-    def list(self) -> dict[str, Backend]:
+    def list(self, mandate: Mandate) -> dict[str, Backend]:
         """All backends, at the beginning of a sweep."""
         self._failing, self._patience = 0, 2 * self._terms.concurrency
-        return self._ask_for_all()
+        return self._ask_for_all(mandate)
 
     @property
     def wonders(self) -> bool:
@@ -158,7 +161,9 @@ class Mender:
         failures = 0
         while not mandate.stopping.is_set():
             try:
-                self._ask_for_all()
+                self._ask_for_all(mandate)
+            except Ending:
+                return
             except Exception as error:
                 failures += 1
                 self.complain("a sweep waits for the driver", error)
@@ -173,20 +178,22 @@ class Mender:
         if close is None:
             return
         try:
-            self._asker.ask("the end of driver.watch()", ANSWER, close)
+            self._asker.ask(None, "the end of driver.watch()", ANSWER, close)
         except Exception as error:
             self.complain("the watch on the driver could not be closed", error)
 
-    def _ask_for_all(self) -> dict[str, Backend]:
-        return self._ask("driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
+    def _ask_for_all(self, mandate: Mandate) -> dict[str, Backend]:
+        return self._ask(mandate, "driver.list()", max(ANSWER, self._terms.sweep_every), self._listed)
 
     def _listed(self) -> dict[str, Backend]:
         return {each.id: each for each in self._driver.list()}
 
-    def _ask(self, what: str, within: float, question: Callable[..., T], *arguments: str) -> T:
+    def _ask(self, mandate: Mandate, what: str, within: float, question: Callable[..., T], *arguments: str) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
-            answer: T = self._asker.ask(what, within, question, *arguments)
+            answer: T = self._asker.ask(mandate.stopping, what, within, question, *arguments)
+        except Ending:
+            raise
         except Exception:
             self._failing += 1
             self.tally.add(driver_failures=1)

@@ -16,7 +16,7 @@ from holdfast._sync.recipes.driver import Driver, Mandate
 from holdfast._sync.recipes.mend import Mender, SessionPresent
 from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
-from holdfast._wire.crew import Aside, Crew, pause, theirs
+from holdfast._wire.crew import Aside, Crew, Ending, pause, theirs
 from holdfast._wire.log import logger
 from holdfast._wire.running import Teller
 from holdfast._wire.waiting import check_asked, check_called
@@ -104,7 +104,7 @@ class Reconciler:
         """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
         with self._mender.serial.hold(""):
             started, horizon = now(), self._mender.horizon()
-            backends = self._mender.list()
+            backends = self._mender.list(mandate)
             self._compare(mandate, backends, horizon)
             if mandate.stopping.is_set():
                 return
@@ -137,6 +137,8 @@ class Reconciler:
     def _swept(self, mandate: Mandate) -> bool:
         try:
             self.sweep(mandate)
+        except Ending:
+            return False
         except Exception as error:
             self._tally.add(sweeps_abandoned=1)
             self._mender.complain("a sweep was abandoned", error)
