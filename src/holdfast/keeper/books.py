@@ -151,7 +151,7 @@ class Books(ABC):
 
     def say_later(self, statement: str, parameters: dict[str, Any]) -> None:
         """What a client could not say as it went. If we cannot either: nobody renews its beats, so they expire."""
-        self._add_chore(statement, parameters, patience=PURGE_EVERY)
+        self._add_chore(statement, parameters, patience=PURGE_EVERY, until=False)
 
     def purge_soon(self) -> None:
         self._add_chore("purge", {}, patience=PURGE_EVERY, until=False)
@@ -212,7 +212,7 @@ class Books(ABC):
             self._wake_by(min(pulse.due, pulse.empty_since + LINGER))
         elif known is None and all(each.beat != pulse.beat for each in self._pulses):
             # Lost before, and whoever worked under it has stopped: its row need not wait for its expiry.
-            self._add_chore("beat_end", {"beat": pulse.beat}, patience=pulse.trust.ttl)
+            self._add_chore("beat_end", {"beat": pulse.beat}, patience=pulse.trust.ttl, until=False)
 
     @abstractmethod
     def _wake_by(self, when: float) -> None:

@@ -40,7 +40,9 @@ class Heart(Books):
         with self._lock:
             if pulse.ends_at() is not None and pulse in self._pulses:
                 self._pulses.remove(pulse)
-                self._chores.append(Chore("beat_end", {"beat": pulse.beat}, now(), now() + pulse.trust.ttl))
+                self._chores.append(
+                    Chore("beat_end", {"beat": pulse.beat}, now(), now() + pulse.trust.ttl, until=False)
+                )
                 self._chores.append(Chore("purge", {}, now(), now()))
 
     def _beat(self, pulse: Pulse) -> None:

@@ -110,15 +110,19 @@ class Keeper(Heart):
 
     def _end_all(self) -> None:
         deadline = now() + EXIT_BUDGET
-        last = [Chore("beat_end", {"beat": pulse.beat}, 0.0, 0.0) for pulse in self._pulses]
-        for chore in [*last, *(each for each in self._chores if each.statement != "purge")]:
-            left = max(0.05, deadline - now())
+        last = [each for each in self._chores if each.statement != "purge"]
+        last += [Chore("beat_end", {"beat": pulse.beat}, 0.0, 0.0) for pulse in self._pulses]
+        while last:
+            chore, left = last[-1], max(0.05, deadline - now())
             try:
-                self._connected(left).call(chore.statement, chore.parameters, left)
+                rows = self._connected(left).call(chore.statement, chore.parameters, left)
+                if rows and rows[0].get("ended") and now() < deadline:
+                    continue  # there may be more of them
             except (Refused, Busy):
-                continue  # that one: a transaction that it protects is still open
+                pass  # that one: a transaction that it protects is still open
             except EngineError:
                 break
+            last.pop()
         self._pulses, self._chores, self._timers = [], [], []
 
     def _sleep(self) -> None:

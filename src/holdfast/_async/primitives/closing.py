@@ -54,8 +54,9 @@ async def _end_leases(engine: AsyncEngine) -> None:
     last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
     try:
         while last:
-            await engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
-            last.pop()
+            [row] = await engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
+            if not row.get("ended"):  # of very many there may be more
+                last.pop()
         if beats or single:
             await engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
     except SchemaMismatch:

@@ -55,8 +55,9 @@ def _end_leases(engine: Engine) -> None:
     last += [("lease_release", {"name": name, "token": token}) for token, name in single.items()]
     try:
         while last:
-            engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
-            last.pop()
+            [row] = engine.call(*last[-1], timeout=CLOSE_TIMEOUT)
+            if not row.get("ended"):  # of very many there may be more
+                last.pop()
         if beats or single:
             engine.call("purge", {}, timeout=CLOSE_TIMEOUT)
     except SchemaMismatch:

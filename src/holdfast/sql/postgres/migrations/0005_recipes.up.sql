@@ -105,13 +105,13 @@ end $$;
 -- Delete every lease but the guard's and those in ``keep``; null, and nothing changed, when the token does not hold the
 -- guard. The lock on its row keeps it from passing on until this is committed. The others are locked (55P03 when a
 -- transaction that one protects does not let go) before the first is ended: a renewal holds its lease while it waits for
--- the beat, which an end writes.
+-- the beat, which an end writes. All in one statement, and all are told, whether somebody waits or not: of tens of thousands
+-- each would have a place in the server's lock table until the commit, and write the same beat anew.
 create function holdfast.lease_wipe(guard text, token uuid, keep jsonb default '[]') returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '1s' as $$
 declare
     by_holder text;
-    l holdfast.lease;
-    ended int := 0;
+    ended int;
 begin
     select x.holder into by_holder from holdfast.lease x join holdfast.beat b on b.id = x.beat
      where x.name = guard and x.token = lease_wipe.token and not b.dead and b.expires_at > clock_timestamp() for share of x;
@@ -119,10 +119,21 @@ begin
         return null;
     end if;
     perform from holdfast.lease x where x.name <> guard and not keep ? x.name order by x.name for update;
-    for l in select * from holdfast.lease x where x.name <> guard and not keep ? x.name order by x.name for update skip locked loop
-        perform holdfast.lease_end(l, 'forced', true, by_holder, 'wiped under guard ' || quote_literal(guard));
-        ended := ended + 1;
-    end loop;
+    with l as materialized (
+        select * from holdfast.lease x where x.name <> guard and not keep ? x.name order by x.name for update skip locked
+    ), past as (
+        insert into holdfast.history (name, holder, host, pid, fence, acquired_at, ended_at, outcome, actor, reason)
+        select l.name, l.holder, b.host, b.pid, l.fence, l.acquired_at, clock_timestamp(), 'forced', by_holder, 'wiped under guard ' || quote_literal(guard)
+          from l left join holdfast.beat b on b.id = l.beat order by l.name
+    ), told as (
+        update holdfast.beat b set generation = b.generation + 1 where not b.solo and b.id in (select l.beat from l)
+    ), alone as (
+        delete from holdfast.beat b where b.solo and b.id in (select l.beat from l)
+    ), gone as (
+        delete from holdfast.lease x using l where x.name = l.name
+    )
+    select count(pg_notify('holdfast.free', case when l.name like '@slot:%' then regexp_replace(l.name, ':[0-9]+$', '') else l.name end))
+      into ended from l;
     return ended;
 end $$;
 
