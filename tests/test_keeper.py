@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg_pool
@@ -17,7 +18,7 @@ import holdfast
 from holdfast._wire.database import parse
 from holdfast._wire.identity import new_token
 from holdfast._wire.waiting import Owner
-from holdfast.keeper import Holding, Pulse
+from holdfast.keeper import Holding, Keeper, Pulse, keeper_of
 from holdfast.keeper.ears import Ears
 from holdfast.testing import Postgres
 from tests.children import NONE, Child, backends, eventually, kept, pass_time, query, rows
@@ -327,3 +328,27 @@ def test_a_signal_handler_may_take_and_give_back_a_lease_while_one_is_given_back
     finally:
         sys.settrace(None)
     assert pulse.of_owner(owner) == [] == list(pulse.holdings)
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_signal_handler_may_ask_for_the_keeper_that_is_just_made(step: int, tmp_path: Path) -> None:
+    """There is one all the same: what the handler acquires is renewed, and released at exit."""
+    database, found = parse(f"sqlite:///{tmp_path}/a.db"), list[Keeper]()
+    steps = iter(range(step + 1))
+
+    def interrupt(*_: object) -> Any:
+        if next(steps, None) == step:
+            sys.settrace(None)
+            found.append(keeper_of(database))
+        return interrupt
+
+    def ask() -> None:
+        sys.settrace(interrupt)
+        found.append(keeper_of(database))
+        sys.settrace(None)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(10)
+    assert not asking.is_alive(), "it waits for itself"
+    assert len({*found, keeper_of(database)}) == 1

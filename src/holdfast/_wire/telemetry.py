@@ -18,7 +18,8 @@ listeners: tuple[Listener, ...] = ()
 """Looked at before anything is put together to be told."""
 _sources: WeakSet[Any] = WeakSet()
 _followers: WeakSet[Any] = WeakSet()
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Which a signal's handler may take while it is held."""
 
 
 class Source(Protocol):
@@ -99,4 +100,4 @@ def readings() -> dict[str, float]:
 def _forget() -> None:
     """What the parent holds is not held here."""
     global _lock, _sources, _followers
-    _lock, _sources, _followers = threading.Lock(), WeakSet(), WeakSet()
+    _lock, _sources, _followers = threading.RLock(), WeakSet(), WeakSet()

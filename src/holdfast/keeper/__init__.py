@@ -23,7 +23,6 @@ from holdfast.keeper.thread import THREAD, Keeper
 __all__ = ["OBJECTS", "Holding", "Keeper", "Pulse", "keeper_of", "keepers_of"]
 
 _keepers: dict[tuple[Database, Failover], Keeper] = {}
-_registry = threading.Lock()
 
 
 def keeper_of(database: Database, failover: Failover = "ttl") -> Keeper:
@@ -31,13 +30,16 @@ def keeper_of(database: Database, failover: Failover = "ttl") -> Keeper:
 
     A session that has no answer in time is given up. Those that end with it must not be over because another lease
     has less time."""
-    with _registry:
-        if (database, failover) not in _keepers:
-            if "multiprocessing.process" in sys.modules:
-                _end_with_process()
-            _keepers[database, failover] = Keeper(database)
-            telemetry.register(_keepers[database, failover])
-        return _keepers[database, failover]
+    return _keepers.get((database, failover)) or _made(database, failover)
+
+
+def _made(database: Database, failover: Failover) -> Keeper:
+    """In one step, and under no lock: a signal's handler may want it this very moment, too."""
+    if "multiprocessing.process" in sys.modules:
+        _end_with_process()
+    keeper = _keepers.setdefault((database, failover), Keeper(database))
+    telemetry.register(keeper)
+    return keeper
 
 
 def keepers_of(database: Database) -> list[Keeper]:
@@ -49,8 +51,6 @@ def keepers_of(database: Database) -> list[Keeper]:
 @forks.in_child
 def _forget() -> None:
     """The parent's threads are not here; whatever the child acquires gets keepers of its own."""
-    global _registry
-    _registry = threading.Lock()
     _keepers.clear()
 
 
