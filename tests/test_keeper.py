@@ -20,8 +20,8 @@ from holdfast._wire.identity import new_token
 from holdfast._wire.waiting import Owner
 from holdfast.keeper import Holding, Keeper, Pulse, keeper_of
 from holdfast.keeper.ears import Ears
-from holdfast.testing import Postgres
-from tests.children import NONE, Child, backends, eventually, kept, pass_time, query, rows
+from holdfast.testing import Postgres, Proxy
+from tests.children import NONE, Child, backends, eventually, kept, last_queries, pass_time, query, rows
 from tests.conftest import migrated
 
 
@@ -304,6 +304,30 @@ def test_a_paused_other_server_starves_no_heartbeat(own_server: Postgres, postgr
             kept(grant)
             grant.renew()
             own_server.resume()
+
+
+@pytest.mark.parametrize("brittle", [{"failover": "session"}, {"strict": True}], ids=str)
+def test_a_short_lease_does_not_make_those_impatient_that_one_heartbeat_can_end(
+    postgres_url: str, brittle: dict[str, Any]
+) -> None:
+    """A silence of two seconds ends what was taken for two seconds, and nothing else."""
+    with Proxy(postgres_url) as link, holdfast.Client(link.url) as client, holdfast.Client(postgres_url) as standby:
+        long = client.lease("long", ttl=3600, renew_every=0.1, **brittle).acquire()
+        short = client.lease("short", ttl=2).acquire()
+        eventually(lambda: len(beating(postgres_url)) == 2, "one session beats for each of them")
+        link.stall()
+        eventually(lambda: short.lost, "two seconds have passed")
+        link.heal()
+        long.renew()
+        long.check()
+        assert standby.lease("long", ttl=3600).try_acquire() is None
+        short.release()
+        long.release()
+        eventually(lambda: backends(postgres_url) == [], "neither session outlives what it was for", timeout=15)
+
+
+def beating(url: str) -> list[str]:
+    return [text for text in last_queries(url) if "beat_renew" in text]
 
 
 @pytest.mark.parametrize("step", range(9))

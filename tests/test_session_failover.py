@@ -16,8 +16,8 @@ import pytest
 
 import holdfast
 from holdfast.sql import Step, statements
-from holdfast.testing import Postgres, Proxy
-from tests.children import NONE, Child, backends, eventually, last_queries, query, rows
+from holdfast.testing import Postgres
+from tests.children import NONE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
 
 HOUR = 3600.0
@@ -156,27 +156,6 @@ def test_the_holder_whose_session_is_ended_is_told_and_its_ttl_leases_stay(postg
         assert told == [term]
         again = client.lease("again", ttl=HOUR, failover="session").acquire()
         assert not again.lost
-
-
-def test_the_impatience_of_a_short_lease_beside_it_does_not_end_the_session(postgres_url: str) -> None:
-    """A silence of two seconds ends what was taken for two seconds, and nothing else."""
-    with Proxy(postgres_url) as link, holdfast.Client(link.url) as client, holdfast.Client(postgres_url) as standby:
-        term = client.lease("term", ttl=HOUR, renew_every=0.1, failover="session").acquire()
-        short = client.lease("short", ttl=2).acquire()
-        eventually(lambda: len(beating(postgres_url)) == 2, "one session beats for each of them")
-        link.stall()
-        eventually(lambda: short.lost, "two seconds have passed")
-        link.heal()
-        term.renew()
-        term.check()
-        assert standby.lease("term", ttl=HOUR).try_acquire() is None
-        short.release()
-        term.release()
-        eventually(lambda: backends(postgres_url) == [], "neither session outlives what it was for", timeout=15)
-
-
-def beating(url: str) -> list[str]:
-    return [text for text in last_queries(url) if "beat_renew" in text]
 
 
 @pytest.mark.parametrize("failover", ["ttl", "session"])

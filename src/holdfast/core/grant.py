@@ -113,6 +113,11 @@ class LeaseTerms(NamedTuple):
         """Whether it needs a heartbeat of its own, of which it is told."""
         return self.on_beat is not None or self.strict
 
+    @property
+    def brittle(self) -> bool:
+        """Whether one heartbeat without an answer may be the end of it."""
+        return self.strict or self.failover == "session"
+
     @classmethod
     def check(
         cls,

@@ -1,5 +1,5 @@
 """The heartbeat: one daemon thread a database a process, on a session of its own, for both flavours; and a second one
-for leases that live with their session, where there are such.
+for leases that one heartbeat without an answer may end, where there are such.
 
 It renews one row for all leases of a TTL, hears of releases that somebody here waits for, and does what could not be
 done in time elsewhere. It knows beats and tokens; what a lost lease means is for the grant to decide. A blocked event
@@ -15,37 +15,35 @@ import threading
 from holdfast._wire import forks, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
-from holdfast.core.grant import Failover
 from holdfast.keeper.ears import OBJECTS
 from holdfast.keeper.pulse import Holding, Pulse
 from holdfast.keeper.thread import THREAD, Keeper
 
 __all__ = ["OBJECTS", "Holding", "Keeper", "Pulse", "keeper_of", "keepers_of"]
 
-_keepers: dict[tuple[Database, Failover], Keeper] = {}
+_keepers: dict[tuple[Database, bool], Keeper] = {}
 
 
-def keeper_of(database: Database, failover: Failover = "ttl") -> Keeper:
+def keeper_of(database: Database, *, brittle: bool = False) -> Keeper:
     """The one keeper of such leases of this database in this process.
 
-    A session that has no answer in time is given up. Those that end with it must not be over because another lease
-    has less time."""
-    return _keepers.get((database, failover)) or _made(database, failover)
+    How long an answer may take depends on the lease that has the least time. Those that one heartbeat without an answer
+    may end, by itself or with its session, must not be over because of another that is shorter."""
+    return _keepers.get((database, brittle)) or _made(database, brittle)
 
 
-def _made(database: Database, failover: Failover) -> Keeper:
+def _made(database: Database, brittle: bool) -> Keeper:
     """In one step, and under no lock: a signal's handler may want it this very moment, too."""
     if "multiprocessing.process" in sys.modules:
         _end_with_process()
-    keeper = _keepers.setdefault((database, failover), Keeper(database))
+    keeper = _keepers.setdefault((database, brittle), Keeper(database))
     telemetry.register(keeper)
     return keeper
 
 
 def keepers_of(database: Database) -> list[Keeper]:
     """Those that there are."""
-    kinds: tuple[Failover, ...] = ("ttl", "session")
-    return [_keepers[database, kind] for kind in kinds if (database, kind) in _keepers]
+    return [_keepers[database, brittle] for brittle in (False, True) if (database, brittle) in _keepers]
 
 
 @forks.in_child

@@ -19,7 +19,7 @@ from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
 from holdfast._wire.log import logger
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
-from holdfast.core.grant import Failover
+from holdfast.core.grant import LeaseTerms
 from holdfast.core.rights import migrate_command
 from holdfast.keeper import Keeper, keeper_of, keepers_of
 from holdfast.sql import FOUNDATION, migrations
@@ -109,9 +109,9 @@ class AsyncEngine(ABC):
     def keeper(self) -> Keeper:
         return keeper_of(self.database)
 
-    def keeper_for(self, failover: Failover) -> Keeper:
+    def keeper_for(self, terms: LeaseTerms) -> Keeper:
         """Whose heartbeat renews such leases, and who hears that one is free."""
-        return keeper_of(self.database, failover)
+        return keeper_of(self.database, brittle=terms.brittle)
 
     def wake(self, name: str) -> None:
         """That lease was released in this very process: no need to hear it from the server."""

@@ -201,7 +201,7 @@ class AsyncLeaseGrant:
 
     @property
     def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._terms.failover)
+        return self._engine.keeper_for(self._terms)
 
     @property
     def _current(self) -> Trust:

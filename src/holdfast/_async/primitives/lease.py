@@ -278,7 +278,7 @@ class AsyncHandle(ABC, Generic[G]):
 
     @property
     def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._terms.failover)
+        return self._engine.keeper_for(self._terms)
 
     @property
     def _process(self) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class LeaseGrant:
 
     @property
     def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._terms.failover)
+        return self._engine.keeper_for(self._terms)
 
     @property
     def _current(self) -> Trust:

@@ -254,7 +254,7 @@ class Elector:
 
     @property
     def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._lease_terms().failover)
+        return self._engine.keeper_for(self._lease_terms())
 
     def _recalled(self) -> None:
         """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
