@@ -213,15 +213,15 @@ def test_ctrl_c_is_heard_while_another_process_writes(raw: Raw) -> None:
     assert raw.acquire("x")["status"] == "acquired"
 
 
-def open_files() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
+def open_files() -> list[Path]:
+    return sorted(Path("/proc/self/fd").iterdir())
 
 
 def standing() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "holdfast-turn"]
 
 
-def test_however_often_a_file_that_stays_locked_is_tried_one_thread_stands_for_it(raw: Raw, tmp_path: Path) -> None:
+def test_however_often_a_file_that_stays_locked_is_tried_one_thread_stands_for_it(raw: Raw) -> None:
     """Each try left its own, until the process had no descriptors any more."""
     with child(IN_A_WRITE, raw.url) as stopped:
         assert line(stopped) == "writing"
@@ -255,7 +255,7 @@ def test_those_who_wait_in_one_process_have_their_turns_in_the_order_in_which_th
     first, others = Turnstile(path), [Turnstile(path) for _ in range(5)]
     first.enter(math.inf)
     threads = [threading.Thread(target=wait, args=each) for each in enumerate(others)]
-    about = os.stat(path)
+    about = Path(path).stat()
     queue = kernel._queues.setdefault((about.st_dev, about.st_ino), kernel._Queue())
     for number, thread in enumerate(threads, 1):
         thread.start()
@@ -280,7 +280,7 @@ def test_a_child_forked_off_while_somebody_waits_keeps_no_turn(tmp_path: Path) -
         each.fileno, each.abandon = lambda: None, each.close  # type: ignore[attr-defined]
     child = os.fork()
     if child == 0:
-        os._exit(sum(os.path.realpath(f"/proc/self/fd/{each}") == path for each in open_files()))
+        os._exit(sum(os.path.realpath(each) == path for each in open_files()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     theirs.leave()
     for each in (theirs, ours):
@@ -318,8 +318,8 @@ def test_whoever_may_write_to_the_file_may_write_to_what_lies_beside_it(tmp_path
     try:
         with closing(Raw(migrated(f"sqlite:///{path}"))) as raw:
             locks = KernelLockWire(raw.database)
-            assert locks.run("try", (7,), None) and locks.run("try", (7, 7), None)
-            locks.stand((8,))
+            assert all(locks.run("try", key, None) for key in ((b"7",), (b"7", b"7")))
+            locks.stand((b"8",))
             locks.receive()
             locks.close()
     finally:

@@ -25,8 +25,8 @@ _FLOCK = "hhqqi4x"
 
 
 def open_beside(path: str) -> int:
-    """A side file of the database whose name it begins with. Whoever may write to that may write to this, too, as SQLite
-    has it with its own: else the first user's umask, or root who only looks, would keep all others out."""
+    """A side file of the database whose name it begins with. Whoever may write to that may write to this, too, as
+    SQLite has it with its own: else the first user's umask, or root who only looks, would keep all others out."""
     flags = os.O_RDWR | os.O_CLOEXEC
     with suppress(FileNotFoundError):
         return os.open(path, flags)
@@ -88,10 +88,10 @@ class Turnstile:
 
 
 class _Queue:
-    """Who waits for one file in this process. The kernel's queue is fair but knows no timeout: a thread stands in it for
-    all of them, on a descriptor of its own, and swaps that with whoever is first when it is their turn. There, because no
-    signal comes in between. Whoever gives up leaves it standing, so that a file that stays locked costs one thread and
-    one descriptor, however often it is tried."""
+    """Who waits for one file in this process. The kernel's queue is fair but knows no timeout: a thread stands in it
+    for all of them, on a descriptor of its own, and swaps that with whoever is first when it is their turn. There,
+    because no signal comes in between. Whoever gives up leaves it standing, so that a file that stays locked costs one
+    thread and one descriptor, however often it is tried."""
 
     def __init__(self) -> None:
         self.places: deque[tuple[Turnstile, threading.Event]] = deque()
