@@ -13,19 +13,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast._wire import forks
+from holdfast._wire import forks, kernel
 from holdfast._wire import sqlite as wire
 from holdfast._wire.aio_sqlite import AsyncSqliteSession
 from holdfast._wire.database import parse
 from holdfast._wire.kernel import Turnstile
+from holdfast._wire.locking.kernel import KernelLockWire
 from holdfast._wire.sqlite_file import boot_id
 from holdfast.core.errors import Refused, Unreachable
 from holdfast.sql import migrations, statements
+from holdfast.testing.server import until
 from tests.conftest import migrated
 from tests.raw import Raw
 
@@ -210,6 +213,81 @@ def test_ctrl_c_is_heard_while_another_process_writes(raw: Raw) -> None:
     assert raw.acquire("x")["status"] == "acquired"
 
 
+def open_files() -> list[Path]:
+    return sorted(Path("/proc/self/fd").iterdir())
+
+
+def standing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "holdfast-turn"]
+
+
+def test_however_often_a_file_that_stays_locked_is_tried_one_thread_stands_for_it(raw: Raw) -> None:
+    """Each try left its own, until the process had no descriptors any more."""
+    with child(IN_A_WRITE, raw.url) as stopped:
+        assert line(stopped) == "writing"
+        stopped.send_signal(signal.SIGSTOP)
+        left = []
+        for _ in range(3):
+            with closing(Raw(raw.url)) as another, pytest.raises(Unreachable, match="stopped in the middle"):
+                another.call("purge", timeout=0.05)
+            left.append((len(standing()), len(open_files())))
+        assert left == [(1, left[0][1])] * 3
+        stopped.send_signal(signal.SIGCONT)
+        go(stopped)
+        assert stopped.wait(LONG) == 0
+    for thread in standing():
+        thread.join(LONG)
+    assert raw.acquire("x")["status"] == "acquired", "and it keeps nothing for whoever gave up"
+    assert len(open_files()) < left[0][1]
+
+
+def test_those_who_wait_in_one_process_have_their_turns_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    path, order = str(tmp_path / "turn"), list[int]()
+
+    def wait(number: int, mine: Turnstile) -> None:
+        mine.enter(time.monotonic() + LONG)
+        order.append(number)
+        mine.leave()
+
+    def waits(number: int) -> bool:
+        return len(queue.places) == number
+
+    first, others = Turnstile(path), [Turnstile(path) for _ in range(5)]
+    first.enter(math.inf)
+    threads = [threading.Thread(target=wait, args=each) for each in enumerate(others)]
+    about = Path(path).stat()
+    queue = kernel._queues.setdefault((about.st_dev, about.st_ino), kernel._Queue())
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        until(partial(waits, number), what="it waits")
+    first.leave()
+    for thread in [*threads, *standing()]:
+        thread.join(LONG)
+    assert order == [0, 1, 2, 3, 4]
+    for each in (first, *others):
+        each.close()
+
+
+def test_a_child_forked_off_while_somebody_waits_keeps_no_turn(tmp_path: Path) -> None:
+    """Else it would have it when its parent is killed in the middle of a write."""
+    path = str(tmp_path / "turn")
+    theirs, ours = Turnstile(path), Turnstile(path)
+    theirs.enter(math.inf)
+    with pytest.raises(Unreachable):
+        ours.enter(time.monotonic())
+    for each in (theirs, ours):
+        forks.guard(each)
+        each.fileno, each.abandon = lambda: None, each.close  # type: ignore[attr-defined]
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(os.path.realpath(each) == path for each in open_files()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    theirs.leave()
+    for each in (theirs, ours):
+        forks.forget(each)
+        each.close()
+
+
 def test_without_a_thread_to_wait_in_nothing_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -222,6 +300,35 @@ def test_without_a_thread_to_wait_in_nothing_is_left_open(tmp_path: Path, monkey
         with pytest.raises(RuntimeError, match="can't start"):
             ours.enter(math.inf)
         assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "by_root",
+    [False, pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="root alone may give files away"))],
+)
+def test_whoever_may_write_to_the_file_may_write_to_what_lies_beside_it(tmp_path: Path, by_root: bool) -> None:
+    """Whatever the umask of the first who came; and root, who only looked, kept the service itself out."""
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path)) as users:
+        users.execute("create table orders (id)")
+    path.chmod(0o660)
+    if by_root:
+        os.chown(path, 1000, 2000)
+    before = os.umask(0o077)
+    try:
+        with closing(Raw(migrated(f"sqlite:///{path}"))) as raw:
+            locks = KernelLockWire(raw.database)
+            assert all(locks.run("try", key, None) for key in ((b"7",), (b"7", b"7")))
+            locks.stand((b"8",))
+            locks.receive()
+            locks.close()
+    finally:
+        os.umask(before)
+    beside = {each.name: each.stat() for each in tmp_path.glob("app.db.holdfast-*")}
+    assert set(beside) == {f"app.db.holdfast-{kind}" for kind in ("turn", "live", "locks", "pairs", "line")}
+    about = path.stat()
+    for name, found in beside.items():
+        assert (found.st_mode, found.st_uid, found.st_gid) == (about.st_mode, about.st_uid, about.st_gid), name
 
 
 def test_a_new_boot_lifts_the_fence_and_the_same_boot_does_not(raw: Raw) -> None:

@@ -37,6 +37,10 @@ class Session(Protocol):
         """What to poll for notifications and for the end of the connection; None where there are none."""
 
     def notifications(self) -> list[str]: ...
+
+    def look(self) -> None:
+        """Now and then: Unreachable when what it talks to is not what its database's name stands for any more."""
+
     def close(self) -> None: ...
 
 

@@ -55,6 +55,9 @@ class AsyncSqliteSession:
         session = self._opened
         return await self._submit(lambda: session.rehearse(calls, timeout))
 
+    def look(self) -> None:
+        self._opened.look()
+
     def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections import deque
+from contextlib import suppress
 
+from holdfast._wire import forks
 from holdfast._wire.clock import now
 from holdfast.core.errors import Busy
 
@@ -21,57 +24,62 @@ except ImportError:  # pragma: no cover - Windows: no fair turns, SQLite's own l
 _FLOCK = "hhqqi4x"
 
 
+def open_beside(path: str) -> int:
+    """A side file of the database whose name it begins with. Whoever may write to that may write to this, too, as
+    SQLite has it with its own: else the first user's umask, or root who only looks, would keep all others out."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    with suppress(FileNotFoundError):
+        return os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # somebody was quicker
+        return os.open(path, flags)
+    with suppress(OSError, AttributeError):  # no database yet, or none of ours to give away; AttributeError: Windows
+        about = os.stat(path.rpartition(".")[0])
+        os.fchmod(descriptor, about.st_mode & 0o666)
+        if os.geteuid() == 0:
+            os.fchown(descriptor, about.st_uid, about.st_gid)
+    return descriptor
+
+
 class Turnstile:
     def __init__(self, path: str) -> None:
         self._path = path
-        self._descriptor = self._open()
-
-    def _open(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.descriptor = open_beside(path)
 
     def enter(self, deadline: float) -> None:
         if fcntl is None:
             return
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._queue_up(max(0.0, deadline - now()))
 
     def leave(self) -> None:
         if fcntl is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def _queue_up(self, timeout: float) -> None:
-        """The kernel's queue is fair but knows no timeout: another thread stands in it, on a descriptor of its own, and
-        makes that ours when it is our turn. There, because no signal comes in between."""
-        descriptor, turn, chance = self._open(), threading.Event(), [True]
-
-        def stand() -> None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not _taken(chance):
-                os.close(descriptor)  # nobody waits any more
-                return
-            old, self._descriptor = self._descriptor, descriptor
-            os.close(old)
-            turn.set()
-
-        thread = threading.Thread(target=stand, name="holdfast-turn", daemon=True)
+        about, turn, queued = os.fstat(self.descriptor), threading.Event(), False
+        place, queue = (self, turn), _queues.setdefault((about.st_dev, about.st_ino), _Queue())
         try:
-            thread.start()
+            queue.places.append(place)
+            queued = True
+            if not queue.stands:
+                queue.begin(open_beside(self._path))
             turn.wait(timeout)
-        except RuntimeError:
-            if thread.ident is None:  # no thread is to be had: nobody else closes it
-                os.close(descriptor)
-            raise
         finally:
-            given_up = not turn.is_set() and _taken(chance)
-            if not given_up:
-                turn.wait()  # for an instant: it is ours, and whoever was interrupted leaves it like everybody
+            try:
+                queue.places.remove(place)
+                given_up = True
+            except ValueError:
+                # For an instant: it is ours, and whoever was interrupted leaves it like everybody; if it was queued.
+                given_up = not turn.wait(None if queued else 0.1)
         if given_up:
             raise Busy(
                 f"{self._path} stayed locked by another process for {timeout:.1f} s: "
@@ -79,12 +87,57 @@ class Turnstile:
             )
 
 
-def _taken(chance: list[bool]) -> bool:
-    """Of two threads that ask, one is told True."""
-    try:
-        return chance.pop()
-    except IndexError:
-        return False
+class _Queue:
+    """Who waits for one file in this process. The kernel's queue is fair but knows no timeout: a thread stands in it
+    for all of them, on a descriptor of its own, and swaps that with whoever is first when it is their turn. There,
+    because no signal comes in between. Whoever gives up leaves it standing, so that a file that stays locked costs one
+    thread and one descriptor, however often it is tried."""
+
+    def __init__(self) -> None:
+        self.places: deque[tuple[Turnstile, threading.Event]] = deque()
+        self.stands = False
+        self.descriptor = -1
+
+    def begin(self, descriptor: int) -> None:
+        thread = threading.Thread(target=self._stand, args=(descriptor,), name="holdfast-turn", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if thread.ident is None:  # no thread is to be had: nobody else closes it
+                os.close(descriptor)
+            raise
+
+    def _stand(self, descriptor: int) -> None:
+        """Two may be begun at once, and both will do: the second finds nobody, or serves whoever comes next."""
+        while True:
+            self.stands, self.descriptor = True, descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                turnstile, turn = self.places.popleft()
+            except IndexError:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # nobody waits any more
+            else:
+                turnstile.descriptor, self.descriptor = descriptor, turnstile.descriptor
+                descriptor = self.descriptor
+                turn.set()
+            if not self.places:
+                self.stands = False
+                if not self.places:  # looked at once more: whoever came before that counts on us
+                    break
+        self.descriptor = -1
+        os.close(descriptor)
+
+
+_queues: dict[tuple[int, int], _Queue] = {}
+
+
+@forks.in_child
+def _forget() -> None:
+    """The threads are not here, and a turn that is the parent's must not live on in us when it dies."""
+    for queue in _queues.values():
+        if queue.descriptor >= 0:
+            os.close(queue.descriptor)
+    _queues.clear()
 
 
 class Marks:
@@ -93,7 +146,7 @@ class Marks:
     available = hasattr(fcntl, "F_OFD_SETLK")
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = open_beside(path)
 
     def hold(self, key: int) -> bool:
         try:

@@ -103,6 +103,9 @@ class PgWire:
     def close(self) -> None:
         self.pgconn.finish()
 
+    def look(self) -> None:
+        """A server that goes away ends its connections, so there is nothing to look for."""
+
     def notifications(self) -> list[str]:
         """Names heard of since the last call. Raises when the connection has gone."""
         heard = []

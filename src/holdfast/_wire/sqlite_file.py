@@ -56,6 +56,7 @@ class SqliteFile:
         self.inside = threading.RLock()
         """Held by whoever is inside SQLite, and across a fork, see ``forks``."""
         self._closed = False
+        self._about: os.stat_result | None = None
         self._raised: BaseException | None = None
         self._names: dict[str, list[str]] = {}
         """Of the columns of what was executed."""
@@ -82,8 +83,19 @@ class SqliteFile:
         self._connection = sqlite3.connect(
             self.database.target, isolation_level=None, check_same_thread=False, timeout=0
         )
+        with suppress(FileNotFoundError):  # removed this very moment
+            self._about = os.stat(self.database.target)
         self._connection.create_function("holdfast_gone", 1, self._gone)
         self._synchronous = ""
+
+    def look(self) -> None:
+        """Whoever opens a file that was replaced has another one, and finds free there what is held in ours."""
+        try:
+            same = self._about is not None and os.path.samestat(self._about, os.stat(self.database.target))
+        except FileNotFoundError:
+            raise Busy(f"{self.database} is not there any more: nobody else sees what is in it") from None
+        if not same:
+            raise Unreachable(f"{self.database} was replaced by another file: what was in it counts no more")
 
     def hold(self, key: int, timeout: float) -> bool:
         return self._marks is not None and self._marks.hold(key)

@@ -187,6 +187,8 @@ class Heart(Books):
     def _connected(self, timeout: float) -> Session:
         if self._session is None:
             self._session = open_session(self.database, timeout)
+        else:
+            self._session.look()
         return self._session
 
     def _doubt(self, error: EngineError) -> None:

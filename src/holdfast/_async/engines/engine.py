@@ -44,6 +44,7 @@ class Repeated(list[Row]):
 class AsyncSession(Protocol):
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     async def script(self, text: str, timeout: float) -> None: ...
+    def look(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -284,7 +285,7 @@ class AsyncEngine(ABC):
             session = self._session
             if session is None or self.closed:
                 return
-            if self._used:
+            if self._used and _is_good(session):
                 self._used = False
                 self._reap_later()
                 return
@@ -344,3 +345,12 @@ class AsyncEngine(ABC):
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         return error
+
+
+def _is_good(session: AsyncSession) -> bool:
+    try:
+        session.look()
+    except EngineError as error:
+        log.warning("%s", error)
+        return False
+    return True

@@ -45,6 +45,7 @@ class Repeated(list[Row]):
 class Session(Protocol):
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     def script(self, text: str, timeout: float) -> None: ...
+    def look(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -285,7 +286,7 @@ class Engine(ABC):
             session = self._session
             if session is None or self.closed:
                 return
-            if self._used:
+            if self._used and _is_good(session):
                 self._used = False
                 self._reap_later()
                 return
@@ -345,3 +346,12 @@ class Engine(ABC):
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         return error
+
+
+def _is_good(session: Session) -> bool:
+    try:
+        session.look()
+    except EngineError as error:
+        log.warning("%s", error)
+        return False
+    return True

@@ -47,5 +47,8 @@ class LookingSession:
     def script(self, text: str, timeout: float) -> None:
         raise Refused("a script is not for looking: nothing is changed before it was told", READ_ONLY)
 
+    def look(self) -> None:
+        self._session.look()
+
     def close(self) -> None:
         self._session.close()

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast._wire import forks
 from holdfast._wire.clock import jitter
 from holdfast._wire.database import Database
+from holdfast._wire.kernel import open_beside
 from holdfast._wire.locking.line import Line
 from holdfast.core.errors import EngineError, Refused
 from holdfast.core.tickets import Key, Op, Unheard
@@ -168,7 +169,7 @@ class KernelLockWire:
 
                 check_header(self._database)
             try:
-                file = os.open(self._paths[space], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                file = open_beside(self._paths[space])
             except PermissionError as error:  # else taken for what somebody else has locked
                 raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
             self._files[space] = file
