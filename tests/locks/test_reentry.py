@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
 import pytest
 
 import holdfast
@@ -51,6 +52,16 @@ async def in_a_group(asking: Coroutine[Any, Any, object]) -> None:
     raise raised.value.exceptions[0]
 
 
+async def in_a_group_of_anyio(asking: Coroutine[Any, Any, object]) -> None:
+    async def ask() -> None:
+        await asking
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+    raise raised.value.exceptions[0]
+
+
 @pytest.mark.parametrize(
     "wrapped",
     [
@@ -58,6 +69,7 @@ async def in_a_group(asking: Coroutine[Any, Any, object]) -> None:
         pytest.param(lambda asking: asyncio.gather(asyncio.sleep(LONG), asking), id="gather"),
         pytest.param(asyncio.create_task, id="task"),
         pytest.param(in_a_group, id="group"),
+        pytest.param(in_a_group_of_anyio, id="group of anyio"),
         pytest.param(lambda asking: asyncio.gather(asyncio.wait_for(in_a_group(asking), LONG)), id="all of them"),
     ],
 )
