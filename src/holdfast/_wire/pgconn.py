@@ -199,6 +199,8 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
 
 def _advice(problems: list[str]) -> str:
     text = " ".join(problems)
+    if "too many c" in text or "connection slots" in text:
+        return "Every connection there may be is in use: let clients have fewer, or allow more of them."
     if "password" in text or "authentication" in text or "role" in text:
         return "Check the user and the password in the URL, or PGPASSWORD, or ~/.pgpass."
     if "read-only" in text or "hot standby" in text or "recovery" in text:
