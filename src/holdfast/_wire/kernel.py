@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from contextlib import suppress
 
 from holdfast._wire.clock import now
 from holdfast.core.errors import Busy
@@ -21,13 +22,31 @@ except ImportError:  # pragma: no cover - Windows: no fair turns, SQLite's own l
 _FLOCK = "hhqqi4x"
 
 
+def open_beside(path: str, main: str) -> int:
+    """A file of ours, made with the rights of the one that it is beside, as SQLite makes its own: whoever may write to
+    that one may lock here, also when another user, or root, came first."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    with suppress(FileNotFoundError):
+        return os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # by now
+        return os.open(path, flags)
+    with suppress(OSError, AttributeError):  # there is none yet; or Windows
+        like = os.stat(main)
+        with suppress(PermissionError):
+            os.fchown(descriptor, like.st_uid, like.st_gid)
+        os.fchmod(descriptor, like.st_mode & 0o666 | 0o600)
+    return descriptor
+
+
 class Turnstile:
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, main: str) -> None:
+        self._path, self._main = path, main
         self._descriptor = self._open()
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return open_beside(self._path, self._main)
 
     def enter(self, deadline: float) -> None:
         if fcntl is None:
@@ -92,8 +111,8 @@ class Marks:
 
     available = hasattr(fcntl, "F_OFD_SETLK")
 
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: str, main: str) -> None:
+        self._descriptor = open_beside(path, main)
 
     def hold(self, key: int) -> bool:
         try:

@@ -67,10 +67,10 @@ class SqliteFile:
             forks.guard(self)
         try:
             self._patiently(_HEADER, deadline)
-            self._turnstile = Turnstile(f"{database.target}.holdfast-turn")
+            self._turnstile = Turnstile(f"{database.target}.holdfast-turn", database.target)
             self._beside.append(self._turnstile)
             if Marks.available:
-                self._marks = Marks(f"{database.target}.holdfast-live")
+                self._marks = Marks(f"{database.target}.holdfast-live", database.target)
                 self._beside.append(self._marks)
             if not to_look:
                 self._patiently("pragma journal_mode = wal", deadline)

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast._wire import forks
 from holdfast._wire.clock import jitter
 from holdfast._wire.database import Database
+from holdfast._wire.kernel import open_beside
 from holdfast._wire.locking.line import Line
 from holdfast.core.errors import EngineError, Refused
 from holdfast.core.tickets import Key, Op, Unheard
@@ -48,7 +49,7 @@ class KernelLockWire:
         self._database = database
         self._paths = tuple(f"{database.target}.{database.schema}-{kind}" for kind in KINDS)
         self._files: list[int | None] = [None, None]
-        self._line = Line(f"{database.target}.{database.schema}-line")
+        self._line = Line(f"{database.target}.{database.schema}-line", database.target)
         self._answers: list[Any] | EngineError | None = None
         self._waiting: Key | None = None
         self._pause = _SHORTEST
@@ -168,7 +169,7 @@ class KernelLockWire:
 
                 check_header(self._database)
             try:
-                file = os.open(self._paths[space], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                file = open_beside(self._paths[space], self._database.target)
             except PermissionError as error:  # else taken for what somebody else has locked
                 raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
             self._files[space] = file

@@ -23,8 +23,8 @@ class Line:
     passed: set[int] | None = None
     """What was asked for here since the last look, and let somebody in if need was. None: nobody stands in line."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, main: str) -> None:
+        self._path, self._main = path, main
         self._marks: Marks | None = None
         self._ours: int | None = None
         self._asked = 0
@@ -68,5 +68,5 @@ class Line:
     def _open(self) -> Marks | None:
         if self._marks is None:
             with suppress(OSError):
-                self._marks = Marks(self._path)
+                self._marks = Marks(self._path, self._main)
         return self._marks
