@@ -185,6 +185,41 @@ def test_a_killed_parents_lock_is_freed_although_its_child_lives(either: str) ->
         os.kill(child, 0)  # it lives: no ProcessLookupError
 
 
+_FORK_WHILE_CONNECTING = """
+import os, select, sys, threading, time, holdfast
+from types import SimpleNamespace
+from holdfast._wire import pgconn
+connecting, forked = threading.Event(), threading.Event()
+def poll():
+    connecting.set()
+    forked.wait(20)
+    return select.poll()
+pgconn.select = SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=poll)
+client = holdfast.Client(sys.argv[1])
+acquiring = threading.Thread(target=lambda: client.lock("a").acquire())
+acquiring.start()
+connecting.wait(20)
+if os.fork() == 0:
+    print("child", os.getpid())
+    sys.stdin.read()
+    os._exit(0)
+forked.set()
+acquiring.join()
+print("parent held")
+sys.stdin.read()
+"""
+
+
+def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(postgres_url: str) -> None:
+    """The child has its socket, too, and the server would see no end."""
+    with Child(_FORK_WHILE_CONNECTING, postgres_url) as parent, holdfast.Client(postgres_url) as other:
+        said = sorted(parent.line().split() for _ in range(2))
+        assert said[1] == ["parent", "held"]
+        parent.kill()
+        other.lock("a").acquire(timeout=10).release()
+        os.kill(int(said[0][1]), 0)
+
+
 _BUSY_FORK = """
 import os, sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])
