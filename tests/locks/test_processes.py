@@ -220,6 +220,39 @@ def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(post
         os.kill(int(said[0][1]), 0)
 
 
+_FORK_WHILE_OPENING = """
+import os, sys, threading, time, holdfast
+from holdfast._wire.locking import kernel
+opened, original = threading.Event(), kernel.open_beside
+def slow(*arguments):
+    descriptor = original(*arguments)
+    opened.set()
+    time.sleep(0.3)  # a fork comes in between, or waits for the end
+    return descriptor
+kernel.open_beside = slow
+client = holdfast.Client(sys.argv[1])
+acquiring = threading.Thread(target=lambda: client.lock("a").acquire())
+acquiring.start()
+opened.wait(20)
+if os.fork() == 0:
+    print("child", os.getpid())
+    sys.stdin.read()
+    os._exit(0)
+acquiring.join()
+print("parent held")
+sys.stdin.read()
+"""
+
+
+def test_a_lock_file_that_was_being_opened_during_a_fork_is_freed_with_the_parent(sqlite_url: str) -> None:
+    with Child(_FORK_WHILE_OPENING, sqlite_url) as parent, holdfast.Client(sqlite_url) as other:
+        said = sorted(parent.line().split() for _ in range(2))
+        assert said[1] == ["parent", "held"]
+        parent.kill()
+        other.lock("a").acquire(timeout=10).release()
+        os.kill(int(said[0][1]), 0)
+
+
 _BUSY_FORK = """
 import os, sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])
