@@ -199,6 +199,17 @@ def test_permissions_stay_and_links_stay_links(tmp_path: Path) -> None:
         assert (about.st_uid, about.st_gid) == (12345, 23456)
 
 
+def test_whoever_may_write_to_the_file_may_lock_it_whoever_came_first(tmp_path: Path) -> None:
+    settings = tmp_path / "settings"
+    settings.touch()
+    settings.chmod(0o660)
+    if os.geteuid() == 0:
+        os.chown(settings, 12345, 23456)
+    with holdfast.file_lock(settings):
+        about, beside = settings.stat(), (tmp_path / "settings.lock").stat()
+    assert (beside.st_mode, beside.st_uid, beside.st_gid) == (about.st_mode, about.st_uid, about.st_gid)
+
+
 def test_a_new_file_is_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

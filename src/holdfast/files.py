@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, ref
 
+from holdfast._wire.kernel import open_beside
 from holdfast._wire.locking.awaiting import awaits
 from holdfast._wire.replacing import replace
 from holdfast.core.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
@@ -145,6 +146,8 @@ class FileLock:
             raise IsADirectoryError(f"{self.path} cannot be locked: it is a folder, and could not be replaced")
         if self.path.exists() and not self.path.is_file():
             raise OSError(f"{self.path} cannot be locked: a device, pipe or socket would be replaced by a plain file")
+        if not Path(self._lock_path).exists():
+            os.close(open_beside(self._lock_path, str(self.path)))
         lock = filelock.FileLock(self._lock_path, thread_local=False)
         try:
             lock.acquire(timeout=0)
