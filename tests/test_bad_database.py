@@ -183,6 +183,17 @@ def test_a_wrong_password_is_told_but_never_shown(
             client.migrate()
 
 
+def test_a_server_that_is_full_is_not_taken_for_a_wrong_password(connect: Connect, postgres_url: str) -> None:
+    server().execute("create role latecomer login connection limit 0")
+    client = connect(f"postgresql://latecomer@{postgres_url.partition('@')[2]}")
+    for attempt in (client.lock("a").acquire, client.lease("a").acquire):
+        with pytest.raises(
+            holdfast.EngineError, match=r"too many connections .*Every connection there may be is in use"
+        ):
+            attempt()
+    server().execute("drop role latecomer")
+
+
 @pytest.mark.parametrize(
     "url",
     [

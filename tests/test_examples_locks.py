@@ -55,7 +55,7 @@ async def test_fastapi_hooks_of_one_agent_lose_no_event(agents: str) -> None:
 
 
 async def test_fastapi_hooks_of_another_agent_do_not_wait(agents: str) -> None:
-    async with holdfast.AsyncClient(agents) as client, fastapi(agents, patience=0.2) as http:
+    async with holdfast.AsyncClient(agents) as client, fastapi(agents, patience=1.0) as http:
         async with client.lock(("agent", 7)):
             assert (await http.post("/agents/8/hooks/x")).json() == {"events": 1}
             busy = await http.post("/agents/7/hooks/x")
@@ -88,7 +88,7 @@ def test_flask_hooks_of_one_agent_lose_no_event(flask: Flask, agents: str) -> No
 
 
 def test_flask_hooks_of_another_agent_do_not_wait(agents: str) -> None:
-    app = flask_hooks.create_app(agents, patience=0.2)
+    app = flask_hooks.create_app(agents, patience=1.0)
     try:
         with holdfast.Client(agents) as client, client.lock(("agent", 7)):
             assert app.test_client().post("/agents/8/hooks/x").json == {"events": 1}
@@ -140,6 +140,19 @@ def test_the_sweeper_skips_who_is_being_served_and_keeps_its_lock_across_commits
         assert [agent(agents, number)["status"] for number in (7, 8, 9)] == ["running", "stopped", "running"]
         assert sweeper.sweep(client, connection, now=now) == {"stopped": [7], "skipped": [], "fine": []}
         assert client.locks.list() == []
+
+
+def test_the_sweeper_stops_whom_one_before_it_had_only_marked(agents: str) -> None:
+    def fail(_: int) -> None:
+        raise RuntimeError("the agent's process does not answer")
+
+    with holdfast.Client(agents) as client, psycopg.connect(agents) as connection:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweeper, "stop", fail)
+            with pytest.raises(RuntimeError, match="does not answer"):
+                sweeper.sweep(client, connection, now=1000.0)
+        assert agent(agents, 7)["status"] == "stopping"
+        assert sweeper.sweep(client, connection, now=1000.0)["stopped"] == [7, 8]
 
 
 def test_the_sweeper_runs_as_a_program(agents: str) -> None:

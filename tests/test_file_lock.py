@@ -9,12 +9,16 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
 import holdfast
 from holdfast._wire.replacing import replace
+from tests import interrupting
 from tests.children import Child, eventually
 
 COUNT = """
@@ -195,6 +199,17 @@ def test_permissions_stay_and_links_stay_links(tmp_path: Path) -> None:
         assert (about.st_uid, about.st_gid) == (12345, 23456)
 
 
+def test_whoever_may_write_to_the_file_may_lock_it_whoever_came_first(tmp_path: Path) -> None:
+    settings = tmp_path / "settings"
+    settings.touch()
+    settings.chmod(0o660)
+    if os.geteuid() == 0:
+        os.chown(settings, 12345, 23456)
+    with holdfast.file_lock(settings):
+        about, beside = settings.stat(), (tmp_path / "settings.lock").stat()
+    assert (beside.st_mode, beside.st_uid, beside.st_gid) == (about.st_mode, about.st_uid, about.st_gid)
+
+
 def test_a_new_file_is_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -218,6 +233,66 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
         file.write_text("after")
     assert path.read_text() == "before"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["settings", "settings.lock"]
+
+
+def test_what_a_writer_left_that_was_killed_in_the_midst_is_removed_by_the_next(tmp_path: Path) -> None:
+    """And nothing of anybody else's, whatever is in the name."""
+    path, others = tmp_path / "a[b]*.json", [".a[b]*.json.orig", ".abx.json.0123456789ab.holdfast"]
+    path.write_text("before")
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    program = """
+    import os, sys, holdfast
+    os.fsync = lambda _: os.kill(os.getpid(), 9)
+    holdfast.file_lock(sys.argv[1]).acquire().write_text("half")
+    """
+    with Child(program, path) as child:
+        assert child.wait() == -9
+    assert path.read_text() == "before"
+    assert len(list(tmp_path.iterdir())) == len(others) + 3, "it was killed in the midst"
+    with holdfast.file_lock(path) as file:
+        file.write_text("after")
+    assert path.read_text() == "after"
+    assert {entry.name for entry in tmp_path.iterdir()} == {path.name, f"{path.name}.lock", *others}
+
+
+def test_threads_that_share_a_grant_write_one_after_the_other(tmp_path: Path) -> None:
+    texts = [str(number) * 100_000 for number in range(8)]
+    with holdfast.file_lock(tmp_path / "settings") as file, ThreadPoolExecutor(8) as pool:
+        list(pool.map(file.write_text, texts))
+        assert file.read_text() in texts
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["settings", "settings.lock"]
+
+
+class Interrupt(interrupting.Interrupt):
+    def spares(self, code: CodeType, place: int) -> bool:
+        """Where nothing that is written in Python can be safe, and where the interpreter does not look."""
+        return interrupting.returns(code, place) or (code.co_name in ("__exit__", "release") and place < 4)
+
+
+@pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])
+def test_interrupted_anywhere_it_is_free_although_its_handle_lives_on(tmp_path: Path, how: str) -> None:
+    lock, at = holdfast.file_lock(tmp_path / "settings", timeout=0), 0
+
+    def attempt() -> None:
+        if how == "acquire":
+            lock.acquire().release()
+        else:
+            with lock if how == "with" else lock.or_skip():
+                pass
+
+    with ThreadPoolExecutor(1) as pool:
+        while True:
+            interrupt = Interrupt(at, "holdfast/files.py")
+            with suppress(KeyboardInterrupt), interrupt:
+                attempt()
+            if not interrupt.raised:
+                break
+            grant = pool.submit(holdfast.file_lock(tmp_path / "settings").try_acquire).result()
+            assert grant is not None, interrupt.where
+            grant.release()
+            at += 1
+    assert at > 100, f"only {at} instructions: what has been interrupted?"
 
 
 def test_a_missing_file_is_told_unless_there_is_a_default(tmp_path: Path) -> None:

@@ -156,6 +156,17 @@ def test_a_key_that_fits_several_rows_locks_none_of_them(connect: Connect) -> No
     assert holdfast.row_lock(second, "summary", id=7, kind="x") is not None
 
 
+def test_a_table_that_gets_another_column_is_locked_as_before(summaries: str) -> None:
+    """Psycopg prepares what it is told often, and then the server refuses it once in every connection."""
+    with psycopg.connect(summaries) as connection, psycopg.connect(summaries) as other:
+        for _ in range(8):
+            holdfast.row_lock(connection, "summary", id=7)
+            connection.commit()
+        other.execute("alter table summary add column model text")
+        other.commit()
+        assert holdfast.row_lock(connection, "summary", id=7) == {"id": 7, "text": None, "model": None}
+
+
 def test_an_unknown_connection_is_named() -> None:
     with pytest.raises(TypeError, match=r"cannot lock a row with a builtins\.object"):
         holdfast.row_lock(NOTHING, "summary", id=7)
@@ -200,6 +211,12 @@ def test_on_sqlite_none_means_that_somebody_is_writing_and_nobody_waits(file: Pa
             holdfast.row_lock(second, "summary", id=9)
         with pytest.raises(sqlite3.OperationalError, match="no such column"):
             holdfast.row_lock(second, "summary", name="name")
+        second.commit()
+        for wrong, error in (({"id": 9}, LookupError), ({"name": "name"}, sqlite3.OperationalError)):
+            with pytest.raises(error):
+                holdfast.row_lock(second, "summary", **wrong)
+            assert holdfast.row_lock(first, "summary", id=7), "whoever got no row keeps nobody from writing"
+            first.rollback()
 
 
 def test_on_sqlite_a_transaction_that_has_read_before_becomes_the_writer_or_must_begin_anew(file: Path) -> None:

@@ -20,9 +20,10 @@ SILENT = 60.0
 
 
 def sweep(client: holdfast.Client, connection: psycopg.Connection[Any], *, now: float) -> dict[str, list[int]]:
-    """Agents that have not been heard of for a minute are marked, then stopped."""
+    """Agents that have not been heard of for a minute are marked, then stopped. One that is marked and whose lock is
+    free was left by a sweep that died: it is stopped, too."""
     late = now - SILENT
-    rows = connection.execute("select id from agent where status = 'running' and last_seen < %s order by id", [late])
+    rows = connection.execute("select id from agent where status <> 'stopped' and last_seen < %s order by id", [late])
     agents = [agent for (agent,) in rows]
     connection.commit()
     done: dict[str, list[int]] = {"stopped": [], "skipped": [], "fine": []}
@@ -32,7 +33,7 @@ def sweep(client: holdfast.Client, connection: psycopg.Connection[Any], *, now: 
                 done["skipped"].append(agent)
                 continue
             marked = connection.execute(
-                "update agent set status = 'stopping' where id = %s and status = 'running' and last_seen < %s",
+                "update agent set status = 'stopping' where id = %s and status <> 'stopped' and last_seen < %s",
                 [agent, late],
             )
             connection.commit()  # the lock stays

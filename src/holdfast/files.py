@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, ref
 
+from holdfast._wire.kernel import open_beside
 from holdfast._wire.locking.awaiting import awaits
 from holdfast._wire.replacing import replace
 from holdfast.core.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
@@ -85,32 +86,50 @@ class FileLock:
                 grant.release()
 
     def __enter__(self) -> FileGrant:
-        grant = self.acquire()
-        grant.block = True
-        self._entered.append(grant)
-        return grant
+        return self._begin(self.acquire())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whoever leaves may have released its own before, and somebody else be inside by now."""
-        me = _me()
-        grant = next((each for each in reversed(self._entered) if each.owner == me), self._entered[-1])
+        try:
+            grant = self._innermost()
+            grant.release()
+        except BaseException:
+            self._forget(self._innermost())
+            raise
         self._entered.remove(grant)
-        grant.release()
 
     async def __aenter__(self) -> FileGrant:
         until = time.monotonic() + self._timeout
         while (grant := self._try()) is None:  # noqa: ASYNC110 - no event tells of another process
             await asyncio.sleep(self._pause(self._timeout, until))
-        grant.block = True
-        self._entered.append(grant)
-        return grant
+        return self._begin(grant)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
+
+    def _begin(self, grant: FileGrant) -> FileGrant:
+        """A block. Interrupted here, nobody would ever leave it."""
+        try:
+            grant.block = True
+            self._entered.append(grant)
+            return grant
+        except BaseException:
+            self._forget(grant)
+            raise
+
+    def _innermost(self) -> FileGrant:
+        """Of the block that ends. Whoever leaves may have released its own before, and somebody else be inside by
+        now."""
+        me = _me()
+        return next((each for each in reversed(self._entered) if each.owner == me), self._entered[-1])
+
+    def _forget(self, grant: FileGrant) -> None:
+        grant.release()
+        with suppress(ValueError):
+            self._entered.remove(grant)
 
     def _try(self) -> FileGrant | None:
         import filelock
@@ -127,12 +146,17 @@ class FileLock:
             raise IsADirectoryError(f"{self.path} cannot be locked: it is a folder, and could not be replaced")
         if self.path.exists() and not self.path.is_file():
             raise OSError(f"{self.path} cannot be locked: a device, pipe or socket would be replaced by a plain file")
+        if not Path(self._lock_path).exists():
+            os.close(open_beside(self._lock_path))
         lock = filelock.FileLock(self._lock_path, thread_local=False)
         try:
             lock.acquire(timeout=0)
+            return FileGrant(self.path, lock)
         except filelock.Timeout:
             return None
-        return FileGrant(self.path, lock)
+        except BaseException:
+            lock.release(force=True)
+            raise
 
     def _is_mine(self) -> bool:
         grant, me = _grants.get(self._lock_path), _me()
@@ -158,6 +182,8 @@ class FileGrant:
         self.owner = _me()
         self.block = False
         self._held = True
+        self._writing = threading.RLock()
+        """Of two threads that have the grant, one writes after the other."""
         _grants[str(lock.lock_file)] = self
 
     def __repr__(self) -> str:
@@ -181,7 +207,9 @@ class FileGrant:
 
     def write_bytes(self, data: bytes) -> None:
         self.check()
-        replace(self.path, data)
+        with self._writing:
+            self.check()  # it may have been released meanwhile
+            replace(self.path, data)
 
     def check(self) -> None:
         """Raise LeaseLost when it was released, or is another process's."""
@@ -194,10 +222,19 @@ class FileGrant:
         """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
         if not self._held or self.pid != os.getpid():
             return False
-        self._held = False
-        _grants.pop(str(self._lock.lock_file), None)
-        self._lock.release()
+        try:
+            self._end()
+        except BaseException:
+            self._end()
+            raise
         return True
+
+    def _end(self) -> None:
+        """As often as it takes: the lock is this grant's alone, and unlocking it twice harms nobody."""
+        self._lock.release(force=True)
+        if _grants.get(str(self._lock.lock_file)) is self:
+            _grants.pop(str(self._lock.lock_file), None)
+        self._held = False
 
 
 class _Thread(threading.local):

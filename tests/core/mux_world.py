@@ -216,6 +216,14 @@ class World(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.do(self.mux.sweep())
 
+    @rule()
+    def look_again(self) -> None:
+        """Here one who waits may come to hold, and wait a second time for what it holds then."""
+        waiting = [each for each in self.all if each.state == "queued"]
+        self.do(self.mux.look_again(waiting))
+        held = {(each.key, each.owner) for each in self.all if each.state == "held" and not self.is_leaving(each)}
+        assert not held & {(each.key, each.owner) for each in waiting if each.state == "queued"}
+
     @invariant()
     def no_key_has_two_holders(self) -> None:
         held = [each.key for each in self.all if each.state == "held" and not self.is_leaving(each)]

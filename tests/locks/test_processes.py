@@ -185,6 +185,72 @@ def test_a_killed_parents_lock_is_freed_although_its_child_lives(either: str) ->
         os.kill(child, 0)  # it lives: no ProcessLookupError
 
 
+_FORK_WHILE_CONNECTING = """
+import os, select, sys, threading, time, holdfast
+from types import SimpleNamespace
+from holdfast._wire import pgconn
+connecting, forked = threading.Event(), threading.Event()
+def poll():
+    connecting.set()
+    forked.wait(20)
+    return select.poll()
+pgconn.select = SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=poll)
+client = holdfast.Client(sys.argv[1])
+acquiring = threading.Thread(target=lambda: client.lock("a").acquire())
+acquiring.start()
+connecting.wait(20)
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+forked.set()
+acquiring.join()
+print("held beside", child)
+sys.stdin.read()
+"""
+
+
+def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(postgres_url: str) -> None:
+    """The child has its socket, too, and the server would see no end."""
+    with Child(_FORK_WHILE_CONNECTING, postgres_url) as parent, holdfast.Client(postgres_url) as other:
+        child = int(parent.line().removeprefix("held beside "))
+        parent.kill()
+        other.lock("a").acquire(timeout=10).release()
+        os.kill(child, 0)  # it lives
+
+
+_FORK_WHILE_OPENING = """
+import os, sys, threading, time, holdfast
+from holdfast._wire.locking import kernel
+opened, original = threading.Event(), kernel.open_beside
+def slow(*arguments):
+    descriptor = original(*arguments)
+    opened.set()
+    time.sleep(0.3)  # a fork comes in between, or waits for the end
+    return descriptor
+kernel.open_beside = slow
+client = holdfast.Client(sys.argv[1])
+acquiring = threading.Thread(target=lambda: client.lock("a").acquire())
+acquiring.start()
+opened.wait(20)
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+acquiring.join()
+print("held beside", child)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_file_that_was_being_opened_during_a_fork_is_freed_with_the_parent(sqlite_url: str) -> None:
+    with Child(_FORK_WHILE_OPENING, sqlite_url) as parent, holdfast.Client(sqlite_url) as other:
+        child = int(parent.line().removeprefix("held beside "))
+        parent.kill()
+        other.lock("a").acquire(timeout=10).release()
+        os.kill(child, 0)  # it lives
+
+
 _BUSY_FORK = """
 import os, sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])

@@ -8,10 +8,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
 import pytest
 
 import holdfast
-from tests.children import eventually
+from tests.children import eventually, until
 
 AGENT = ("agent", 7)
 LONG = 20
@@ -51,6 +52,16 @@ async def in_a_group(asking: Coroutine[Any, Any, object]) -> None:
     raise raised.value.exceptions[0]
 
 
+async def in_a_group_of_anyio(asking: Coroutine[Any, Any, object]) -> None:
+    async def ask() -> None:
+        await asking
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+    raise raised.value.exceptions[0]
+
+
 @pytest.mark.parametrize(
     "wrapped",
     [
@@ -58,6 +69,7 @@ async def in_a_group(asking: Coroutine[Any, Any, object]) -> None:
         pytest.param(lambda asking: asyncio.gather(asyncio.sleep(LONG), asking), id="gather"),
         pytest.param(asyncio.create_task, id="task"),
         pytest.param(in_a_group, id="group"),
+        pytest.param(in_a_group_of_anyio, id="group of anyio"),
         pytest.param(lambda asking: asyncio.gather(asyncio.wait_for(in_a_group(asking), LONG)), id="all of them"),
     ],
 )
@@ -74,6 +86,29 @@ async def test_a_task_that_the_holder_awaits_is_the_holder(either: str, wrapped:
             with pytest.raises(holdfast.LockReentered):
                 await wrapped(client.lock("a", timeout=LONG).acquire())
         assert await client.lock("a").try_acquire() is not None
+
+
+@pytest.mark.parametrize("way", ["task", "group", "eager"])
+async def test_a_task_that_the_holder_awaits_later_is_the_holder_from_then_on(either: str, way: str) -> None:
+    """It was somebody else when it asked: the block went on, and might have ended."""
+    if way == "eager":
+        if not hasattr(asyncio, "eager_task_factory"):
+            pytest.skip("from Python 3.12 on")
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    async with holdfast.AsyncClient(either) as client:
+
+        async def stand_in_line(asking: Coroutine[Any, Any, object]) -> object:
+            task = asyncio.create_task(asking)
+            await until(lambda: client._locks.gauges()[1][1], "it stands in line")  # type: ignore[union-attr, index]
+            return await task
+
+        wrapped: Any = {"task": stand_in_line, "group": lambda asking: in_a_group(stand_in_line(asking))}
+        async with client.lock("a") as outer:
+            with pytest.raises(holdfast.LockReentered):
+                await wrapped.get(way, in_a_group)(client.lock("a", timeout=LONG).acquire())
+            outer.check()
+        async with client.lock("a", timeout=0):
+            pass
 
 
 async def test_a_task_that_is_awaited_by_whoever_has_passed_on_the_grant_is_somebody_else(either: str) -> None:

@@ -7,10 +7,11 @@ import asyncio
 import errno
 import math
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,25 @@ def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
             client.lock("a", timeout=5).acquire()
     monkeypatch.undo()
     client.lock("a").acquire(timeout=0)
+
+
+def test_whoever_may_write_to_the_database_may_lock_whoever_came_first(sqlite_url: str) -> None:
+    """As with the files that SQLite makes beside it; root may come first, to look."""
+    path = Path(urlsplit(sqlite_url).path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table mine (id int)")
+    path.chmod(0o660)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 23456)
+    about = path.stat()
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        with client.lock("a"), client.lock(("agent", 7)), pytest.raises(holdfast.AcquireTimeout):
+            other.lock("a").acquire(timeout=0.05)
+        beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
+    assert len(beside) == 5
+    assert {(each.st_uid, each.st_gid, each.st_mode) for each in beside} == {
+        (about.st_uid, about.st_gid, about.st_mode)
+    }
 
 
 def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

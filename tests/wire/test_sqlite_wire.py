@@ -292,7 +292,7 @@ def test_without_a_thread_to_wait_in_nothing_is_left_open(tmp_path: Path, monkey
     def none(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    ours, theirs = Turnstile(str(tmp_path / "turn")), Turnstile(str(tmp_path / "turn"))
+    ours, theirs = (Turnstile(str(tmp_path / "turn")) for _ in range(2))
     with closing(ours), closing(theirs):
         theirs.enter(math.inf)
         monkeypatch.setattr(threading.Thread, "start", none)

@@ -25,20 +25,20 @@ _FLOCK = "hhqqi4x"
 
 
 def open_beside(path: str) -> int:
-    """A side file of the database whose name it begins with. Whoever may write to that may write to this, too, as
+    """A side file of the one whose name it begins with. Whoever may write to that may write to this, too, as
     SQLite has it with its own: else the first user's umask, or root who only looks, would keep all others out."""
-    flags = os.O_RDWR | os.O_CLOEXEC
+    flags = os.O_RDWR  # inherited by no program: Python sees to that
     with suppress(FileNotFoundError):
         return os.open(path, flags)
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:  # somebody was quicker
         return os.open(path, flags)
-    with suppress(OSError, AttributeError):  # no database yet, or none of ours to give away; AttributeError: Windows
+    with suppress(OSError, AttributeError):  # no database yet; AttributeError: Windows
         about = os.stat(path.rpartition(".")[0])
-        os.fchmod(descriptor, about.st_mode & 0o666)
-        if os.geteuid() == 0:
+        with suppress(PermissionError):
             os.fchown(descriptor, about.st_uid, about.st_gid)
+        os.fchmod(descriptor, about.st_mode & 0o666 | 0o600)
     return descriptor
 
 

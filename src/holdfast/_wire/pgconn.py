@@ -11,6 +11,7 @@ import select
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from psycopg import OperationalError, ProgrammingError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
@@ -64,6 +65,26 @@ def decoded(result: pq.abc.PGresult, known: Columns | None = None) -> list[Row]:
     ]
 
 
+class _Opening:
+    """A connection that is no session yet, so that a forked child lets go of it, too: its parent may die, and the
+    server must see that."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self._pgconn = ref(pgconn)
+
+    def fileno(self) -> int | None:
+        try:
+            return None if (pgconn := self._pgconn()) is None else pgconn.socket
+        except OperationalError:
+            return None
+
+    def abandon(self) -> None:
+        """Nobody has it here."""
+
+
+_opening: WeakKeyDictionary[pq.abc.PGconn, _Opening] = WeakKeyDictionary()
+
+
 class PgWire:
     """One connection and its statements. The pumps below it decide how to wait."""
 
@@ -78,6 +99,7 @@ class PgWire:
         pgconn.nonblocking = 1
         pgconn.notice_handler = self._notice
         forks.guard(self)
+        _opening.pop(pgconn, None)
 
     def fileno(self) -> int | None:
         try:
@@ -202,6 +224,8 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
 
 def _advice(problems: list[str]) -> str:
     text = " ".join(problems)
+    if "too many c" in text or "connection slots" in text:
+        return "Every connection there may be is in use: let clients have fewer, or allow more of them."
     if "password" in text or "authentication" in text or "role" in text:
         return "Check the user and the password in the URL, or PGPASSWORD, or ~/.pgpass."
     if "read-only" in text or "hot standby" in text or "recovery" in text:
@@ -242,6 +266,8 @@ def _connect_host(conninfo: str, deadline: float) -> pq.abc.PGconn:
 
 def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:
     pgconn = pq.PGconn.connect_start(conninfo.encode())
+    _opening[pgconn] = opening = _Opening(pgconn)
+    forks.guard(opening)
     try:
         wanted = select.POLLOUT
         while True:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast.core.sessions import Sessions
-from holdfast.core.tickets import Claim, Lost, Op, Open, Session, Settle, State, Ticket, Wait
+from holdfast.core.tickets import Action, Claim, Lost, Op, Open, Session, Settle, State, Ticket, Wait
 
 SPEND, SHARE = 32, 64
 """How many more keys there may be here before the room for them is asked for again: so many, and not more than such a
@@ -14,6 +16,22 @@ LOSSES = 3
 
 class Claims(Sessions):
     """Decides, and puts what is to be done into ``_out``; the events are in ``mux``."""
+
+    def look_again(self, waiting: Iterable[Ticket]) -> list[Action]:
+        """Now and then: whoever waits may by now be awaited by the block that it waits for, and was not when it
+        asked."""
+        for ticket in waiting:
+            claim = ticket.claim
+            if ticket.state != "queued" or claim is None or (holder := claim.holder) is None or holder.state != "held":
+                continue
+            if holder.name == ticket.name and self._is_one(holder, ticket):
+                claim.queue.remove(ticket)
+                self._refuse_one(ticket, "reentered")
+        return self._done()
+
+    def _is_one(self, holder: Ticket, ticket: Ticket) -> bool:
+        """Would it wait for itself?"""
+        return holder.owner == ticket.owner or (holder.block and self._awaits(holder.owner, ticket.owner))
 
     def _refuse_one(self, ticket: Ticket, state: State) -> None:
         ticket.state = state

@@ -289,9 +289,5 @@ class Mux(Claims):
         self._line_up(claim, ticket)
         return self._done()
 
-    def _is_one(self, holder: Ticket, ticket: Ticket) -> bool:
-        """Would it wait for itself?"""
-        return holder.owner == ticket.owner or (holder.block and self._awaits(holder.owner, ticket.owner))
-
 
 __all__ = ["TURNS", "Mux"]

@@ -50,7 +50,8 @@ async def _psycopg(connection: Any, row: RowKey) -> Row | None:
     async with AsyncCursor(connection, row_factory=dict_row) as cursor:  # whatever the user's factory makes
         await cursor.execute(f"savepoint {_SAVEPOINT}")
         try:
-            found = row.only(await (await cursor.execute(query, row.values)).fetchall())
+            await cursor.execute(query, row.values, prepare=False)  # else it fails when the table gets another column
+            found = row.only(await cursor.fetchall())
         except Exception as error:
             if not connection.closed:
                 await cursor.execute(f"rollback to savepoint {_SAVEPOINT}")
@@ -98,8 +99,9 @@ async def _in_file(file: Any, row: RowKey) -> Row | None:
     where = " and ".join(f"{quoted(*row.table, each)} = ?" for each in row.columns)
     [(patience,)] = (await file.ask("pragma busy_timeout"))[1]
     await file.ask("pragma busy_timeout = 0")
+    begins = not file.in_transaction()
     try:
-        if not file.in_transaction():
+        if begins:
             await file.ask("begin immediate")
         else:
             await file.ask(f"delete from {name} where false")  # a write that writes nothing
@@ -109,8 +111,13 @@ async def _in_file(file: Any, row: RowKey) -> Row | None:
         return None
     finally:
         await file.ask(f"pragma busy_timeout = {int(patience)}")
-    columns, rows = await file.ask(f"select * from {name} where {where} limit 2", row.values)
-    return row.only([dict(zip(columns, each, strict=True)) for each in rows])
+    try:
+        columns, rows = await file.ask(f"select * from {name} where {where} limit 2", row.values)
+        return row.only([dict(zip(columns, each, strict=True)) for each in rows])
+    except Exception:
+        if begins:  # nobody else would know that the file is to be given back
+            await file.ask("rollback")
+        raise
 
 
 class _AsyncSqliteFile:

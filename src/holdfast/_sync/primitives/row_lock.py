@@ -51,7 +51,8 @@ def _psycopg(connection: Any, row: RowKey) -> Row | None:
     with Cursor(connection, row_factory=dict_row) as cursor:  # whatever the user's factory makes
         cursor.execute(f"savepoint {_SAVEPOINT}")
         try:
-            found = row.only((cursor.execute(query, row.values)).fetchall())
+            cursor.execute(query, row.values, prepare=False)  # else it fails when the table gets another column
+            found = row.only(cursor.fetchall())
         except Exception as error:
             if not connection.closed:
                 cursor.execute(f"rollback to savepoint {_SAVEPOINT}")
@@ -99,8 +100,9 @@ def _in_file(file: Any, row: RowKey) -> Row | None:
     where = " and ".join(f"{quoted(*row.table, each)} = ?" for each in row.columns)
     [(patience,)] = (file.ask("pragma busy_timeout"))[1]
     file.ask("pragma busy_timeout = 0")
+    begins = not file.in_transaction()
     try:
-        if not file.in_transaction():
+        if begins:
             file.ask("begin immediate")
         else:
             file.ask(f"delete from {name} where false")  # a write that writes nothing
@@ -110,8 +112,13 @@ def _in_file(file: Any, row: RowKey) -> Row | None:
         return None
     finally:
         file.ask(f"pragma busy_timeout = {int(patience)}")
-    columns, rows = file.ask(f"select * from {name} where {where} limit 2", row.values)
-    return row.only([dict(zip(columns, each, strict=True)) for each in rows])
+    try:
+        columns, rows = file.ask(f"select * from {name} where {where} limit 2", row.values)
+        return row.only([dict(zip(columns, each, strict=True)) for each in rows])
+    except Exception:
+        if begins:  # nobody else would know that the file is to be given back
+            file.ask("rollback")
+        raise
 
 
 class _SqliteFile:

@@ -170,6 +170,7 @@ class MendingPump(LockPump):
             for session, brought in list(self._brought.items()):
                 self._arrive(session, *brought)
             if self.waiting:
+                self.do(self.mux.look_again(list(self.waiting)))
                 self._sweep_later()
             self.set_alarm(min(self.waiting.values(), default=math.inf))
             for session in list(self._sessions):

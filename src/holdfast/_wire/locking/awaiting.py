@@ -29,7 +29,7 @@ def awaits(one: object, other: object) -> bool:
 
 def _awaited_by(future: Any) -> Iterable[Any]:
     """Whoever goes on when that is done, and not without it: through ``await``, ``gather``, ``wait_for`` or a task
-    group. Not through ``shield`` or ``wait``, which may leave it behind."""
+    group, be it anyio's. Not through ``shield`` or ``wait``, which may leave it behind."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         whose = getattr(callback, "__self__", None)
         if isinstance(whose, Task):
@@ -38,5 +38,8 @@ def _awaited_by(future: Any) -> Iterable[Any]:
             yield whose._on_completed_fut  # type: ignore[attr-defined]
         elif isinstance(callback, partial) and callback.func.__qualname__ == "_release_waiter":  # of wait_for
             yield from (each for each in callback.args if isinstance(each, Future))
-        elif getattr(callback, "__qualname__", "").startswith("gather."):
-            yield from (cell.cell_contents for cell in callback.__closure__ if isinstance(cell.cell_contents, Future))
+        elif getattr(callback, "__qualname__", "").startswith(("gather.", "TaskGroup._spawn.")):
+            for inside in (cell.cell_contents for cell in callback.__closure__):
+                found = getattr(inside, "_on_completed_fut", inside)
+                if isinstance(found, Future) and found is not future:
+                    yield found

@@ -169,10 +169,10 @@ class KernelLockWire:
 
                 check_header(self._database)
             try:
-                file = open_beside(self._paths[space])
+                with forks.opening:  # a child that does not know of it would keep what is locked in it
+                    self._files[space] = file = open_beside(self._paths[space])
             except PermissionError as error:  # else taken for what somebody else has locked
                 raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
-            self._files[space] = file
         return file
 
 

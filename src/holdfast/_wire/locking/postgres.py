@@ -230,9 +230,8 @@ class PostgresLockWire:
         return [int(result.get_value(row, 0) or 0) for row in range(result.ntuples)]
 
     def _gone(self, error: Exception | None) -> Unanswered:
-        return Unanswered(
-            f"the connection to {self._session.database} was lost{f': {error}'.rstrip() if error else ''}"
-        )
+        why = " ".join(str(error or "").split())  # libpq takes several lines for it
+        return Unanswered(f"the connection to {self._session.database} was lost{why and ': '}{why}")
 
 
 def _put_in_full(session: PostgresSession, statement: bytes, parameters: Sequence[bytes]) -> None:
