@@ -12,8 +12,9 @@ from holdfast.core import results
 from holdfast.core.chain import Chain, link, named, phrase
 from holdfast.core.errors import KeyReused, OperationFailed
 from holdfast.core.keys import as_key
-from holdfast.core.operation import NOTHING, Act, collides, decide, passes, pause, refusal
+from holdfast.core.operation import NOTHING, Act, causes, collides, decide, passes, pause, refusal, unanswered
 from holdfast.core.outcome import Outcome
+from holdfast.core.relay import is_down
 from holdfast.core.wal import load, verify
 
 SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f", result="6a6e756c6c")
@@ -161,3 +162,12 @@ def test_a_chain_that_is_written_piece_by_piece_is_one_chain(texts: list[str], s
     found += load("o", chain.waiting().entries)
     assert [each.number for each in found] == list(range(1, len(texts) + 3))
     assert verify(found, pointer=chain.waiting().pointer) == []
+
+
+def test_causes_are_followed_to_where_they_lead_and_in_circles_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert list(causes(first, lambda each: each.__cause__)) == [first, second]
+    assert (unanswered(first), is_down(first)) == (False, False)
+    second.__cause__ = TimeoutError()
+    assert (unanswered(first), is_down(first)) == (True, True)
