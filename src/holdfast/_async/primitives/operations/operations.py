@@ -88,7 +88,7 @@ class AsyncOperations(AsyncOperationLog):
         unfinished = status in ("partial", "running")
         asked = {
             "status": "partial" if unfinished else status,
-            "dataset": dataset,
+            "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "most": MOST if unfinished else most,
         }
         found = [OperationRecord.of(row) for row in await self._engine.call("operation_list", asked)]
