@@ -85,12 +85,12 @@ def test_an_error_that_is_its_own_cause_or_has_an_origin_of_its_own_is_recorded_
     path = tmp_path / "app.db"
     with holdfast.Client(f"sqlite:///{path}") as client, closing(sqlite3.connect(path)) as mine:
         for number, error in enumerate((ValueError("x"), Strange("y"))):
-            for options in ({}, {"tx": mine}):
-                key = f"{number} {len(options)}"
+            for tx in (None, mine):
+                key = f"{number} {tx}"
                 if joins:
                     mine.execute("begin")
                 with pytest.raises(type(error)):
-                    client.operation(key, remember_errors=[Exception], **options).run(fail, error)
+                    client.operation(key, remember_errors=[Exception], tx=tx).run(fail, error)
                 mine.commit()
                 with pytest.raises(holdfast.OperationFailed, match="remembered"):
                     client.operation(key).run(int)
