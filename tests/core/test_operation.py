@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -131,6 +132,19 @@ JSON = st.recursive(
 def test_a_result_comes_back_as_it_was(value: Any) -> None:
     found = results.decode(results.encode(value))
     assert (found, type(found)) == (value, type(value))
+
+
+def test_a_number_that_another_process_may_not_read_is_refused() -> None:
+    """How many digits Python reads is for each process to say, and what one keeps others replay."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        for value in (10**4300, -(10**4300), [{"a": 10**4300}]):
+            with pytest.raises(ValueError, match=r"^the result.* is an int of over 14000 bits"):
+                results.encode(value)
+    finally:
+        sys.set_int_max_str_digits(before)
+    assert results.decode(results.encode(10**4200)) == 10**4200
 
 
 @settings(max_examples=40, deadline=None)

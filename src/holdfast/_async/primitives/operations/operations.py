@@ -300,7 +300,7 @@ class AsyncOperations(AsyncOperationLog):
         return (
             rollback,
             verify,
-            next((name for name, each in self._handlers.items() if each.rollback is rollback), None),
+            next((name for name, each in self._handlers.items() if each.rollback == rollback), None),
         )
 
     async def _tell(self, event: str, record: OperationRecord, **more: str) -> None:

@@ -299,7 +299,7 @@ class Operations(OperationLog):
         return (
             rollback,
             verify,
-            next((name for name, each in self._handlers.items() if each.rollback is rollback), None),
+            next((name for name, each in self._handlers.items() if each.rollback == rollback), None),
         )
 
     def _tell(self, event: str, record: OperationRecord, **more: str) -> None:
