@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from holdfast.core import results
 from holdfast.core.chain import Chain, link, named, phrase
 from holdfast.core.errors import KeyReused, OperationFailed
 from holdfast.core.keys import as_key
-from holdfast.core.operation import NOTHING, Act, collides, decide, passes, pause, refusal
+from holdfast.core.operation import NOTHING, Act, causes, collides, decide, passes, pause, refusal, unanswered
 from holdfast.core.outcome import Outcome
+from holdfast.core.relay import is_down
 from holdfast.core.wal import load, verify
 
 SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f", result="6a6e756c6c")
@@ -132,6 +134,19 @@ def test_a_result_comes_back_as_it_was(value: Any) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
+def test_a_number_that_another_process_may_not_read_is_refused() -> None:
+    """How many digits Python reads is for each process to say, and what one keeps others replay."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        for value in (10**4300, -(10**4300), [{"a": 10**4300}]):
+            with pytest.raises(ValueError, match=r"^the result.* is an int of over 14000 bits"):
+                results.encode(value)
+    finally:
+        sys.set_int_max_str_digits(before)
+    assert results.decode(results.encode(10**4200)) == 10**4200
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=6), st.text(min_size=1, max_size=9))
 def test_chains_that_begin_with_the_same_phrases_are_the_same_as_one_by_one(texts: list[str], operation: str) -> None:
@@ -161,3 +176,12 @@ def test_a_chain_that_is_written_piece_by_piece_is_one_chain(texts: list[str], s
     found += load("o", chain.waiting().entries)
     assert [each.number for each in found] == list(range(1, len(texts) + 3))
     assert verify(found, pointer=chain.waiting().pointer) == []
+
+
+def test_causes_are_followed_to_where_they_lead_and_in_circles_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert list(causes(first, lambda each: each.__cause__)) == [first, second]
+    assert (unanswered(first), is_down(first)) == (False, False)
+    second.__cause__ = TimeoutError()
+    assert (unanswered(first), is_down(first)) == (True, True)

@@ -276,6 +276,20 @@ def test_a_batch_and_a_transaction_exclude_each_other(postgres_url: str) -> None
         assert client.operations.run_many(keys_of("parcels", 4)[3:], another)[0].result == "skipped"
 
 
+def test_who_has_asked_in_vain_does_not_stop_a_batch_that_goes_on(postgres_url: str) -> None:
+    """A transaction that found the lease taken keeps the lock until it ends, and does nothing with it."""
+    keys = keys_of("parcels", 4)
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+
+        def progress(done: int, _: int) -> None:
+            if done == 1:
+                mine.execute("select 1")
+                assert client.operation(keys[3], tx=mine, when_locked="skip").run(int).status == "skipped"
+
+        found = client.operations.run_many(keys[:3], lambda _: 1, batch=1, progress=progress, when_locked="fail")
+        assert [(each.status, each.replayed) for each in found] == [("success", False)] * 3
+
+
 def test_a_batch_of_a_sovereign_dataset_is_marked_and_locked_whole(connect: Connect, either: str) -> None:
     client, dataset = connect(either), name()
     with pytest.raises(ValueError, match="is sovereign and is locked whole"):

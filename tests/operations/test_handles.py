@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -62,6 +65,37 @@ def test_an_error_that_cannot_say_what_it_is_is_recorded_as_any_other(sqlite_url
             client.operation("b", preconditions=[fail]).run(int)
         assert [each.status for each in client.operations.list()] == ["failure", "failure"]
         assert client.leases.list() == []
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_an_error_that_is_its_own_cause_or_has_an_origin_of_its_own_is_recorded_as_any_other(
+    joins: bool, tmp_path: Path
+) -> None:
+    """``raise error from error`` is easily written, and whoever follows causes to their end would never come back."""
+
+    class Strange(Exception):
+        orig = "nowhere"  # which SQLAlchemy's errors have, too, and there it is another error
+
+    def fail(error: Exception) -> None:
+        try:
+            raise error
+        except Exception as found:
+            raise found from found
+
+    path = tmp_path / "app.db"
+    with holdfast.Client(f"sqlite:///{path}") as client, closing(sqlite3.connect(path)) as mine:
+        for number, error in enumerate((ValueError("x"), Strange("y"))):
+            for tx in (None, mine):
+                key = f"{number} {tx}"
+                if joins:
+                    mine.execute("begin")
+                with pytest.raises(type(error)):
+                    client.operation(key, remember_errors=[Exception], tx=tx).run(fail, error)
+                mine.commit()
+                with pytest.raises(holdfast.OperationFailed, match="remembered"):
+                    client.operation(key).run(int)
+        assert not mine.in_transaction
+        assert not client.leases.list()
 
 
 async def test_a_block_is_an_operation_async(either: str) -> None:

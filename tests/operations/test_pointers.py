@@ -80,3 +80,26 @@ def test_what_is_done_anew_between_the_look_and_the_rollback_is_not_undone(
     with pytest.raises(holdfast.OperationInProgress, match="it has gone on meanwhile"):
         client.operations.rollback(pointer, **BY_JANE)
     assert undone == []
+
+
+def test_a_rollback_that_is_registered_is_known_by_its_name_also_when_it_is_a_method(either: str) -> None:
+    """Python makes a method anew whenever it is asked for: it is equal to the one before, and not the same."""
+
+    class Api:
+        undone = 0
+
+        def unpublish(self) -> None:
+            self.undone += 1
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    api, key = Api(), name()
+    with holdfast.Client(either) as client:
+        client.operations.register("unpublish", rollback=api.unpublish)
+        with pytest.raises(KeyboardInterrupt):
+            client.operation(key, rollback=api.unpublish).run(die)
+        record = client.operations.get(key)
+        assert record is not None
+        assert client.operations.recover()[record.key] == "rolled back"
+        assert api.undone == 1

@@ -66,6 +66,9 @@ def test_wrong_keys_and_functions_are_refused_at_once(untouched: Any) -> None:
         untouched.operation(lambda: "k").run(int)
     with pytest.raises(ValueError, match="status must be one of"):
         untouched.operations.list(status="done")
+    for dataset in ("a\0b", "", 7):
+        with pytest.raises((ValueError, TypeError), match=r"^dataset must"):
+            untouched.operations.list(dataset=dataset)
     with pytest.raises(ValueError, match="nothing to register"):
         untouched.operations.register("x")
     for option, given in (("batch", 0), ("batch", 1.5), ("batch", True), ("progress", 7), ("key", 7), ("payload", 7)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from holdfast.core.errors import FencedOut
+from holdfast.core.operation import causes
 
 SQLSTATE = "HF001"
 IN_ERROR = 3
@@ -14,11 +16,10 @@ IN_ERROR = 3
 
 def sqlstate(error: BaseException | None) -> str | None:
     """The SQLSTATE as the drivers call it, wherever SQLAlchemy has put it."""
-    while error is not None:
-        for state in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None), _fields(error).get("C")):
+    for each in _wrapped(error):
+        for state in (getattr(each, "sqlstate", None), getattr(each, "pgcode", None), _fields(each).get("C")):
             if isinstance(state, str):
                 return state
-        error = getattr(error, "orig", None) or error.__cause__
     return None
 
 
@@ -27,13 +28,22 @@ def raced(error: BaseException | None) -> bool:
     transactions of the user's is another matter, and has a detail: the reason code."""
     if sqlstate(error) != "40001":
         return False
-    while error is not None:
-        detail = getattr(getattr(error, "diag", error), "message_detail", None) or getattr(error, "detail", None)
-        detail = detail or _fields(error).get("D")
+    for each in _wrapped(error):
+        detail = getattr(getattr(each, "diag", each), "message_detail", None) or getattr(each, "detail", None)
+        detail = detail or _fields(each).get("D")
         if detail and isinstance(detail, str):
             return False
-        error = getattr(error, "orig", None) or error.__cause__
     return True
+
+
+def _wrapped(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it is about: SQLAlchemy calls that ``orig``, and so may others call something else."""
+
+    def inner(each: BaseException) -> object:
+        found = getattr(each, "orig", None)
+        return found if isinstance(found, BaseException) else each.__cause__
+
+    return causes(error, inner)
 
 
 def message(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -274,12 +274,18 @@ def unanswered(error: BaseException | None) -> bool:
     somebody may."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(unanswered, error.exceptions))
-    while error is not None:
-        if any(each.__name__ in _UNANSWERED for each in type(error).__mro__):
-            return True
-        why = error.__cause__ or getattr(error, "reason", None)  # as urllib calls it
-        error = why if isinstance(why, BaseException) else None
-    return False
+    found = causes(error, lambda each: each.__cause__ or getattr(each, "reason", None))  # as urllib calls it
+    return any(kind.__name__ in _UNANSWERED for each in found for kind in type(each).__mro__)
+
+
+def causes(error: BaseException | None, why: Callable[[BaseException], object]) -> Iterator[BaseException]:
+    """It, and what it came from, each once: ``raise error from error`` makes one that is its own cause."""
+    seen: set[int] = set()
+    found: object = error
+    while isinstance(found, BaseException) and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = why(found)
 
 
 def collides(error: BaseException, sqlstate: str | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import SinkDown
 from holdfast.core.events import Event
 from holdfast.core.grant import MAX_TTL, MIN_TTL, check_name, check_seconds
-from holdfast.core.operation import writable
+from holdfast.core.operation import causes, worded, writable
 from holdfast.core.records import when
 
 LEASE = "@relay:"
@@ -47,17 +47,13 @@ class RelayTerms(NamedTuple):
 
 def is_down(error: BaseException) -> bool:
     """Whether it says that the sink is not there, rather than something about what it was given."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, (SinkDown, ConnectionError, TimeoutError)):
-            return True
-        seen = seen.__cause__
-    return False
+    found = causes(error, lambda each: each.__cause__)
+    return any(isinstance(each, (SinkDown, ConnectionError, TimeoutError)) for each in found)
 
 
 def words(error: BaseException) -> str:
     """What an error says: a sink may repeat whatever it was given."""
-    return writable(f"{type(error).__name__}: {error}")
+    return writable(f"{type(error).__name__}: {worded(error)}")
 
 
 def pause(failures: int, chance: float) -> float:

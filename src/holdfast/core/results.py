@@ -8,6 +8,8 @@ from typing import Any
 
 MAX_RESULT = 1 << 20
 DEEPEST = 200
+LONGEST = 14_000
+"""Bits of an int: Python reads no more than 4300 digits, unless it is told to."""
 _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # made once: dumps() would, every time
 
 
@@ -31,7 +33,11 @@ def decode(kept: bytes) -> Any:
 
 def _check(value: object, path: str, room: int) -> None:
     kind = type(value)
-    if value is None or kind is str or kind is int or kind is bool:
+    if value is None or kind is str or kind is bool:
+        return
+    if kind is int:
+        if value.bit_length() > LONGEST:  # type: ignore[attr-defined]
+            raise ValueError(f"{path} is an int of over {LONGEST} bits, which not every process reads: return bytes")
         return
     if kind is float and math.isfinite(value):  # type: ignore[arg-type]
         return

@@ -96,10 +96,14 @@ class AsyncAttempt(AsyncGovernance, ABC):
         self._running = True
         _around.set((*_around.get(), self))
 
+    async def drop(self) -> None:
+        """It has ended, or was interrupted, wherever that was: nothing of it stays open, or stands in anybody's way."""
+        self.leave()
+
     def leave(self) -> None:
         if self._running:
-            self._running = False  # for a task that was begun in there, and goes on
             _around.set(tuple([each for each in _around.get() if each is not self]))
+            self._running = False  # for a task that was begun in there, and goes on
 
     def precede(self) -> None:
         """What it is inside of is written after it, in the same transaction: so it must not have its place before."""

@@ -45,13 +45,13 @@ class AsyncBatch:
             return await self._one_by_one(function, progress)
         started, asked = now(), 0
         while True:
-            if await self._all.acquire(started):
-                try:
+            try:
+                if await self._all.acquire(started):
                     return await self._under_lease(function, progress)
-                except Busy:
-                    pass  # before anything was done: it is the first question
-                finally:
-                    await self._all.let_go()
+            except Busy:
+                pass  # before anything was done: it is the first question
+            finally:
+                await self._all.drop()
             if self._all.plan.terms.when_locked == "skip":  # all but those that are done; each counts for itself
                 return [await self._alone(place, function) for place in range(len(self._plans))]
             await self._all.locked(NOTHING, asked, started)
@@ -63,7 +63,7 @@ class AsyncBatch:
         for start in range(0, len(self._plans), self._size):
             plans = self._plans[start : start + self._size]
             chunk = AsyncChunk(self._all, plans, self._items[start : start + self._size])
-            known = await chunk.claim(self._lock)
+            known = await chunk.claim(None if start else self._lock)  # who asks later finds the lease
             outcomes = await chunk.run(function)
             for plan in plans:
                 if (outcome := outcomes.get(plan.key.digest)) is None:

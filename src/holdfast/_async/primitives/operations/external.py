@@ -258,14 +258,22 @@ class AsyncExternal(AsyncAttempt):
             raise RuntimeError(f"operation {self.plan.key.label!r} is over: nothing can be noted of it any more")
         return self._grant
 
+    async def drop(self) -> None:
+        await super().drop()
+        await self.let_go()
+
     async def let_go(self) -> None:
-        grant, whole, self._grant, self._whole = self._grant, self._whole, None, None
+        """Of both, whoever is interrupted here: one that stays is renewed for as long as the process lives."""
         try:
-            if grant is not None:
-                await self._release(grant)
-        finally:  # whoever is interrupted here would keep the other one for as long as the process lives
-            if whole is not None:
-                await self._release(whole)
+            if self._grant is not None:
+                await self._release(self._grant)
+        finally:
+            self._grant = None
+            try:
+                if self._whole is not None:
+                    await self._release(self._whole)
+            finally:
+                self._whole = None
 
     async def _release(self, grant: AsyncLeaseGrant) -> None:
         try:

@@ -89,16 +89,19 @@ class AsyncOperation:
             except BaseException as error:
                 await attempt.fail(op, error)
                 raise
-        except BaseException as error:
-            attempt.over(error)
-            raise
-        attempt.enter()
-        self._entered.append((here(), attempt, op))
-        if plan.energy is not None:
-            from holdfast._wire.aio_metering import BLOCK, Metering
+            attempt.enter()
+            self._entered.append((here(), attempt, op))
+            if plan.energy is not None:
+                from holdfast._wire.aio_metering import BLOCK, Metering
 
-            op.metering = Metering(op, plan.energy, BLOCK)
-            op.metering.__enter__()
+                op.metering = Metering(op, plan.energy, BLOCK)
+                op.metering.__enter__()
+        except BaseException as error:
+            try:
+                await attempt.drop()
+            finally:
+                attempt.over(error)
+            raise
         return op
 
     async def __aexit__(
@@ -107,23 +110,29 @@ class AsyncOperation:
         attempt, op = self._left()
         if attempt is None:
             return
-        if op.metering is not None:
-            op.metering.__exit__()
-        attempt.leave()
-        if error is not None:
-            try:
+        how: Outcome | BaseException | None = error
+        try:
+            if op.metering is not None:
+                op.metering.__exit__()
+            attempt.leave()
+            if error is not None:
                 await attempt.fail(op, error)
-            finally:
-                attempt.over(error)
-            return
+            else:
+                how = await self._succeed(attempt, op)
+        except BaseException as problem:
+            how = how or problem
+            await attempt.drop()
+            raise
+        finally:
+            if how is not None:
+                attempt.over(how)
+
+    async def _succeed(self, attempt: AsyncAttempt, op: AsyncRunning) -> Outcome:
         try:
             await attempt.check_after(op)
-            attempt.over(await attempt.succeed(op, op.result))
+            return await attempt.succeed(op, op.result)
         except BaseException as problem:
-            try:
-                await attempt.fail(op, problem)
-            finally:
-                attempt.over(problem)
+            await attempt.fail(op, problem)
             raise
 
     def _left(self) -> tuple[AsyncAttempt | None, AsyncRunning]:
@@ -202,9 +211,10 @@ async def _run(
         attempt.tried, attempt.measured = tried, measured
         try:
             return await _once(attempt, function, args, kwargs)
-        except OperationFailed:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            await attempt.drop()
+            if not isinstance(error, Exception) or isinstance(error, OperationFailed):
+                raise
             if failed is not None and not attempt.began:
                 raise error from failed  # a retry that is refused says what it would have been one of
             if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):

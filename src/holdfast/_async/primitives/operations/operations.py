@@ -88,7 +88,7 @@ class AsyncOperations(AsyncOperationLog):
         unfinished = status in ("partial", "running")
         asked = {
             "status": "partial" if unfinished else status,
-            "dataset": dataset,
+            "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "most": MOST if unfinished else most,
         }
         found = [OperationRecord.of(row) for row in await self._engine.call("operation_list", asked)]
@@ -300,7 +300,7 @@ class AsyncOperations(AsyncOperationLog):
         return (
             rollback,
             verify,
-            next((name for name, each in self._handlers.items() if each.rollback is rollback), None),
+            next((name for name, each in self._handlers.items() if each.rollback == rollback), None),
         )
 
     async def _tell(self, event: str, record: OperationRecord, **more: str) -> None:

@@ -60,39 +60,38 @@ class AsyncOwnedBlock:
         self._mark: AbstractAsyncContextManager[Any] | None = None
 
     async def begin(self, statement: str, parameters: Row) -> Row:
-        block = self._known.begin()
-        await block.__aenter__()
-        self._block = block
+        self._block = self._known.begin()
+        await self._block.__aenter__()
         row = await self._known.write(statement, parameters)
         if self._marks:
-            mark = self._known.nested()
-            await mark.__aenter__()
-            self._mark = mark
+            self._mark = self._known.nested()
+            await self._mark.__aenter__()
         return row
 
     async def commit(self, statement: str, parameters: Row) -> None:
         if not self._known.in_transaction() and not self._known.begins_by_itself():
             raise over(parameters["label"])
-        mark, self._mark = self._mark, None
-        if mark is not None:
+        if self._mark is not None:
             with noticed(parameters["label"]):
-                await mark.__aexit__(None, None, None)
+                await self._mark.__aexit__(None, None, None)
+        self._mark = None
         row = await said_last(self._known, statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
-        block, self._block = self._block, None
-        if block is not None:
-            await block.__aexit__(None, None, None)
+        if self._block is not None:
+            await self._block.__aexit__(None, None, None)
+        self._block = None
 
     async def rollback(self) -> None:
-        block, self._block = self._block, None
-        mark, self._mark = self._mark, None
-        if mark is not None:
+        """Once more, if it is interrupted."""
+        if self._mark is not None:
             with suppress(Exception):  # it went with the transaction, or does so now
-                await mark.__aexit__(_Undone, _Undone(), None)
-        if block is not None:
+                await self._mark.__aexit__(_Undone, _Undone(), None)
+        self._mark = None
+        if self._block is not None:
             with suppress(_Undone):
-                await block.__aexit__(_Undone, _Undone(), None)
+                await self._block.__aexit__(_Undone, _Undone(), None)
+        self._block = None
 
 
 async def said_last(known: AsyncConnection, statement: str, parameters: Row) -> Row:
@@ -135,39 +134,34 @@ class AsyncOwnedPsycopg:
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection
-        self._open = False
+        self._outside: int | None = getattr(connection, "_num_transactions", None)
 
     async def begin(self, statement: str, parameters: Row) -> Row:
         from holdfast._wire.pgconn import decoded
 
         results = await self._send(self._begin() + b"; " + self._filled(statement, parameters))
         self._guard(1)
-        self._open = True
         [row] = decoded(results[-1])
         return row
 
     async def commit(self, statement: str, parameters: Row) -> None:
         with commit_known(self._connection):
             await self._send(self._filled(statement, parameters) + b"; commit")
-        self._close()
+        self._guard(0)
 
     async def rollback(self) -> None:
+        """Once more, if it is interrupted."""
         from psycopg.pq import TransactionStatus
 
         status = self._connection.pgconn.transaction_status
-        self._close()
+        self._guard(0)
         if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             await self._send(b"rollback")
 
-    def _close(self) -> None:
-        if self._open:
-            self._open = False
-            self._guard(-1)
-
-    def _guard(self, change: int) -> None:
+    def _guard(self, blocks: int) -> None:
         """As in ``connection.transaction()``: commit() and rollback() are refused, and what nests is a savepoint."""
-        if hasattr(self._connection, "_num_transactions"):
-            self._connection._num_transactions += change
+        if self._outside is not None:
+            self._connection._num_transactions = self._outside + blocks
 
     def _begin(self) -> bytes:
         connection, words = self._connection, ["begin"]
@@ -200,8 +194,13 @@ class AsyncOwnedPsycopg:
     async def _send(self, text: bytes) -> list[Any]:
         driver, connection = _driver(), self._connection
         async with connection.lock:
-            connection.pgconn.send_query(text)
-            results: list[Any] = await connection.wait(driver.execute(connection.pgconn))
+            try:
+                connection.pgconn.send_query(text)
+                results: list[Any] = await connection.wait(driver.execute(connection.pgconn))
+            except BaseException:  # before the answer was heard, it would be busy for ever
+                if connection.pgconn.transaction_status == driver.active:
+                    await connection.wait(driver.execute(connection.pgconn))
+                raise
         if results[-1].status == driver.failed:  # it ends with what goes wrong
             raise driver.error_from_result(results[-1], encoding=connection.info.encoding)
         return results
@@ -214,14 +213,16 @@ class _Driver(NamedTuple):
     error_from_result: Any
     escaping: Any
     failed: Any
+    active: Any
 
 
 @lru_cache
 def _driver() -> _Driver:
     from psycopg import errors, generators
-    from psycopg.pq import Escaping, ExecStatus
+    from psycopg.pq import Escaping, ExecStatus, TransactionStatus
 
-    return _Driver(generators.execute, errors.error_from_result, Escaping, ExecStatus.FATAL_ERROR)
+    failed, active = ExecStatus.FATAL_ERROR, TransactionStatus.ACTIVE
+    return _Driver(generators.execute, errors.error_from_result, Escaping, failed, active)
 
 
 @lru_cache

@@ -7,7 +7,7 @@ there before the commit, so a process that dies leaves nothing, and whoever wait
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,15 +95,19 @@ class AsyncWithin(AsyncAttempt):
             await aside(self, failure(self, op, error))
         return False
 
+    async def drop(self) -> None:
+        await super().drop()
+        if _open.get(self._connection) is self:
+            await self._undo()
+
     async def _undo(self) -> None:
         with suppress(Exception):  # the connection is gone, or the caller hears of it with what went wrong first
-            await self._leave()
+            await self._transaction.rollback()
+        _open.pop(self._connection, None)
 
     async def _leave(self) -> None:
-        try:
-            await self._transaction.rollback()
-        finally:
-            _open.pop(self._connection, None)
+        await self._transaction.rollback()
+        del _open[self._connection]
 
     def surrounds(self) -> bool:
         """Whether whoever asks is inside of it."""
@@ -120,6 +124,10 @@ _open: dict[int, AsyncWithin] = {}
 """Those that are under way, by the connection that they have."""
 
 
+class _Interrupted(Exception):
+    """Leaves a savepoint that nobody has left yet."""
+
+
 class AsyncJoined(AsyncAttempt):
     """In a transaction that is open already, and that the caller commits. Of what fails there stays in it that it was
     tried: whoever goes on after the error commits that, and whoever rolls back takes it back with all the rest."""
@@ -130,7 +138,7 @@ class AsyncJoined(AsyncAttempt):
         self._began: str | None = None
         self._unseen = False
         """What is known of it is what this transaction has written, and nobody else sees it yet."""
-        self._block: AbstractAsyncContextManager[Any] | None = None
+        self._blocks: list[AbstractAsyncContextManager[Any]] = []
 
     async def _begin(self) -> AsyncRunning | Outcome:
         started, asked = now(), 0
@@ -152,8 +160,7 @@ class AsyncJoined(AsyncAttempt):
                 await self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
                 self.precede()
-                self._block = self._known.nested()
-                await self._block.__aenter__()
+                await self._enter()
                 try:
                     return await ready(self, act, prior, asked_at)
                 except BaseException as error:
@@ -171,11 +178,18 @@ class AsyncJoined(AsyncAttempt):
                 return outcome
             asked += 1
 
+    async def _enter(self) -> None:
+        """A savepoint; in a file two of them. The end of the inner one tells that the function has left them alone, and
+        what is written then is taken back with the outer one, with the effect, if that is interrupted."""
+        for _ in range(1 + self._is_file):
+            self._blocks.append(self._known.nested())
+            await self._blocks[-1].__aenter__()
+
     async def succeed(self, op: AsyncRunning, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
         with noticed(op.key.label):
             await self._known.flush()
-        if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
+        if self._is_file:
             await self._keep(op)
         row = await said_last(self._known, "operation_end", parameters)
         if row["state"] != "done":
@@ -185,10 +199,8 @@ class AsyncJoined(AsyncAttempt):
 
     async def _keep(self, op: AsyncRunning) -> None:
         """What it wrote is no more to be undone apart from the transaction."""
-        block, self._block = self._block, None
-        if block is not None:
-            with noticed(op.key.label):
-                await block.__aexit__(None, None, None)
+        with noticed(op.key.label):
+            await self._blocks.pop().__aexit__(None, None, None)
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
@@ -208,18 +220,25 @@ class AsyncJoined(AsyncAttempt):
 
     async def _undo(self, error: BaseException) -> bool:
         """Back to where it began; False when that cannot be, because the transaction is over or the connection is."""
-        block, self._block = self._block, None
-        if block is None:
+        if not self._blocks:
             return False
         try:
-            await block.__aexit__(type(error), error, error.__traceback__)
+            while self._blocks:
+                await self._blocks[-1].__aexit__(type(error), error, error.__traceback__)
+                self._blocks.pop()
         except Exception:
+            self._blocks.clear()
             return False
         return self._known.in_transaction()
 
+    async def drop(self) -> None:
+        await super().drop()
+        await self._undo(_Interrupted())
+
     async def _record(self, parameters: Row) -> None:
         """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""
-        row = await self._known.write("operation_end", parameters)
+        async with self._known.nested() if self._is_file else nullcontext():  # there it takes several statements
+            row = await self._known.write("operation_end", parameters)
         if row["state"] != "done":
             raise self._overtaken()
 

@@ -46,13 +46,13 @@ class Batch:
             return self._one_by_one(function, progress)
         started, asked = now(), 0
         while True:
-            if self._all.acquire(started):
-                try:
+            try:
+                if self._all.acquire(started):
                     return self._under_lease(function, progress)
-                except Busy:
-                    pass  # before anything was done: it is the first question
-                finally:
-                    self._all.let_go()
+            except Busy:
+                pass  # before anything was done: it is the first question
+            finally:
+                self._all.drop()
             if self._all.plan.terms.when_locked == "skip":  # all but those that are done; each counts for itself
                 return [self._alone(place, function) for place in range(len(self._plans))]
             self._all.locked(NOTHING, asked, started)
@@ -64,7 +64,7 @@ class Batch:
         for start in range(0, len(self._plans), self._size):
             plans = self._plans[start : start + self._size]
             chunk = Chunk(self._all, plans, self._items[start : start + self._size])
-            known = chunk.claim(self._lock)
+            known = chunk.claim(None if start else self._lock)  # who asks later finds the lease
             outcomes = chunk.run(function)
             for plan in plans:
                 if (outcome := outcomes.get(plan.key.digest)) is None:

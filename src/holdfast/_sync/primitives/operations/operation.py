@@ -90,16 +90,19 @@ class Operation:
             except BaseException as error:
                 attempt.fail(op, error)
                 raise
-        except BaseException as error:
-            attempt.over(error)
-            raise
-        attempt.enter()
-        self._entered.append((here(), attempt, op))
-        if plan.energy is not None:
-            from holdfast._wire.metering import BLOCK, Metering
+            attempt.enter()
+            self._entered.append((here(), attempt, op))
+            if plan.energy is not None:
+                from holdfast._wire.metering import BLOCK, Metering
 
-            op.metering = Metering(op, plan.energy, BLOCK)
-            op.metering.__enter__()
+                op.metering = Metering(op, plan.energy, BLOCK)
+                op.metering.__enter__()
+        except BaseException as error:
+            try:
+                attempt.drop()
+            finally:
+                attempt.over(error)
+            raise
         return op
 
     def __exit__(
@@ -108,23 +111,29 @@ class Operation:
         attempt, op = self._left()
         if attempt is None:
             return
-        if op.metering is not None:
-            op.metering.__exit__()
-        attempt.leave()
-        if error is not None:
-            try:
+        how: Outcome | BaseException | None = error
+        try:
+            if op.metering is not None:
+                op.metering.__exit__()
+            attempt.leave()
+            if error is not None:
                 attempt.fail(op, error)
-            finally:
-                attempt.over(error)
-            return
+            else:
+                how = self._succeed(attempt, op)
+        except BaseException as problem:
+            how = how or problem
+            attempt.drop()
+            raise
+        finally:
+            if how is not None:
+                attempt.over(how)
+
+    def _succeed(self, attempt: Attempt, op: Running) -> Outcome:
         try:
             attempt.check_after(op)
-            attempt.over(attempt.succeed(op, op.result))
+            return attempt.succeed(op, op.result)
         except BaseException as problem:
-            try:
-                attempt.fail(op, problem)
-            finally:
-                attempt.over(problem)
+            attempt.fail(op, problem)
             raise
 
     def _left(self) -> tuple[Attempt | None, Running]:
@@ -201,9 +210,10 @@ def _run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any, measur
         attempt.tried, attempt.measured = tried, measured
         try:
             return _once(attempt, function, args, kwargs)
-        except OperationFailed:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            attempt.drop()
+            if not isinstance(error, Exception) or isinstance(error, OperationFailed):
+                raise
             if failed is not None and not attempt.began:
                 raise error from failed  # a retry that is refused says what it would have been one of
             if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):

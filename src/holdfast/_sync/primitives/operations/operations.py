@@ -89,7 +89,7 @@ class Operations(OperationLog):
         unfinished = status in ("partial", "running")
         asked = {
             "status": "partial" if unfinished else status,
-            "dataset": dataset,
+            "dataset": None if dataset is None else check_name(dataset, "dataset"),
             "most": MOST if unfinished else most,
         }
         found = [OperationRecord.of(row) for row in self._engine.call("operation_list", asked)]
@@ -299,7 +299,7 @@ class Operations(OperationLog):
         return (
             rollback,
             verify,
-            next((name for name, each in self._handlers.items() if each.rollback is rollback), None),
+            next((name for name, each in self._handlers.items() if each.rollback == rollback), None),
         )
 
     def _tell(self, event: str, record: OperationRecord, **more: str) -> None:

@@ -61,39 +61,38 @@ class OwnedBlock:
         self._mark: AbstractContextManager[Any] | None = None
 
     def begin(self, statement: str, parameters: Row) -> Row:
-        block = self._known.begin()
-        block.__enter__()
-        self._block = block
+        self._block = self._known.begin()
+        self._block.__enter__()
         row = self._known.write(statement, parameters)
         if self._marks:
-            mark = self._known.nested()
-            mark.__enter__()
-            self._mark = mark
+            self._mark = self._known.nested()
+            self._mark.__enter__()
         return row
 
     def commit(self, statement: str, parameters: Row) -> None:
         if not self._known.in_transaction() and not self._known.begins_by_itself():
             raise over(parameters["label"])
-        mark, self._mark = self._mark, None
-        if mark is not None:
+        if self._mark is not None:
             with noticed(parameters["label"]):
-                mark.__exit__(None, None, None)
+                self._mark.__exit__(None, None, None)
+        self._mark = None
         row = said_last(self._known, statement, parameters)
         if row["state"] != "done":
             raise Refused(f"operation {parameters['label']!r} was changed by somebody else meanwhile", CHANGED)
-        block, self._block = self._block, None
-        if block is not None:
-            block.__exit__(None, None, None)
+        if self._block is not None:
+            self._block.__exit__(None, None, None)
+        self._block = None
 
     def rollback(self) -> None:
-        block, self._block = self._block, None
-        mark, self._mark = self._mark, None
-        if mark is not None:
+        """Once more, if it is interrupted."""
+        if self._mark is not None:
             with suppress(Exception):  # it went with the transaction, or does so now
-                mark.__exit__(_Undone, _Undone(), None)
-        if block is not None:
+                self._mark.__exit__(_Undone, _Undone(), None)
+        self._mark = None
+        if self._block is not None:
             with suppress(_Undone):
-                block.__exit__(_Undone, _Undone(), None)
+                self._block.__exit__(_Undone, _Undone(), None)
+        self._block = None
 
 
 def said_last(known: Connection, statement: str, parameters: Row) -> Row:
@@ -136,39 +135,34 @@ class OwnedPsycopg:
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database, self._connection = database, connection
-        self._open = False
+        self._outside: int | None = getattr(connection, "_num_transactions", None)
 
     def begin(self, statement: str, parameters: Row) -> Row:
         from holdfast._wire.pgconn import decoded
 
         results = self._send(self._begin() + b"; " + self._filled(statement, parameters))
         self._guard(1)
-        self._open = True
         [row] = decoded(results[-1])
         return row
 
     def commit(self, statement: str, parameters: Row) -> None:
         with commit_known(self._connection):
             self._send(self._filled(statement, parameters) + b"; commit")
-        self._close()
+        self._guard(0)
 
     def rollback(self) -> None:
+        """Once more, if it is interrupted."""
         from psycopg.pq import TransactionStatus
 
         status = self._connection.pgconn.transaction_status
-        self._close()
+        self._guard(0)
         if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             self._send(b"rollback")
 
-    def _close(self) -> None:
-        if self._open:
-            self._open = False
-            self._guard(-1)
-
-    def _guard(self, change: int) -> None:
+    def _guard(self, blocks: int) -> None:
         """As in ``connection.transaction()``: commit() and rollback() are refused, and what nests is a savepoint."""
-        if hasattr(self._connection, "_num_transactions"):
-            self._connection._num_transactions += change
+        if self._outside is not None:
+            self._connection._num_transactions = self._outside + blocks
 
     def _begin(self) -> bytes:
         connection, words = self._connection, ["begin"]
@@ -201,8 +195,13 @@ class OwnedPsycopg:
     def _send(self, text: bytes) -> list[Any]:
         driver, connection = _driver(), self._connection
         with connection.lock:
-            connection.pgconn.send_query(text)
-            results: list[Any] = connection.wait(driver.execute(connection.pgconn))
+            try:
+                connection.pgconn.send_query(text)
+                results: list[Any] = connection.wait(driver.execute(connection.pgconn))
+            except BaseException:  # before the answer was heard, it would be busy for ever
+                if connection.pgconn.transaction_status == driver.active:
+                    connection.wait(driver.execute(connection.pgconn))
+                raise
         if results[-1].status == driver.failed:  # it ends with what goes wrong
             raise driver.error_from_result(results[-1], encoding=connection.info.encoding)
         return results
@@ -215,14 +214,16 @@ class _Driver(NamedTuple):
     error_from_result: Any
     escaping: Any
     failed: Any
+    active: Any
 
 
 @lru_cache
 def _driver() -> _Driver:
     from psycopg import errors, generators
-    from psycopg.pq import Escaping, ExecStatus
+    from psycopg.pq import Escaping, ExecStatus, TransactionStatus
 
-    return _Driver(generators.execute, errors.error_from_result, Escaping, ExecStatus.FATAL_ERROR)
+    failed, active = ExecStatus.FATAL_ERROR, TransactionStatus.ACTIVE
+    return _Driver(generators.execute, errors.error_from_result, Escaping, failed, active)
 
 
 @lru_cache

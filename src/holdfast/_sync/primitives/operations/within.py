@@ -8,7 +8,7 @@ there before the commit, so a process that dies leaves nothing, and whoever wait
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -96,15 +96,19 @@ class Within(Attempt):
             aside(self, failure(self, op, error))
         return False
 
+    def drop(self) -> None:
+        super().drop()
+        if _open.get(self._connection) is self:
+            self._undo()
+
     def _undo(self) -> None:
         with suppress(Exception):  # the connection is gone, or the caller hears of it with what went wrong first
-            self._leave()
+            self._transaction.rollback()
+        _open.pop(self._connection, None)
 
     def _leave(self) -> None:
-        try:
-            self._transaction.rollback()
-        finally:
-            _open.pop(self._connection, None)
+        self._transaction.rollback()
+        del _open[self._connection]
 
     def surrounds(self) -> bool:
         """Whether whoever asks is inside of it."""
@@ -121,6 +125,10 @@ _open: dict[int, Within] = {}
 """Those that are under way, by the connection that they have."""
 
 
+class _Interrupted(Exception):
+    """Leaves a savepoint that nobody has left yet."""
+
+
 class Joined(Attempt):
     """In a transaction that is open already, and that the caller commits. Of what fails there stays in it that it was
     tried: whoever goes on after the error commits that, and whoever rolls back takes it back with all the rest."""
@@ -131,7 +139,7 @@ class Joined(Attempt):
         self._began: str | None = None
         self._unseen = False
         """What is known of it is what this transaction has written, and nobody else sees it yet."""
-        self._block: AbstractContextManager[Any] | None = None
+        self._blocks: list[AbstractContextManager[Any]] = []
 
     def _begin(self) -> Running | Outcome:
         started, asked = now(), 0
@@ -153,8 +161,7 @@ class Joined(Attempt):
                 self.permit_locked(prior)
                 self.prior, self._began = prior, found.began
                 self.precede()
-                self._block = self._known.nested()
-                self._block.__enter__()
+                self._enter()
                 try:
                     return ready(self, act, prior, asked_at)
                 except BaseException as error:
@@ -172,11 +179,18 @@ class Joined(Attempt):
                 return outcome
             asked += 1
 
+    def _enter(self) -> None:
+        """A savepoint; in a file two of them. The end of the inner one tells that the function has left them alone, and
+        what is written then is taken back with the outer one, with the effect, if that is interrupted."""
+        for _ in range(1 + self._is_file):
+            self._blocks.append(self._known.nested())
+            self._blocks[-1].__enter__()
+
     def succeed(self, op: Running, value: Any) -> Outcome:
         parameters = success(self, op, value, self._began)
         with noticed(op.key.label):
             self._known.flush()
-        if self._is_file:  # nobody else can be in the way of what is written; but it must not be, if the effect is gone
+        if self._is_file:
             self._keep(op)
         row = said_last(self._known, "operation_end", parameters)
         if row["state"] != "done":
@@ -186,10 +200,8 @@ class Joined(Attempt):
 
     def _keep(self, op: Running) -> None:
         """What it wrote is no more to be undone apart from the transaction."""
-        block, self._block = self._block, None
-        if block is not None:
-            with noticed(op.key.label):
-                block.__exit__(None, None, None)
+        with noticed(op.key.label):
+            self._blocks.pop().__exit__(None, None, None)
 
     def _overtaken(self) -> HoldfastError:
         return in_progress(self.plan.key, why="somebody else was at it meanwhile: roll back, then again")
@@ -209,18 +221,25 @@ class Joined(Attempt):
 
     def _undo(self, error: BaseException) -> bool:
         """Back to where it began; False when that cannot be, because the transaction is over or the connection is."""
-        block, self._block = self._block, None
-        if block is None:
+        if not self._blocks:
             return False
         try:
-            block.__exit__(type(error), error, error.__traceback__)
+            while self._blocks:
+                self._blocks[-1].__exit__(type(error), error, error.__traceback__)
+                self._blocks.pop()
         except Exception:
+            self._blocks.clear()
             return False
         return self._known.in_transaction()
 
+    def drop(self) -> None:
+        super().drop()
+        self._undo(_Interrupted())
+
     def _record(self, parameters: Row) -> None:
         """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""
-        row = self._known.write("operation_end", parameters)
+        with self._known.nested() if self._is_file else nullcontext():  # there it takes several statements
+            row = self._known.write("operation_end", parameters)
         if row["state"] != "done":
             raise self._overtaken()
 
