@@ -141,6 +141,59 @@ def test_the_pages_on_operations_slots_and_files_run(tmp_path: Path, monkeypatch
     assert json.loads((tmp_path / "settings.json").read_text(encoding="utf-8")) == {"port": 8080}
 
 
+BEGIN = """
+import sqlite3, subprocess, sys, holdfast
+url = "sqlite:///app.db"
+client = holdfast.Client(url)
+conn = sqlite3.connect("app.db", isolation_level=None)
+"""
+PLAYED = {
+    "explanation/lock": (BEGIN, "", {}),
+    "howto/guard": (BEGIN + "run = list", "", {}),
+    "howto/operate": (
+        BEGIN + "apply = remove = look = lambda *_: 7\nclient.lease('nightly-import').acquire()",
+        "operator.run(client, 'cache.drop', {'name': 'x'}, actor='jane', reason='a test')",
+        {},
+    ),
+    "howto/lineage": (
+        BEGIN + "conn.execute('create table parcels (id)')",
+        "assert 'parcels.loaded' in open('lineage.jsonl').read()",
+        {".run(signals=True)": ".step()", ".run()": ".step()", "https://marquez.example": "ol.jsonl"},
+    ),
+    "howto/telemetry": (BEGIN, "assert telemetry.readings()", {}),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_page_runs_as_a_program_from_its_first_block_to_its_last(name: str, tmp_path: Path) -> None:
+    """In a process of its own: these pages end programs, register commands or measure all that happens."""
+    begin, end, exchanged = PLAYED[name]
+    body = "\n".join(blocks("python", (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")))
+    for old, new in exchanged.items():
+        assert old in body, old
+        body = body.replace(old, new)
+    (tmp_path / "page.py").write_text(f"{begin}\n{body}\n{end}\nclient.close()", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_on_the_driver_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "howto" / "process-driver.md").read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "holdfast", "driver", "--folder", str(tmp_path / "d")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
+        try:
+            assert driver.stdout is not None
+            assert f"listening on unix:{tmp_path}/d/driver.sock; 0 sandboxes, 0 running" in driver.stdout.readline()
+            known: dict[str, Any] = {"holdfast": holdfast}
+            code = blocks("python", page)[0].replace("/var/lib/holdfast", f"{tmp_path}/d")
+            run(code.replace('"python", "agent.py"', '"sleep", "60"'), known)
+            assert known["driver"].list() == []
+        finally:
+            driver.terminate()
+
+
 def calls_in(page: str) -> list[ast.FunctionDef]:
     """The calls that its plain blocks show, read as the head of a function."""
     shown = re.findall(r"^(?:client\.)?(\w+\((?:[^()]|\n)*\))$", "\n".join(blocks("", page)), re.MULTILINE)
@@ -165,6 +218,40 @@ def test_the_page_on_python_has_every_name_and_every_default() -> None:
             ], name
         elif not name.startswith("_"):
             assert f"`client.{name}(" in page, name
+
+
+INSIDE = {
+    "leases": {"probe", "recall"}, "objects": {"put_many"}, "audit": {"begin", "end", "note"},
+    "operations": {"operation", "plan"},
+}  # fmt: skip
+"""What commands and recipes of holdfast call, and nobody else."""
+
+
+def test_the_reference_has_every_method_of_every_collection_with_its_defaults() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8").replace("…", "...")
+    elsewhere = (ROOT / "docs" / "reference" / "operations.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^client\.(\w+\.\w+)(\(.*\))$", "\n".join(blocks("", page)), re.MULTILINE))
+    with holdfast.Client("sqlite:///never-opened.db") as client:
+        for name in ("leases", "locks", "objects", "gates", "relays", "audit", "operations", "reviews"):
+            for method, made in inspect.getmembers(type(getattr(client, name)), inspect.isfunction):
+                if method.startswith("_") or method in INSIDE.get(name, ()):
+                    continue
+                known = [each for each in list(inspect.signature(made).parameters.values())[1:] if each.name != "entry"]
+                if name in ("operations", "reviews"):
+                    assert f"`{method}(" in elsewhere or f" `{method}(" in elsewhere, f"{name}.{method}"
+                    continue
+                told = ast.parse(f"def f{shown.pop(f'{name}.{method}')}: ...").body[0]
+                assert isinstance(told, ast.FunctionDef)
+                defaults = [*told.args.defaults, *(each for each in told.args.kw_defaults if each is not None)]
+                assert [each.arg for each in (*told.args.args, *told.args.kwonlyargs)] == [each.name for each in known]
+                assert [each.arg for each in told.args.kwonlyargs] == [
+                    each.name for each in known if each.kind == each.KEYWORD_ONLY
+                ], method
+                for default, each in zip(
+                    defaults, [each for each in known if each.default is not each.empty], strict=True
+                ):
+                    assert ast.literal_eval(default) in (each.default, ...), f"{method}: {each}"
+    assert shown == {}, "nothing that is not there"
 
 
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
