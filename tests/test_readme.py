@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -177,6 +179,61 @@ def test_a_page_runs_as_a_program_from_its_first_block_to_its_last(name: str, tm
         [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
+    """The job as it is printed, but that its work ends when it is told to, and with a shorter TTL."""
+    page = (ROOT / "docs" / "tutorials" / "first-lease.md").read_text(encoding="utf-8")
+    [job] = blocks("python", page)
+    (tmp_path / "job.py").write_text(job.replace("time.sleep(20)", "input()").replace("ttl=5", "ttl=1"), "utf-8")
+    environment = {**os.environ, "HOLDFAST_URL": "sqlite:///app.db"}
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "job.py"]
+        child = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        started.append(child)
+        return child
+
+    def first_of(child: subprocess.Popen[str]) -> str:
+        assert child.stdout is not None
+        return child.stdout.readline()
+
+    def import_when_free() -> subprocess.Popen[str]:
+        while "importing, with fence" not in first_of(child := start()):
+            child.wait(10)
+        return child
+
+    try:
+        killed = start()
+        assert first_of(killed).startswith("importing, with fence")
+        assert first_of(start()) == "somebody else is importing\n"
+        killed.kill()
+        paused = import_when_free()
+        paused.send_signal(signal.SIGSTOP)
+        after = import_when_free()
+        paused.send_signal(signal.SIGCONT)
+        assert "holdfast.core.errors.FencedOut: lease 'nightly-import' has passed on" in paused.communicate("\n", 20)[1]
+        assert after.communicate("\n", 20) == ("done\n", "")
+        with holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}") as client:
+            assert [each.outcome for each in client.leases.history()] == ["released", "expired", "expired"]
+    finally:
+        for child in started:
+            child.kill()
+            child.communicate()
+
+
+def test_the_tutorial_goes_to_postgresql_as_it_says(postgres_url: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorials" / "first-lease.md").read_text(encoding="utf-8")
+    [job] = blocks("python", page)
+    job = for_postgres(job.replace("time.sleep(20)", "time.sleep(0)"), postgres_url)
+    environment = {**os.environ, "HOLDFAST_URL": postgres_url}
+    command = [sys.executable, "-c", job]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.endswith("done\n"), done.stderr
 
 
 def test_the_page_on_the_driver_runs(tmp_path: Path) -> None:
