@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from tests.conftest import NEWEST, server
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "spec/README.md")]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -284,30 +285,33 @@ INSIDE = {
 """What commands and recipes of holdfast call, and nobody else."""
 
 
+def told_truly(call: str, made: Callable[..., object]) -> None:
+    """The names of its arguments, which of them are by name alone, and what they are unless given."""
+    known = [each for each in list(inspect.signature(made).parameters.values())[1:] if each.name != "entry"]
+    told = ast.parse(f"def f{call}: ...").body[0]
+    assert isinstance(told, ast.FunctionDef)
+    named = [each.name for each in known if each.kind == each.KEYWORD_ONLY]
+    assert [each.arg for each in (*told.args.args, *told.args.kwonlyargs)] == [each.name for each in known], call
+    assert [each.arg for each in told.args.kwonlyargs] == named, call
+    defaults = [*told.args.defaults, *(each for each in told.args.kw_defaults if each is not None)]
+    for default, each in zip(defaults, [each for each in known if each.default is not each.empty], strict=True):
+        assert ast.literal_eval(default) in (each.default, ...), f"{call}: {each}"
+
+
 def test_the_reference_has_every_method_of_every_collection_with_its_defaults() -> None:
-    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8").replace("…", "...")
-    elsewhere = (ROOT / "docs" / "reference" / "operations.md").read_text(encoding="utf-8")
-    shown = dict(re.findall(r"^client\.(\w+\.\w+)(\(.*\))$", "\n".join(blocks("", page)), re.MULTILINE))
+    pages = [
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8") for name in ("python", "operations")
+    ]
+    calls = "\n".join(block.replace("…", "...") for page in pages for block in blocks("", page))
+    shown = dict(re.findall(r"^client\.(\w+\.\w+)(\(.*\))$", calls, re.MULTILINE))
+    shown |= {"operation": re.findall(r"^client\.operation(\(.*?\))$", calls, re.MULTILINE | re.DOTALL)[0]}
     with holdfast.Client("sqlite:///never-opened.db") as client:
         for name in ("leases", "locks", "objects", "gates", "relays", "audit", "operations", "reviews"):
             for method, made in inspect.getmembers(type(getattr(client, name)), inspect.isfunction):
                 if method.startswith("_") or method in INSIDE.get(name, ()):
                     continue
-                known = [each for each in list(inspect.signature(made).parameters.values())[1:] if each.name != "entry"]
-                if name in ("operations", "reviews"):
-                    assert f"`{method}(" in elsewhere or f" `{method}(" in elsewhere, f"{name}.{method}"
-                    continue
-                told = ast.parse(f"def f{shown.pop(f'{name}.{method}')}: ...").body[0]
-                assert isinstance(told, ast.FunctionDef)
-                defaults = [*told.args.defaults, *(each for each in told.args.kw_defaults if each is not None)]
-                assert [each.arg for each in (*told.args.args, *told.args.kwonlyargs)] == [each.name for each in known]
-                assert [each.arg for each in told.args.kwonlyargs] == [
-                    each.name for each in known if each.kind == each.KEYWORD_ONLY
-                ], method
-                for default, each in zip(
-                    defaults, [each for each in known if each.default is not each.empty], strict=True
-                ):
-                    assert ast.literal_eval(default) in (each.default, ...), f"{method}: {each}"
+                told_truly(shown.pop(f"{name}.{method}"), made)
+    told_truly(shown.pop("operation"), holdfast.Client.operation)
     assert shown == {}, "nothing that is not there"
 
 
@@ -316,14 +320,18 @@ def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None
     subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def anchors_of(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *BESIDE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", text):
-        assert "://" in target or (document.parent / target).exists(), target
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([\w-]*))?\)", document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            found = document.parent / target if target else document
+            assert found.exists(), target
+            assert not anchor or anchor in anchors_of(found), f"{target}#{anchor}"
 
 
 def test_every_page_and_schema_is_reached_from_the_readme() -> None:
