@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.conftest import NEWEST, server
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "spec/README.md")]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -141,6 +144,114 @@ def test_the_pages_on_operations_slots_and_files_run(tmp_path: Path, monkeypatch
     assert json.loads((tmp_path / "settings.json").read_text(encoding="utf-8")) == {"port": 8080}
 
 
+BEGIN = """
+import sqlite3, subprocess, sys, holdfast
+url = "sqlite:///app.db"
+client = holdfast.Client(url)
+conn = sqlite3.connect("app.db", isolation_level=None)
+"""
+PLAYED = {
+    "explanation/lock": (BEGIN, "", {}),
+    "howto/guard": (BEGIN + "run = list", "", {}),
+    "howto/operate": (
+        BEGIN + "apply = remove = look = lambda *_: 7\nclient.lease('nightly-import').acquire()",
+        "operator.run(client, 'cache.drop', {'name': 'x'}, actor='jane', reason='a test')",
+        {},
+    ),
+    "howto/lineage": (
+        BEGIN + "conn.execute('create table parcels (id)')",
+        "assert 'parcels.loaded' in open('lineage.jsonl').read()",
+        {".run(signals=True)": ".step()", ".run()": ".step()", "https://marquez.example": "ol.jsonl"},
+    ),
+    "howto/telemetry": (BEGIN, "assert telemetry.readings()", {}),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_page_runs_as_a_program_from_its_first_block_to_its_last(name: str, tmp_path: Path) -> None:
+    """In a process of its own: these pages end programs, register commands or measure all that happens."""
+    begin, end, exchanged = PLAYED[name]
+    body = "\n".join(blocks("python", (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")))
+    for old, new in exchanged.items():
+        assert old in body, old
+        body = body.replace(old, new)
+    (tmp_path / "page.py").write_text(f"{begin}\n{body}\n{end}\nclient.close()", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
+    """The job as it is printed, but that its work ends when it is told to, and with a shorter TTL."""
+    page = (ROOT / "docs" / "tutorials" / "first-lease.md").read_text(encoding="utf-8")
+    [job] = blocks("python", page)
+    (tmp_path / "job.py").write_text(job.replace("time.sleep(20)", "input()").replace("ttl=5", "ttl=1"), "utf-8")
+    environment = {**os.environ, "HOLDFAST_URL": "sqlite:///app.db"}
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "job.py"]
+        child = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        started.append(child)
+        return child
+
+    def first_of(child: subprocess.Popen[str]) -> str:
+        assert child.stdout is not None
+        return child.stdout.readline()
+
+    def import_when_free() -> subprocess.Popen[str]:
+        while "importing, with fence" not in first_of(child := start()):
+            child.wait(10)
+        return child
+
+    try:
+        killed = start()
+        assert first_of(killed).startswith("importing, with fence")
+        assert first_of(start()) == "somebody else is importing\n"
+        killed.kill()
+        paused = import_when_free()
+        paused.send_signal(signal.SIGSTOP)
+        after = import_when_free()
+        paused.send_signal(signal.SIGCONT)
+        assert "holdfast.core.errors.FencedOut: lease 'nightly-import' has passed on" in paused.communicate("\n", 20)[1]
+        assert after.communicate("\n", 20) == ("done\n", "")
+        with holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}") as client:
+            assert [each.outcome for each in client.leases.history()] == ["released", "expired", "expired"]
+    finally:
+        for child in started:
+            child.kill()
+            child.communicate()
+
+
+def test_the_tutorial_goes_to_postgresql_as_it_says(postgres_url: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorials" / "first-lease.md").read_text(encoding="utf-8")
+    [job] = blocks("python", page)
+    job = for_postgres(job.replace("time.sleep(20)", "time.sleep(0)"), postgres_url)
+    environment = {**os.environ, "HOLDFAST_URL": postgres_url}
+    command = [sys.executable, "-c", job]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.endswith("done\n"), done.stderr
+
+
+def test_the_page_on_the_driver_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "howto" / "process-driver.md").read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "holdfast", "driver", "--folder", str(tmp_path / "d")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
+        try:
+            assert driver.stdout is not None
+            assert f"listening on unix:{tmp_path}/d/driver.sock; 0 sandboxes, 0 running" in driver.stdout.readline()
+            known: dict[str, Any] = {"holdfast": holdfast}
+            code = blocks("python", page)[0].replace("/var/lib/holdfast", f"{tmp_path}/d")
+            run(code.replace('"python", "agent.py"', '"sleep", "60"'), known)
+            assert known["driver"].list() == []
+        finally:
+            driver.terminate()
+
+
 def calls_in(page: str) -> list[ast.FunctionDef]:
     """The calls that its plain blocks show, read as the head of a function."""
     shown = re.findall(r"^(?:client\.)?(\w+\((?:[^()]|\n)*\))$", "\n".join(blocks("", page)), re.MULTILINE)
@@ -167,19 +278,60 @@ def test_the_page_on_python_has_every_name_and_every_default() -> None:
             assert f"`client.{name}(" in page, name
 
 
+INSIDE = {
+    "leases": {"probe", "recall"}, "objects": {"put_many"}, "audit": {"begin", "end", "note"},
+    "operations": {"operation", "plan"},
+}  # fmt: skip
+"""What commands and recipes of holdfast call, and nobody else."""
+
+
+def told_truly(call: str, made: Callable[..., object]) -> None:
+    """The names of its arguments, which of them are by name alone, and what they are unless given."""
+    known = [each for each in list(inspect.signature(made).parameters.values())[1:] if each.name != "entry"]
+    told = ast.parse(f"def f{call}: ...").body[0]
+    assert isinstance(told, ast.FunctionDef)
+    named = [each.name for each in known if each.kind == each.KEYWORD_ONLY]
+    assert [each.arg for each in (*told.args.args, *told.args.kwonlyargs)] == [each.name for each in known], call
+    assert [each.arg for each in told.args.kwonlyargs] == named, call
+    defaults = [*told.args.defaults, *(each for each in told.args.kw_defaults if each is not None)]
+    for default, each in zip(defaults, [each for each in known if each.default is not each.empty], strict=True):
+        assert ast.literal_eval(default) in (each.default, ...), f"{call}: {each}"
+
+
+def test_the_reference_has_every_method_of_every_collection_with_its_defaults() -> None:
+    pages = [
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8") for name in ("python", "operations")
+    ]
+    calls = "\n".join(block.replace("…", "...") for page in pages for block in blocks("", page))
+    shown = dict(re.findall(r"^client\.(\w+\.\w+)(\(.*\))$", calls, re.MULTILINE))
+    shown |= {"operation": re.findall(r"^client\.operation(\(.*?\))$", calls, re.MULTILINE | re.DOTALL)[0]}
+    with holdfast.Client("sqlite:///never-opened.db") as client:
+        for name in ("leases", "locks", "objects", "gates", "relays", "audit", "operations", "reviews"):
+            for method, made in inspect.getmembers(type(getattr(client, name)), inspect.isfunction):
+                if method.startswith("_") or method in INSIDE.get(name, ()):
+                    continue
+                told_truly(shown.pop(f"{name}.{method}"), made)
+    told_truly(shown.pop("operation"), holdfast.Client.operation)
+    assert shown == {}, "nothing that is not there"
+
+
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
     look = "import holdfast; assert set(holdfast.__all__) < set(dir(holdfast)), dir(holdfast)"
     subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def anchors_of(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *BESIDE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", text):
-        assert "://" in target or (document.parent / target).exists(), target
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([\w-]*))?\)", document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            found = document.parent / target if target else document
+            assert found.exists(), target
+            assert not anchor or anchor in anchors_of(found), f"{target}#{anchor}"
 
 
 def test_every_page_and_schema_is_reached_from_the_readme() -> None:

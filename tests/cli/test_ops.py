@@ -160,3 +160,14 @@ def test_one_is_rolled_back_with_the_function_that_is_registered_for_it(filled: 
     done = call(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
     assert (done.returncode, "does not stand any more" in done.stderr) == (1, True)
     assert call(*at(filled, "ops", "rollback", "charge:42", *BY_JANE)).returncode == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(filled: str, tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(b"\xff\xfe\n")
+    for option in ("--lineage", "--archive"):
+        for name, why in (("missing", "No such file"), ("noise", "UTF-8")):
+            done = call(*at(filled, "ops", "verify", option, str(tmp_path / name)))
+            assert done.returncode == 2
+            assert why in done.stderr
+            assert "Errno" not in done.stderr
+            assert "codec" not in done.stderr

@@ -190,6 +190,20 @@ def test_whatever_is_shown_is_text_readable_in_the_light_in_the_dark_and_on_a_ph
         ]  # fmt: skip
 
 
+def test_a_short_name_stays_on_one_line_beside_long_ones(replica: Replica, visit: Any) -> None:
+    with holdfast.Client(replica.url) as client, ExitStack() as stack:
+        stack.enter_context(client.lease("nightly-import", ttl=60))
+        stack.enter_context(client.lock(("agent", 12)))
+        stack.enter_context(client.lock("z" * 190))
+        page = visit(viewport={"width": 1280, "height": 900})
+        row = page.locator("#locks tr", has_text="(agent, 12)")
+        expect(row).to_be_visible(timeout=PATIENCE)
+        assert row.locator(".name").bounding_box()["height"] < 25
+        where = page.locator("#leases tr", has_text="nightly-import").locator(".where")
+        assert where.evaluate("each => each.getClientRects().length") == 1
+        assert where.bounding_box()["height"] < 25, "host and pid are not torn apart"
+
+
 def test_nothing_runs_that_is_not_ours(replica: Replica, browser: Browser) -> None:
     seen = Visit(browser, replica.address)
     seen.page.evaluate("""() => {

@@ -372,6 +372,55 @@ def test_the_command_runs_as_a_module_and_says_what_it_cannot_read(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+CUTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a time that is a text": lambda row: row.update(time="noon"),
+    "a time that is no number": lambda row: row.update(time=float("nan")),
+    "no data": lambda row: row.update(data=None),
+    "an empty span": lambda row: row["data"].clear(),
+    "a fence that is a text": lambda row: row.update(fence="7"),
+    "a column too few": lambda row: row.pop("op"),
+    "a column too many": lambda row: row.update(more=1),
+    "no name": lambda row: row.update(name=["lease-0"]),
+}
+
+
+@pytest.mark.parametrize("op", ["believe", "write", "leftover", "reacquired"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_what_is_damaged_is_named_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str, cut: str
+) -> None:
+    world = simulated(random.Random(3))
+    keep(tmp_path, world.events, world.database)
+    file = tmp_path / "all.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in [row for row in rows if row["op"] == op]:
+        CUTS[cut](row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert any(each in said.err for each in ("all.jsonl, line ", "no key in its data: write", "an event is damaged: "))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"writes": 3}', '{"writes": [7]}', '{"takeovers": [{"name": "a"}]}', '{"timelines": 1}', "\0"]
+)
+def test_what_the_database_said_is_named_when_it_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    keep(tmp_path, simulated(random.Random(3)).events, Database())
+    (tmp_path / "database.json").write_text(text)
+    assert main([str(tmp_path)]) == 2
+    assert "database.json is not what a database said" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bytes_", [b"\xff\xfe\n", b"null\n", b"[]\n", b"{\n"])
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], bytes_: bytes) -> None:
+    (tmp_path / "one.jsonl").write_bytes(bytes_)
+    assert main([str(tmp_path)]) == 2
+    assert "one.jsonl, line 1 is not an event" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("history", "violated"), [("for-key-share", ["C3"])])
 def test_a_history_that_was_found_wanting_still_is(history: str, violated: list[str]) -> None:
     """Kept from chaos, with the word that was changed in holdfast as its name: the checker must not forget."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from holdfast.testing.chaos.__main__ import main as chaos
 from holdfast.testing.history import Recorder
+from holdfast.testing.succession.__main__ import main
 from holdfast.testing.succession.judge import Truth, judge
 from holdfast.testing.succession.play import FAULTS, Play
 
@@ -33,3 +37,25 @@ def test_the_judge_finds_what_must_not_be(tmp_path: Path) -> None:
     truth = Truth({"sb-1": True}, {"sb-2": 1.0}, {"sb-2": 4.9}, 4.0)
     verdicts = judge(tmp_path, truth, set(), [Removal()])
     assert [each.check for each in verdicts if each.ok] == []
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "many", ""])
+def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, options in (
+        (main, ("--times", "--records", "--ttl", "--grace")),
+        (chaos, ("--minutes", "--size", "--ttl")),
+    ):
+        for option in options:
+            with pytest.raises(SystemExit, match="2"):
+                command([f"{option}={value}"])
+            assert f"argument {option}: must be a " in capsys.readouterr().err
+
+
+def test_a_folder_that_has_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").touch()
+    for folder in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(SystemExit, match="2"):
+            main([f"--folder={folder}"])
+        assert "--folder: " in capsys.readouterr().err

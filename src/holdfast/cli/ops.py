@@ -204,7 +204,13 @@ def verify(
             else:
                 lines = [line for each in archives for line in each]
                 found = client.operations.verify(key, since=_ago(since), archives=lines)
-        except (LookupError, OSError) as error:
+        except OSError as error:
+            raise click.UsageError(
+                f"{error.filename or 'the file'} cannot be read: {error.strerror or error}"
+            ) from None
+        except UnicodeDecodeError:
+            raise click.UsageError(f"{lineage or 'the archive'} is not text in UTF-8") from None
+        except LookupError as error:
             raise click.UsageError(str(error)) from None
         if key is not None and not found.operations and not found.problems:
             _found(client, key)

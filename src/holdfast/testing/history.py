@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from holdfast.testing.closing import Closing
@@ -33,6 +33,14 @@ _SUFFIX = ".jsonl"
 _DATABASE = "database.json"
 _LONGEST = 1 << 20
 """Bytes: no line is longer."""
+_NUMBER = (int, float)
+_COLUMNS = {"time": _NUMBER, "worker": str, "op": str, "name": str, "id": str, "fence": (int, NoneType), "data": dict}
+_ROWS: dict[str, dict[str, Any]] = {
+    "writes": {"name": str, "fence": int, "key": (str, int)},
+    "takeovers": {"name": str, "fence": int, "older": int},
+    "grants": {"name": str, "fence": int},
+    "effects": {"name": str, "value": object},
+}
 
 
 def now() -> float:
@@ -56,11 +64,23 @@ class Event(NamedTuple):
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     @classmethod
-    def parse(cls, line: str) -> Self:
+    def parse(cls, line: str | bytes) -> Self:
         event = cls(**json.loads(line))
         if event.kind not in _KINDS:
             raise ValueError(f"kind={event.kind!r}: must be one of {', '.join(sorted(_KINDS))}")
+        require(event._asdict(), _COLUMNS)
+        if not math.isfinite(event.time):
+            raise ValueError(f"time={event.time!r}: must be a number of seconds")
         return event
+
+
+def require(found: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+    """ValueError unless each of these columns is there, and of one of its kinds."""
+    for column, kinds in columns.items():
+        if column not in found:
+            raise ValueError(f"{column} is missing")
+        if not isinstance(found[column], kinds):
+            raise ValueError(f"{column}={found[column]!r} is no value for it")
 
 
 class Operation(NamedTuple):
@@ -189,8 +209,8 @@ def read(folder: Path | str) -> list[Event]:
 
 
 def _lines(file: Path) -> Iterator[Event]:
-    whole, _, _torn = file.read_text().rpartition("\n")
-    for number, line in enumerate(whole.splitlines(), 1):
+    whole, _, _torn = file.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else (), 1):
         try:
             yield Event.parse(line)
         except (TypeError, ValueError) as error:
@@ -232,8 +252,18 @@ def read_database(folder: Path | str) -> Database:
     path = Path(folder) / _DATABASE
     if not path.exists():
         return Database()
-    known: Mapping[str, Any] = json.loads(path.read_text())
-    return Database(**{field: known[field] for field in Database._fields if field in known})
+    try:
+        known = json.loads(path.read_text())
+        require({"the document": known}, {"the document": dict})
+        database = Database(**{field: known[field] for field in Database._fields if field in known})
+        require(database._asdict(), dict.fromkeys(_ROWS, (list, tuple)) | {"timelines": (list, tuple)})
+        for field, columns in _ROWS.items():
+            for number, row in enumerate(getattr(database, field)):
+                require({f"{field}[{number}]": row}, {f"{field}[{number}]": dict})
+                require(row, columns)
+    except ValueError as error:
+        raise ValueError(f"{path} is not what a database said: {error}") from error
+    return database
 
 
 def span(start: float, end: float) -> str:

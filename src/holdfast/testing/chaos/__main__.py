@@ -1,7 +1,6 @@
 """``python -m holdfast.testing.chaos``: play lanes, check their histories, report."""
 
 import argparse
-import math
 import random
 import shutil
 import signal
@@ -11,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
+from holdfast.testing.arguments import count, positive, seconds
 from holdfast.testing.chaos import report
 from holdfast.testing.chaos.lane import Lane, Outcome
 from holdfast.testing.chaos.places import LANES, playable
@@ -59,24 +58,21 @@ def _parser() -> argparse.ArgumentParser:
         description="Contend for leases while everything fails. Exit status: 0 all is well, 1 a promise was broken, "
         "2 called wrongly, 3 a lane could not be played to its end or a check had nothing to count.",
     )
-    parser.add_argument("--minutes", type=_positive, default=2.0, help="how long the faults last; default: %(default)s")
+    parser.add_argument("--minutes", type=positive, default=2.0, help="how long the faults last; default: %(default)s")
     parser.add_argument("--lane", dest="lanes", action="append", choices=LANES, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, help="chooses the faults; default: at random")
     parser.add_argument(
         "--faults", action="append", default=[], metavar="KIND", help="only of this kind; may be repeated"
     )
-    parser.add_argument("--ttl", type=_positive, default=1.0, help="of the leases, in seconds; default: %(default)s")
-    parser.add_argument("--size", type=int, default=4, help="contenders a lane, two threads each; default: %(default)s")
+    parser.add_argument(
+        "--ttl", type=seconds(0.05, 86_400), default=1.0, help="of the leases, in seconds; default: %(default)s"
+    )
+    parser.add_argument(
+        "--size", type=count(1), default=4, help="contenders a lane, two threads each; default: %(default)s"
+    )
     parser.add_argument("--folder", type=Path, help="where histories and report go; default: a new temporary folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
-
-
-def _positive(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (number := float(text)) < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
 
 
 def _play(lanes: Sequence[Lane], over: Callable[[], bool], stop: Event, seconds: float) -> list[Outcome]:

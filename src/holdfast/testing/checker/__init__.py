@@ -49,6 +49,11 @@ def check(
     database = database or Database()
     sane = database.sane_clocks if sane_clocks is None else sane_clocks
     whole = History(history, operations(history), database, sane)
+    for each in whole.operations:
+        if each.op == "write" and not isinstance(each.data.get("key"), str | int):
+            raise ValueError(f"an event has no key in its data: {each}")
+        if each.op == "run" and each.outcome == "ok" and "result" not in each.data:
+            raise ValueError(f"an event has no result in its data: {each}")
     verdicts = [judge(whole) for judge in CHECKS]
     if database.effects or any(each.op == "run" for each in whole.operations):
         verdicts.append(one_effect_a_key(whole))

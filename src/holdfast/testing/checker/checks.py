@@ -7,14 +7,24 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 from holdfast.testing.checker import linear
 from holdfast.testing.checker.beliefs import overlaps
 from holdfast.testing.checker.models import LeaseModel
-from holdfast.testing.history import Database, Event, Operation, Row
+from holdfast.testing.history import Database, Event, Operation, Row, require
 
 LEASE_OPERATIONS = frozenset({"acquire", "renew", "release"})
+_NUMBER = (int, float)
+_TOLD: dict[str, dict[str, Any]] = {
+    "believe": {"from": _NUMBER, "until": _NUMBER},
+    "fault": {"fault": str, "phase": str},
+    "gauge": {"since": _NUMBER, "until": _NUMBER, "workers": list, "value": _NUMBER},
+    "leftover": {"what": str, "count": int},
+    "reacquired": {"after": (*_NUMBER, NoneType), "bound": _NUMBER},
+}
+"""What the checker reads of an event that is no operation; of others it reads nothing."""
 
 
 class Verdict(NamedTuple):
@@ -51,7 +61,13 @@ class History(NamedTuple):
         return (each for each in self.operations if each.op == op and each.outcome == outcome)
 
     def told(self, op: str) -> list[Event]:
-        return [event for event in self.events if event.kind == "info" and event.op == op]
+        found = [event for event in self.events if event.kind == "info" and event.op == op]
+        for event in found:
+            try:
+                require(event.data, _TOLD.get(op, {}))
+            except ValueError as error:
+                raise ValueError(f"an event is damaged: {error} in the data of {event}") from error
+        return found
 
 
 def one_grant_a_fence(history: History) -> Verdict:

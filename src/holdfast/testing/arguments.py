@@ -1,0 +1,33 @@
+"""Numbers that the commands of this package are given: what makes no sense is refused before anything is started."""
+
+import argparse
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def positive(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (number := float(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from {least:g} to {most:g}, not {text}")
+
+    return parse
+
+
+def count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        with suppress(ValueError):
+            if (number := int(text)) >= least:
+                return number
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least} on, not {text}")
+
+    return parse
