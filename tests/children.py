@@ -7,8 +7,6 @@ import os
 import queue
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +17,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psycopg
+
+from tests.nursery import Forked
 
 PATIENCE = 30.0
 
@@ -34,18 +34,18 @@ class Child:
     """A Python process with ``program`` as its main module; its arguments are in ``sys.argv[1:]``."""
 
     def __init__(self, program: str, *args: object) -> None:
-        command = [sys.executable, "-u", "-c", dedent(program), *map(str, args)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        (theirs, ours), (said, saying) = os.pipe(), os.pipe()
+        self.process = Forked(dedent(program), "-c", *map(str, args), streams=(theirs, saying, 2), new_session=True)
+        os.close(theirs)
+        os.close(saying)
+        self.stdin, self._stdout = os.fdopen(ours, "w"), os.fdopen(said)
         self.pid = self.process.pid
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             self._lines.put(line.rstrip("\n"))
         self._lines.put("<end>")
 
@@ -61,9 +61,8 @@ class Child:
             assert (found := self.line()) == text, f"the child said {found!r} instead of {text!r}"
 
     def say(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(text + "\n")
+        self.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -81,15 +80,13 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # and whatever it has forked
         self.process.wait(PATIENCE)
         with suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self.stdin.close()
         self._reader.join(PATIENCE)
-        self.process.stdout.close()
+        self._stdout.close()
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
