@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import select
 import signal
 import sqlite3
 import threading
@@ -89,17 +90,63 @@ class Child:
         self._stdout.close()
 
 
+_looking = threading.Lock()
+_onlooker: psycopg.Connection[Any] | None = None
+_at = ""
+
+
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """Ask the database itself, past holdfast."""
+    """Ask the database itself, past holdfast. On PostgreSQL as a session that has just begun would: it is kept for the
+    next question, because to begin one is what costs most."""
+    global _onlooker, _at
     if url.startswith("sqlite"):
         file = sqlite3.connect(urlsplit(url).path, isolation_level=None, timeout=10)
         try:
             return file.execute(statement.replace("%s", "?"), parameters).fetchall()
         finally:
             file.close()
-    with psycopg.connect(url, autocommit=True, application_name="onlooker", connect_timeout=10) as connection:
-        cursor = connection.execute(statement.encode(), parameters or None)
-        return cursor.fetchall() if cursor.description else []
+    if not _looking.acquire(blocking=False):  # another thread asks, and may have to wait for its answer
+        with _connected(url) as connection:
+            return _asked(connection, statement, parameters)
+    try:
+        kept, _onlooker = _onlooker, None
+        if kept is not None and not (_at == url and _is_alive(kept)):
+            kept.close()
+            kept = None
+        kept = kept or _connected(url)
+        try:
+            found = _asked(kept, statement, parameters)
+            kept.execute("discard all")
+        except BaseException:
+            kept.close()
+            raise
+        _onlooker, _at = kept, url
+        return found
+    finally:
+        _looking.release()
+
+
+def stop_looking() -> None:
+    global _onlooker
+    kept, _onlooker = _onlooker, None
+    if kept is not None:
+        kept.close()
+
+
+def _connected(url: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(
+        url, autocommit=True, application_name="onlooker", connect_timeout=10, prepare_threshold=None
+    )
+
+
+def _asked(connection: psycopg.Connection[Any], statement: str, parameters: tuple[object, ...]) -> list[Any]:
+    cursor = connection.execute(statement.encode(), parameters or None)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server has ended it, or gone, meanwhile."""
+    return not select.select([connection], [], [], 0)[0] and connection.info.status is psycopg.pq.ConnStatus.OK
 
 
 def rows(url: str) -> dict[str, int]:
