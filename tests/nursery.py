@@ -31,7 +31,7 @@ NEEDED = (
     "holdfast._sync.client", "holdfast._sync.engines.postgres", "holdfast._sync.engines.sqlite",
     "holdfast.keeper.thread",
 )  # fmt: skip
-_SERVE = "import tests.nursery, sys; exec(*tests.nursery.serve(int(sys.argv[1])))"
+_SERVE = "import tests.nursery, sys; exec(*tests.nursery.serve(*sys.argv[1:]))"
 
 
 class Forked:
@@ -43,6 +43,7 @@ class Forked:
         *arguments: str,
         streams: tuple[int, int, int],
         buffered: bool = False,
+        also: tuple[str, ...] = (),
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         new_session: bool = False,
@@ -53,7 +54,7 @@ class Forked:
         }  # fmt: skip
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(_nursery(buffered), [json.dumps(asked).encode()], [*streams, theirs.fileno()])
+            socket.send_fds(_nursery(buffered, also), [json.dumps(asked).encode()], [*streams, theirs.fileno()])
         self.pid = int(self._line.recv(16))
         self.returncode: int | None = None
 
@@ -107,11 +108,11 @@ def _all(stream: int) -> str:
 
 
 @cache
-def _nursery(buffered: bool) -> socket.socket:
-    """Where this test process asks for them; its other end goes with it. One for those whose stdout is ``buffered``."""
+def _nursery(buffered: bool, also: tuple[str, ...]) -> socket.socket:
+    """Where this test process asks for those whose stdout is ``buffered`` and who need that, too. It ends with us."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, *([] if buffered else ["-u"]), "-c", _SERVE, str(theirs.fileno())]
+        command = [sys.executable, *([] if buffered else ["-u"]), "-c", _SERVE, str(theirs.fileno()), *also]
         stdin = subprocess.DEVNULL if buffered else subprocess.PIPE  # as theirs: Python looks at them but once
         process = subprocess.Popen(
             command, cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True, stdin=stdin, stdout=subprocess.PIPE
@@ -123,14 +124,14 @@ def _nursery(buffered: bool) -> socket.socket:
     return ours
 
 
-def serve(asking: int) -> tuple[CodeType, dict[str, Any]]:
+def serve(asking: str, *also: str) -> tuple[CodeType, dict[str, Any]]:
     """Fork until nobody asks any more, then end. Returns in the processes forked off alone: with what they are to do,
     done at the top of the main module, as by any other interpreter."""
-    for name in NEEDED:
+    for name in (*NEEDED, *also):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    return _Nursery(asking).serve()
+    return _Nursery(int(asking)).serve()
 
 
 class _Nursery:

@@ -25,7 +25,7 @@ from tests.nursery import finish
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "json"
 SCRIPT = str(Path(sys.executable).with_name("holdfast"))
-_PROGRAM = "import sys; from holdfast.cli import main; sys.exit(main())"  # which is all there is in the script
+PROGRAM = "import sys; from holdfast.cli import main; sys.exit(main())"  # which is all there is in the script
 _OURS = ("HOLDFAST_", "_HOLDFAST_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_", "TERM", "PG")
 
 Finished = subprocess.CompletedProcess[str]
@@ -51,7 +51,7 @@ def _finish(command: list[str], cwd: Path | None, env: dict[str, str]) -> Finish
             command, capture_output=True, text=True, encoding="utf-8", timeout=PATIENCE * 2, check=False, cwd=cwd,
             env=env, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    return finish(_PROGRAM, *command, timeout=PATIENCE * 2, cwd=cwd, env=env)
+    return finish(PROGRAM, *command, timeout=PATIENCE * 2, cwd=cwd, env=env)
 
 
 def ask(*arguments: str, cwd: Path | None = None, **more: str) -> str:
