@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import select
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psycopg
+
+from tests.nursery import Forked
 
 PATIENCE = 30.0
 
@@ -34,18 +35,18 @@ class Child:
     """A Python process with ``program`` as its main module; its arguments are in ``sys.argv[1:]``."""
 
     def __init__(self, program: str, *args: object) -> None:
-        command = [sys.executable, "-u", "-c", dedent(program), *map(str, args)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        (theirs, ours), (said, saying) = os.pipe(), os.pipe()
+        self.process = Forked(dedent(program), "-c", *map(str, args), streams=(theirs, saying, 2), new_session=True)
+        os.close(theirs)
+        os.close(saying)
+        self.stdin, self._stdout = os.fdopen(ours, "w"), os.fdopen(said)
         self.pid = self.process.pid
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             self._lines.put(line.rstrip("\n"))
         self._lines.put("<end>")
 
@@ -61,9 +62,8 @@ class Child:
             assert (found := self.line()) == text, f"the child said {found!r} instead of {text!r}"
 
     def say(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(text + "\n")
+        self.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -81,28 +81,72 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # and whatever it has forked
         self.process.wait(PATIENCE)
         with suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self.stdin.close()
         self._reader.join(PATIENCE)
-        self.process.stdout.close()
+        self._stdout.close()
+
+
+_looking = threading.Lock()
+_onlooker: psycopg.Connection[Any] | None = None
+_at = ""
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """Ask the database itself, past holdfast."""
+    """Ask the database itself, past holdfast. On PostgreSQL as a session that has just begun would: it is kept for the
+    next question, because to begin one is what costs most."""
+    global _onlooker, _at
     if url.startswith("sqlite"):
         file = sqlite3.connect(urlsplit(url).path, isolation_level=None, timeout=10)
         try:
             return file.execute(statement.replace("%s", "?"), parameters).fetchall()
         finally:
             file.close()
-    with psycopg.connect(url, autocommit=True, application_name="onlooker", connect_timeout=10) as connection:
-        cursor = connection.execute(statement.encode(), parameters or None)
-        return cursor.fetchall() if cursor.description else []
+    if not _looking.acquire(blocking=False):  # another thread asks, and may have to wait for its answer
+        with _connected(url) as connection:
+            return _asked(connection, statement, parameters)
+    try:
+        kept, _onlooker = _onlooker, None
+        if kept is not None and not (_at == url and _is_alive(kept)):
+            kept.close()
+            kept = None
+        kept = kept or _connected(url)
+        try:
+            found = _asked(kept, statement, parameters)
+            kept.execute("discard all")
+        except BaseException:
+            kept.close()
+            raise
+        _onlooker, _at = kept, url
+        return found
+    finally:
+        _looking.release()
+
+
+def stop_looking() -> None:
+    global _onlooker
+    kept, _onlooker = _onlooker, None
+    if kept is not None:
+        kept.close()
+
+
+def _connected(url: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(
+        url, autocommit=True, application_name="onlooker", connect_timeout=10, prepare_threshold=None
+    )
+
+
+def _asked(connection: psycopg.Connection[Any], statement: str, parameters: tuple[object, ...]) -> list[Any]:
+    cursor = connection.execute(statement.encode(), parameters or None)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server has ended it, or gone, meanwhile."""
+    return not select.select([connection], [], [], 0)[0] and connection.info.status is psycopg.pq.ConnStatus.OK
 
 
 def rows(url: str) -> dict[str, int]:

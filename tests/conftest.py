@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.portal import Blocking, Portal
+from tests.children import stop_looking
 
 MAJORS = sorted(available())
 NEWEST = MAJORS[-1]
@@ -54,6 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _stop_servers() -> Iterator[None]:
     yield
+    stop_looking()
     for server in _servers.values():
         server.close()
 

@@ -55,12 +55,12 @@ async def test_fastapi_hooks_of_one_agent_lose_no_event(agents: str) -> None:
 
 
 async def test_fastapi_hooks_of_another_agent_do_not_wait(agents: str) -> None:
-    async with holdfast.AsyncClient(agents) as client, fastapi(agents, patience=1.0) as http:
+    async with holdfast.AsyncClient(agents) as client, fastapi(agents) as patient, fastapi(agents, 0.2) as hasty:
         async with client.lock(("agent", 7)):
-            assert (await http.post("/agents/8/hooks/x")).json() == {"events": 1}
-            busy = await http.post("/agents/7/hooks/x")
+            assert (await patient.post("/agents/8/hooks/x")).json() == {"events": 1}
+            busy = await hasty.post("/agents/7/hooks/x")
             assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
-        assert (await http.post("/agents/7/hooks/x")).json() == {"events": 1}
+        assert (await patient.post("/agents/7/hooks/x")).json() == {"events": 1}
 
 
 @pytest.fixture
@@ -87,15 +87,15 @@ def test_flask_hooks_of_one_agent_lose_no_event(flask: Flask, agents: str) -> No
         assert flask.test_client().post(f"/agents/{missing}/hooks/x").status_code == 404
 
 
-def test_flask_hooks_of_another_agent_do_not_wait(agents: str) -> None:
-    app = flask_hooks.create_app(agents, patience=1.0)
+def test_flask_hooks_of_another_agent_do_not_wait(flask: Flask, agents: str) -> None:
+    hasty = flask_hooks.create_app(agents, patience=0.2)
     try:
         with holdfast.Client(agents) as client, client.lock(("agent", 7)):
-            assert app.test_client().post("/agents/8/hooks/x").json == {"events": 1}
-            busy = app.test_client().post("/agents/7/hooks/x")
+            assert flask.test_client().post("/agents/8/hooks/x").json == {"events": 1}
+            busy = hasty.test_client().post("/agents/7/hooks/x")
             assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
     finally:
-        flask_hooks.close(app)
+        flask_hooks.close(hasty)
 
 
 def test_the_hooks_would_lose_events_without_the_lock(agents: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any, Self
 import httpx
 
 from tests.children import PATIENCE
-from tests.cli.command import SCRIPT, environment
+from tests.cli.command import PROGRAM, SCRIPT, environment
 from tests.driver.daemon import Daemon, clean
+from tests.nursery import Forked
 
 _WITH_ROOM = """
 import types
@@ -41,23 +41,25 @@ class Replica:
     ) -> None:  # fmt: skip
         self.url, self.folder, self.name = url, folder, name
         beside = ["--driver-folder", str(folder / "d")] if driver is None else ["--driver", driver]
-        script = [SCRIPT] if room is None else [sys.executable, "-c", _WITH_ROOM.format(room=dedent(room))]
-        self._command = [*script, "serve", "--port", "0", "--json", *beside, *options]
+        self._program = PROGRAM if room is None else _WITH_ROOM.format(room=dedent(room))
+        self._arguments = [SCRIPT, "serve", "--port", "0", "--json", *beside, *options]
         self._environment = environment(HOLDFAST_URL=url, HOLDFAST_REPLICA_ID=name, **more)
         self.log = folder / f"{name}.log"
         self.begin()
 
     def begin(self) -> None:
         """Without waiting until it answers."""
-        with self.log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=self.folder,
-                env=self._environment, start_new_session=True,
+        reader, writer = os.pipe()
+        with self.log.open("ab") as errors, open(os.devnull) as nothing, os.fdopen(writer, "wb"):  # noqa: PTH123
+            streams = (nothing.fileno(), writer, errors.fileno())
+            self.process = Forked(
+                self._program, *self._arguments, streams=streams, buffered=True, also=("fastapi", "jinja2", "uvicorn"),
+                cwd=self.folder, env=self._environment, new_session=True,
             )  # fmt: skip
+        self._stdout = os.fdopen(reader, "rb")
 
     def ready(self) -> Self:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._stdout.readline()
         assert line, self.log.read_text(encoding="utf-8")
         self.told: dict[str, Any] = json.loads(line)
         self.address: str = self.told["address"]
@@ -84,8 +86,7 @@ class Replica:
         return self.ready()
 
     def _close(self) -> None:
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._stdout.close()
         if hasattr(self, "http"):
             self.http.close()
 

@@ -57,7 +57,7 @@ def _leader(client: holdfast.Client, stack: ExitStack, mark: str) -> None:
 def _locks(client: holdfast.Client, other: holdfast.Client, url: str, stack: ExitStack, mark: str) -> None:
     stack.enter_context(client.lock(("agent", 9)))
     grant = client.lock(f"report{mark}").acquire()
-    waiter = threading.Thread(target=lambda: other.lock(f"report{mark}", timeout=60).acquire().release())
+    waiter = threading.Thread(target=lambda: other.lock(f"report{mark}", timeout=600).acquire().release())
     waiter.start()
     stack.callback(waiter.join)
     stack.callback(grant.release)

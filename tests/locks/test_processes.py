@@ -42,7 +42,7 @@ for number in range(5):
     if os.fork() == 0:
         client = holdfast.Client(sys.argv[1])
         grant = client.lock(f"a{number}").acquire()
-        print(number, os.getpid())
+        os.write(1, f"{number} {os.getpid()}\\n".encode())  # in one piece: print() would mix with that of the others
         signal.pause()
 signal.pause()
 """
