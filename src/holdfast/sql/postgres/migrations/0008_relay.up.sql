@@ -60,7 +60,7 @@ create function holdfast.relay_open(name text, lease text, token uuid, out horiz
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    perform holdfast.object_fence(lease, token);
+    perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_open.name then token end);
     insert into holdfast.relay (name, horizon, place, told, fence, moved_at) values (relay_open.name, '0', 0, 0, 0, clock_timestamp())
         on conflict do nothing;
     select r.horizon, r.place, r.tries into horizon, place, tries from holdfast.relay r where r.name = relay_open.name;
@@ -72,7 +72,7 @@ end $$;
 create function holdfast.relay_begin(name text, lease text, token uuid, tries text)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    perform holdfast.object_fence(lease, token);
+    perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_begin.name then token end);
     update holdfast.relay r set tries = relay_begin.tries where r.name = relay_begin.name;
 end $$;
 
@@ -83,7 +83,7 @@ create function holdfast.relay_move(name text, lease text, token uuid, fence big
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
-    perform holdfast.object_fence(lease, token);
+    perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_move.name then token end);
     update holdfast.relay r set horizon = relay_move.horizon, place = relay_move.place, told = r.told + relay_move.told, fence = relay_move.fence,
            moved_at = case when (r.horizon, r.place) = (relay_move.horizon, relay_move.place) then r.moved_at else clock_timestamp() end,
            problem = relay_move.problem, tries = relay_move.tries, since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
