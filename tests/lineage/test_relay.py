@@ -198,7 +198,7 @@ def test_a_lease_of_another_name_moves_no_relay(either: str) -> None:
             for statement, more in (
                 ("relay_open", {}),
                 ("relay_begin", {}),
-                ("relay_move", {**moved, "problem": None}),
+                ("relay_move", {**moved, "problem": None, "taken": None}),
             ):
                 said: Any
                 try:
