@@ -230,6 +230,31 @@ def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypat
         assert len(once(sink)) == 12
 
 
+def test_a_relay_that_starts_among_many_that_are_refused_goes_on(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows from whoever ran before it what the sink takes."""
+    monkeypatch.setattr("holdfast.core.relay.LONGEST", 0.001)
+    sink, topics, trouble = Kept(), [f"topic-{number}" for number in range(9)], list[Exception]()
+
+    def refuse(events: Any) -> None:
+        if any(each.topic for each in events):
+            raise trouble[-1]
+
+    sink.trouble = refuse
+    with holdfast.Client(either) as client:
+        client.operation("a").run(emitting(*topics))
+        client.operation("b").run(int)
+        trouble.append(holdfast.SinkDown("away"))
+        with pytest.raises(holdfast.SinkDown):
+            client.relay("r", sink, batch=1).step()
+        assert sink.told() == [("a", "START")]
+        trouble.append(ValueError("broken"))
+        assert client.relay("r", sink, tries=2).step() >= 3
+        assert [each.event.topic for each in client.relays.parked("r")] == topics
+        assert [(each.label, each.type) for each in once(sink)] == [
+            (label, type) for label in "ab" for type in ("START", "COMPLETE")
+        ]
+
+
 def test_however_many_in_a_row_are_refused_of_a_sink_that_takes_others_the_rest_goes_on(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,57 @@ def test_a_relay_is_removed_for_the_record(either: str) -> None:
         ]  # fmt: skip
 
 
+def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
+    """It would begin anew, and tell everything again."""
+    sink, runs, goes_on = Kept(), threading.Event(), threading.Event()
+
+    def hold_up(events: Any) -> None:
+        runs.set()
+        goes_on.wait(60)
+
+    sink.trouble = hold_up
+    with holdfast.Client(either) as client, holdfast.Client(either) as operator:
+        client.operation("a").run(lambda: 1)
+        made = client.relay("r", sink)
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        try:
+            assert runs.wait(60)
+            with pytest.raises(holdfast.NotAcquired, match="@relay:r"):
+                operator.relays.remove("r", actor="jane", reason="no longer run")
+        finally:
+            goes_on.set()
+            made.stop()
+            thread.join(60)
+        assert [each.told for each in client.relays.list()] == [2]
+        assert operator.relays.remove("r", actor="jane", reason="no longer run")
+        [done, refused] = client.audit.list()
+        assert (done.outcome, str(refused.outcome).startswith("refused: ")) == ("removed", True)
+
+
+def test_a_lease_of_another_name_moves_no_relay(either: str) -> None:
+    """Whoever was superseded may still have that, or anybody any other."""
+    with holdfast.Client(either) as client:
+        client.operation("a").run(lambda: 1)
+        client.relay("r", Kept()).step()
+        before = client.relays.list()
+        with client.lease("mine") as grant:
+            about = {"name": "r", "lease": grant.name, "token": grant.token, "tries": "{}"}
+            moved = {"horizon": "0", "place": 0, "fence": 0, "told": 0, "ended": "[]", "parked": "[]", "freed": "[]"}
+            for statement, more in (
+                ("relay_open", {}),
+                ("relay_begin", {}),
+                ("relay_move", {**moved, "problem": None, "taken": None}),
+            ):
+                said: Any
+                try:
+                    [said] = client._engine.call(statement, {**about, **more})
+                except holdfast.EngineError as error:
+                    said = {"state": getattr(error, "sqlstate", error)}
+                assert said["state"] in ("fenced", "HF001"), statement
+        assert client.relays.list() == before
+
+
 def test_bad_input_is_refused_before_anything_is_written(sqlite_url: str) -> None:
     with holdfast.Client(sqlite_url) as client:
         wrongs: list[dict[str, Any]] = [{"batch": 0}, {"tries": True}, {"poll": 0.0}, {"ttl": 0.0}]

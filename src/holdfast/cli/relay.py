@@ -149,7 +149,8 @@ def retry(context: click.Context, name: str, event: str | None) -> None:
 def rm(context: click.Context, name: str, reason: str, actor: str) -> None:
     """Forget a relay that nobody runs any more.
 
-    What it has not told no longer keeps the log from being archived. Exit code 1 when there is none of that name.
+    What it has not told no longer keeps the log from being archived. Exit code 1 when there is none of that name, or
+    somebody runs it: stop that first.
 
     \b
     Example:

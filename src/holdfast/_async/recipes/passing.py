@@ -44,7 +44,7 @@ class Progress:
     refused: int = 0
     """Events in a row that the sink did not take, each after all its tries."""
     taken: Event | None = None
-    """The last one that the sink has taken: one that is well takes it again."""
+    """The last one that the sink has taken, be it from whoever told it before: one that is well takes it again."""
     sure: bool = False
     """Whether it has got through a batch: one that is begun before may be what those before have died of."""
     behind: float | None = None
@@ -67,6 +67,8 @@ class AsyncPass:
         """How old the first is that is there and cannot be read yet, as far as that is known."""
         self._tries: dict[str, int] = {}
         """By event: how often it was tried and not taken, since the cursor was moved last; whoever died meanwhile."""
+        self._kept = False
+        """Whether one that was taken is written down: one a pass will do."""
         self.told = 0
         self._clear()
 
@@ -82,6 +84,8 @@ class AsyncPass:
         if self._place is None:
             self._place = await self._call("relay_open", {})
             self._tries, self._unread = json.loads(self._place["tries"]), self._place["lag"]
+            if self._known.taken is None and self._place["taken"] is not None:
+                self._known.taken = Event.of(json.loads(self._place["taken"]))
             if self._known.behind is not None:
                 self._known.behind = now() - self._unread
             await self._tell_again()
@@ -221,12 +225,15 @@ class AsyncPass:
 
     async def _move(self, problem: str | None) -> None:
         assert self._place is not None
+        taken = self._known.taken if self._took and not self._kept else None
         state = await self._call("relay_move", {
             "fence": self._grant.fence, "horizon": str(self._place["horizon"]), "place": self._place["place"],
             "told": self._took, "ended": json.dumps(self._ended), "parked": json.dumps(self._parked),
             "freed": json.dumps(self._freed), "problem": problem,
+            "taken": None if taken is None else json.dumps(taken.as_dict()),
             "tries": json.dumps({id: tries for id, tries in self._tries.items() if tries}),
         })  # fmt: skip
+        self._kept = self._kept or taken is not None
         self.told += self._took
         self._known.waiting = max(0, self._known.waiting - self._took - len(self._parked))
         if telemetry.listeners:

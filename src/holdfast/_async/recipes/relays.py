@@ -8,16 +8,20 @@ from dataclasses import replace
 
 from holdfast._async.engines.engine import AsyncEngine
 from holdfast._async.primitives.audit import AsyncAudit
+from holdfast._async.primitives.lease import AsyncLease
 from holdfast._wire import Row
+from holdfast.core.errors import NotAcquired
 from holdfast.core.events import Event, derive
-from holdfast.core.grant import check_name
+from holdfast.core.grant import LeaseTerms, check_name
 from holdfast.core.keys import OperationKey, as_key
 from holdfast.core.logged import Verification
 from holdfast.core.objects import check_most
 from holdfast.core.published import Expected, read
-from holdfast.core.relay import ParkedRecord, RelayRecord, parked_of
+from holdfast.core.relay import LEASE, ParkedRecord, RelayRecord, parked_of
 
 PAGE, MOST = 500, 10_000
+TTL = 30.0
+"""Seconds after which somebody who died while it removed a relay holds up nobody who would run it."""
 
 Records = list[RelayRecord]
 Parked = list[ParkedRecord]
@@ -47,10 +51,16 @@ class AsyncRelays:
 
     async def remove(self, name: str, *, actor: str, reason: str) -> bool:
         """Forget a relay that nobody runs any more, for the record: what it has not told keeps the log from being
-        archived no longer. False when there is none of that name."""
-        audit = AsyncAudit(self._engine)
-        entry = await audit.begin("relay.remove", check_name(name), actor=actor, reason=reason)
-        [row] = await self._engine.call("relay_remove", {"name": name}, again=None)
+        archived no longer. False when there is none of that name. NotAcquired while somebody runs it, who would begin
+        anew and tell everything again: stop that first."""
+        audit, terms = AsyncAudit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, most=180)}", ttl=TTL)
+        entry = await audit.begin("relay.remove", name, actor=actor, reason=reason)
+        try:
+            async with AsyncLease(self._engine, terms, 0.0):
+                [row] = await self._engine.call("relay_remove", {"name": name}, again=None)
+        except NotAcquired as error:
+            await audit.end(entry, f"refused: {error.holder} runs it")
+            raise
         await audit.end(entry, "removed" if row["removed"] else "there is none")
         return bool(row["removed"])
 

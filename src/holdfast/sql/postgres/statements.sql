@@ -398,14 +398,14 @@ select horizon::text, place, key, number, entries, before, outbox, label, pipeli
   from holdfast.relay_read(:after_horizon::xid8, :after_place::bigint, :most::int)
 
 -- name: relay_open
-select 'done' as state, horizon::text, place, tries, coalesce(lag, 0) as lag from holdfast.relay_open(:name, :lease, :token::uuid)
+select 'done' as state, horizon::text, place, tries, taken, coalesce(lag, 0) as lag from holdfast.relay_open(:name, :lease, :token::uuid)
 
 -- name: relay_begin
 select 'begun' as state from holdfast.relay_begin(:name, :lease, :token::uuid, :tries)
 
 -- name: relay_move
 select case when moved then 'moved' else 'gone' end as state from holdfast.relay_move(
-    :name, :lease, :token::uuid, :fence::bigint, :horizon::xid8, :place::bigint, :told::bigint, :ended, :parked, :freed, :problem, :tries)
+    :name, :lease, :token::uuid, :fence::bigint, :horizon::xid8, :place::bigint, :told::bigint, :ended, :parked, :freed, :problem, :tries, :taken)
 
 -- name: relay_list
 select name, told, fence, moved_at, problem, since, holder, parked, entries, lag, cursor from holdfast.relay_list()

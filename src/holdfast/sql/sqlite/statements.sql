@@ -574,24 +574,24 @@ select 0 as horizon, w.id as place, w.idem_key as key, w.number, w.entries,
 
 -- name: relay_open
 -- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and token = :token);
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token);
 insert into holdfast_relay (name, place, told, fence, moved_at) values (:name, 0, 0, 0, {now}) on conflict do nothing;
-select 'done' as state, 0 as horizon, place, tries, coalesce({now} - (select at from holdfast_wal where id > r.place order by id limit 1), 0) as lag
+select 'done' as state, 0 as horizon, place, tries, taken, coalesce({now} - (select at from holdfast_wal where id > r.place order by id limit 1), 0) as lag
   from holdfast_relay r where name = :name;
 
 -- name: relay_begin
 -- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and token = :token);
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token);
 update holdfast_relay set tries = :tries where name = :name;
 select 'begun' as state;
 
 -- name: relay_move
 -- stop
-select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and token = :token);
+select 'fenced' as state where not exists (select 1 from holdfast_live where name = :lease and name = '@relay:' || :name and token = :token);
 -- stop
 select 'gone' as state where not exists (select 1 from holdfast_relay where name = :name);
 update holdfast_relay set moved_at = case when place = :place then moved_at else {now} end, place = :place, told = told + :told, fence = :fence,
-       problem = :problem, tries = :tries, since = case when :problem is not null then coalesce(since, {now}) end where name = :name;
+       problem = :problem, tries = :tries, taken = coalesce(:taken, taken), since = case when :problem is not null then coalesce(since, {now}) end where name = :name;
 update holdfast_outbox set published_at = {now} where published_at is null and exists (
     select 1 from json_each(:ended) where idem_key = value ->> 0 and attempt <= value ->> 1);
 delete from holdfast_parked where relay = :name and id in (select value from json_each(:freed));

@@ -11,12 +11,15 @@ create table holdfast.relay (
     problem    text,
     since      timestamptz,
     tries      text not null default '{}',
+    taken      text,
     check ((problem is null) = (since is null))
 );
 comment on column holdfast.relay.problem is 'why its sink takes nothing at present';
 comment on column holdfast.relay.told is 'events that its sink took, those that it was told twice counted twice';
 
 comment on column holdfast.relay.tries is 'by event, how often it was tried since the cursor was moved last and not taken, whoever died of it';
+
+comment on column holdfast.relay.taken is 'an event that its sink took not long ago: one that is well takes it again';
 
 -- What a sink refused although it takes others.
 create table holdfast.parked (
@@ -56,14 +59,15 @@ end $$;
 
 -- Where the relay stands, which is the beginning if there was none of that name. lag: how old the first is that it has not told,
 -- be it one that relay_read does not show yet, because a transaction that may come before it is open.
-create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint, out tries text, out lag double precision)
+create function holdfast.relay_open(name text, lease text, token uuid, out horizon xid8, out place bigint, out tries text, out taken text,
+    out lag double precision)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
-    perform holdfast.object_fence(lease, token);
+    perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_open.name then token end);
     insert into holdfast.relay (name, horizon, place, told, fence, moved_at) values (relay_open.name, '0', 0, 0, 0, clock_timestamp())
         on conflict do nothing;
-    select r.horizon, r.place, r.tries into horizon, place, tries from holdfast.relay r where r.name = relay_open.name;
+    select r.horizon, r.place, r.tries, r.taken into horizon, place, tries, taken from holdfast.relay r where r.name = relay_open.name;
     select extract(epoch from clock_timestamp() - w.at) into lag from holdfast.wal w where (w.horizon, w.place) > (relay_open.horizon, relay_open.place)
      order by w.horizon, w.place limit 1;
 end $$;
@@ -72,21 +76,21 @@ end $$;
 create function holdfast.relay_begin(name text, lease text, token uuid, tries text)
 returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    perform holdfast.object_fence(lease, token);
+    perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_begin.name then token end);
     update holdfast.relay r set tries = relay_begin.tries where r.name = relay_begin.name;
 end $$;
 
 -- Everything up to there is told, or parked. ended: [[key, attempt], …] of which nothing of what they emitted waits any more;
 -- parked: [[id, key, event, problem, tries], …]; freed: ids that the sink took after all. problem: why nothing goes on.
 create function holdfast.relay_move(name text, lease text, token uuid, fence bigint, horizon xid8, place bigint, told bigint, ended text, parked text,
-    freed text, problem text, tries text, out moved boolean)
+    freed text, problem text, tries text, taken text, out moved boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
-    perform holdfast.object_fence(lease, token);
+    perform holdfast.object_fence(lease, case when lease = '@relay:' || relay_move.name then token end);
     update holdfast.relay r set horizon = relay_move.horizon, place = relay_move.place, told = r.told + relay_move.told, fence = relay_move.fence,
            moved_at = case when (r.horizon, r.place) = (relay_move.horizon, relay_move.place) then r.moved_at else clock_timestamp() end,
-           problem = relay_move.problem, tries = relay_move.tries, since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
+           problem = relay_move.problem, tries = relay_move.tries, taken = coalesce(relay_move.taken, r.taken), since = case when relay_move.problem is not null then coalesce(r.since, clock_timestamp()) end
      where r.name = relay_move.name;
     moved := found;
     update holdfast.outbox o set published_at = clock_timestamp() from json_array_elements(ended::json) e
@@ -181,7 +185,7 @@ end $$;
 
 revoke all on function holdfast.relay_read(xid8, bigint, int), holdfast.relay_open(text, text, uuid),
     holdfast.relay_begin(text, text, uuid, text),
-    holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text), holdfast.relay_list(),
+    holdfast.relay_move(text, text, uuid, bigint, xid8, bigint, bigint, text, text, text, text, text, text), holdfast.relay_list(),
     holdfast.relay_parked(text, boolean, int), holdfast.relay_retry(text, text), holdfast.relay_remove(text), holdfast.relay_settle(),
     holdfast.wal_archive(text, text, text, int, text) from public;
 

@@ -8,6 +8,7 @@ create table holdfast_relay (
     problem  text,
     since    real,
     tries    text not null default '{}',
+    taken    text,
     check ((problem is null) = (since is null))
 );
 
