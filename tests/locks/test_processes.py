@@ -188,13 +188,22 @@ def test_a_killed_parents_lock_is_freed_although_its_child_lives(either: str) ->
 _FORK_WHILE_CONNECTING = """
 import os, select, sys, threading, time, holdfast
 from types import SimpleNamespace
+from psycopg import pq
 from holdfast._wire import pgconn
 connecting, forked = threading.Event(), threading.Event()
 def poll():
     connecting.set()
     forked.wait(20)
     return select.poll()
-pgconn.select = SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=poll)
+def connect_start(conninfo):
+    made = pq.PGconn.connect_start(conninfo)
+    connecting.set()
+    time.sleep(0.3)  # a fork comes in between, or waits for the end
+    return made
+if sys.argv[2] == "begun":
+    pgconn.pq = SimpleNamespace(**{**vars(pq), "PGconn": SimpleNamespace(connect_start=connect_start)})
+else:
+    pgconn.select = SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=poll)
 client = holdfast.Client(sys.argv[1])
 acquiring = threading.Thread(target=lambda: client.lock("a").acquire())
 acquiring.start()
@@ -210,9 +219,10 @@ sys.stdin.read()
 """
 
 
-def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(postgres_url: str) -> None:
+@pytest.mark.parametrize("stage", ["begun", "under way"])
+def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(postgres_url: str, stage: str) -> None:
     """The child has its socket, too, and the server would see no end."""
-    with Child(_FORK_WHILE_CONNECTING, postgres_url) as parent, holdfast.Client(postgres_url) as other:
+    with Child(_FORK_WHILE_CONNECTING, postgres_url, stage) as parent, holdfast.Client(postgres_url) as other:
         child = int(parent.line().removeprefix("held beside "))
         parent.kill()
         other.lock("a").acquire(timeout=10).release()

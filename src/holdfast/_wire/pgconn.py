@@ -265,9 +265,10 @@ def _connect_host(conninfo: str, deadline: float) -> pq.abc.PGconn:
 
 
 def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:
-    pgconn = pq.PGconn.connect_start(conninfo.encode())
-    _opening[pgconn] = opening = _Opening(pgconn)
-    forks.guard(opening)
+    with forks.opening:  # no fork comes between the socket and our knowing of it
+        pgconn = pq.PGconn.connect_start(conninfo.encode())
+        _opening[pgconn] = opening = _Opening(pgconn)
+        forks.guard(opening)
     try:
         wanted = select.POLLOUT
         while True:
