@@ -120,7 +120,7 @@ class AsyncOperation:
             else:
                 how = await self._succeed(attempt, op)
         except BaseException as problem:
-            how = how or problem
+            how = problem if error is None else error
             await attempt.drop()
             raise
         finally:

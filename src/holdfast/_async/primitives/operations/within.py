@@ -20,7 +20,7 @@ from holdfast._async.primitives.operations.attempt import AsyncAttempt, around
 from holdfast._async.primitives.operations.notes import claim_noted, failure, left, success, unmended
 from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._async.primitives.operations.running import AsyncRunning, Done
-from holdfast._async.primitives.operations.transactions import ended, noticed, owned, said_last
+from holdfast._async.primitives.operations.transactions import Undone, ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.aio_waiting import here
 from holdfast._wire.clock import now
@@ -124,10 +124,6 @@ _open: dict[int, AsyncWithin] = {}
 """Those that are under way, by the connection that they have."""
 
 
-class _Interrupted(Exception):
-    """Leaves a savepoint that nobody has left yet."""
-
-
 class AsyncJoined(AsyncAttempt):
     """In a transaction that is open already, and that the caller commits. Of what fails there stays in it that it was
     tried: whoever goes on after the error commits that, and whoever rolls back takes it back with all the rest."""
@@ -163,8 +159,8 @@ class AsyncJoined(AsyncAttempt):
                 await self._enter()
                 try:
                     return await ready(self, act, prior, asked_at)
-                except BaseException as error:
-                    if await self._undo(error) and self.unmended is not None:
+                except BaseException:
+                    if await self._undo() and self.unmended is not None:
                         await self._record(self.unmended(began=self._began, late=True))
                     raise
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
@@ -211,20 +207,20 @@ class AsyncJoined(AsyncAttempt):
 
     async def fail(self, op: AsyncRunning, error: BaseException) -> bool:
         over = ended(error) or await is_over(self._known, self._began, error)
-        undone = await self._undo(error)
+        undone = await self._undo()
         if over and not self._is_file:  # that may be the caller's still
             await aside(self, left(self, op, error))
         elif undone and not over and isinstance(error, Exception) and not self.passes(error):
             await self._record(failure(self, op, error, began=self._began, late=True))
         return False
 
-    async def _undo(self, error: BaseException) -> bool:
+    async def _undo(self) -> bool:
         """Back to where it began; False when that cannot be, because the transaction is over or the connection is."""
         if not self._blocks:
             return False
         try:
             while self._blocks:
-                await self._blocks[-1].__aexit__(type(error), error, error.__traceback__)
+                await self._blocks[-1].__aexit__(Undone, Undone(), None)
                 self._blocks.pop()
         except Exception:
             self._blocks.clear()
@@ -233,7 +229,7 @@ class AsyncJoined(AsyncAttempt):
 
     async def drop(self) -> None:
         await super().drop()
-        await self._undo(_Interrupted())
+        await self._undo()
 
     async def _record(self, parameters: Row) -> None:
         """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""

@@ -121,7 +121,7 @@ class Operation:
             else:
                 how = self._succeed(attempt, op)
         except BaseException as problem:
-            how = how or problem
+            how = problem if error is None else error
             attempt.drop()
             raise
         finally:

@@ -21,7 +21,7 @@ from holdfast._sync.primitives.operations.attempt import Attempt, around
 from holdfast._sync.primitives.operations.notes import claim_noted, failure, left, success, unmended
 from holdfast._sync.primitives.operations.plan import Plan
 from holdfast._sync.primitives.operations.running import Done, Running
-from holdfast._sync.primitives.operations.transactions import ended, noticed, owned, said_last
+from holdfast._sync.primitives.operations.transactions import Undone, ended, noticed, owned, said_last
 from holdfast._wire import Row, drivers
 from holdfast._wire.clock import now
 from holdfast._wire.waiting import here
@@ -125,10 +125,6 @@ _open: dict[int, Within] = {}
 """Those that are under way, by the connection that they have."""
 
 
-class _Interrupted(Exception):
-    """Leaves a savepoint that nobody has left yet."""
-
-
 class Joined(Attempt):
     """In a transaction that is open already, and that the caller commits. Of what fails there stays in it that it was
     tried: whoever goes on after the error commits that, and whoever rolls back takes it back with all the rest."""
@@ -164,8 +160,8 @@ class Joined(Attempt):
                 self._enter()
                 try:
                     return ready(self, act, prior, asked_at)
-                except BaseException as error:
-                    if self._undo(error) and self.unmended is not None:
+                except BaseException:
+                    if self._undo() and self.unmended is not None:
                         self._record(self.unmended(began=self._began, late=True))
                     raise
             if found.fixed and self.plan.terms.when_locked in ("wait", "backoff"):
@@ -212,20 +208,20 @@ class Joined(Attempt):
 
     def fail(self, op: Running, error: BaseException) -> bool:
         over = ended(error) or is_over(self._known, self._began, error)
-        undone = self._undo(error)
+        undone = self._undo()
         if over and not self._is_file:  # that may be the caller's still
             aside(self, left(self, op, error))
         elif undone and not over and isinstance(error, Exception) and not self.passes(error):
             self._record(failure(self, op, error, began=self._began, late=True))
         return False
 
-    def _undo(self, error: BaseException) -> bool:
+    def _undo(self) -> bool:
         """Back to where it began; False when that cannot be, because the transaction is over or the connection is."""
         if not self._blocks:
             return False
         try:
             while self._blocks:
-                self._blocks[-1].__exit__(type(error), error, error.__traceback__)
+                self._blocks[-1].__exit__(Undone, Undone(), None)
                 self._blocks.pop()
         except Exception:
             self._blocks.clear()
@@ -234,7 +230,7 @@ class Joined(Attempt):
 
     def drop(self) -> None:
         super().drop()
-        self._undo(_Interrupted())
+        self._undo()
 
     def _record(self, parameters: Row) -> None:
         """If that cannot be, it is raised instead: nobody must commit the transaction as if it had not been tried."""
