@@ -80,6 +80,26 @@ async def test_of_what_fails_in_a_joined_transaction_stays_that_it_was_tried(kin
         assert told()[4:] == [("START", 3), ("COMPLETE", 3)]
 
 
+@pytest.mark.parametrize("kind", FEW)
+async def test_an_error_that_is_not_true_undoes_what_it_ends_as_any_other(kind: str, tmp_path: Path) -> None:
+    """As one is that has a length, and nothing in it: psycopg commits a block that ends with it."""
+
+    class Problems(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    async with opened(kind, tmp_path) as each:
+        name = key()
+        for joins in (False, True):
+            if joins:
+                await each.begin()
+                await each.write("mine")
+            with pytest.raises(Problems):
+                await settled(each.client.operation(name, tx=each.connection).run(work(each, "half", error=Problems())))
+            await each.commit()
+        assert (each.rows(), logged(each.url, name)) == (["mine"], [("failure", 2)])
+
+
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
 def test_in_a_joined_transaction_it_is_tried_again_and_remembered_at_every_isolation_level(
     postgres_url: str, level: str

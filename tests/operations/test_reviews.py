@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied, Review
 from holdfast.testing.operation_stage import leave_half_done, name, running
 from tests.operations.governing import BY_ELDER, answer, fail, governed, key
+from tests.subjects import ask
 
 
 def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_a_reset_never(
@@ -79,6 +81,22 @@ def test_an_approval_is_there_for_the_next_one_when_the_policy_has_said_no(eithe
         with pytest.raises(PolicyDenied, match="needs a justification"):
             attempt(client, burials, int)
         assert attempt(client, burials, int, justification="the council agreed").attempt == 1
+
+
+def test_an_approval_is_there_for_the_next_one_when_the_database_could_not_be_asked(postgres_url: str) -> None:
+    """A connection from a pool may be dead by the time that it is used: nothing was tried then."""
+    unique = name()
+    with governed(postgres_url, lambda context: Review("who?") if context.moment == "claim" else Allow()) as client:
+        with pytest.raises(PolicyDenied, match="up for review") as told:
+            client.operation(unique).run(int)
+        answer(postgres_url, told.value.review, "approve")
+        with psycopg.connect(postgres_url) as dead:
+            ask(postgres_url, "select pg_terminate_backend(%s)", dead.info.backend_pid)
+            with pytest.raises(psycopg.OperationalError):
+                client.operation(unique, tx=dead).run(int)
+        assert client.operation(unique).run(int).attempt == 1
+        [review] = client.reviews.list(status="approved", key=unique)
+        assert (review.id, review.spent_at is not None) == (told.value.review, True)
 
 
 def test_two_who_ask_do_not_share_an_approval(either: str) -> None:

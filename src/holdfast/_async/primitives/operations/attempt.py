@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -80,6 +81,10 @@ class AsyncAttempt(AsyncGovernance, ABC):
                     raise
             except NeedsReview as need:
                 await self.reviewed(need)
+            except BaseException:
+                with suppress(Exception):  # the caller hears what went wrong first
+                    await self.not_begun()
+                raise
 
     @abstractmethod
     async def _begin(self) -> AsyncRunning | Outcome: ...

@@ -159,6 +159,7 @@ class AsyncExternal(AsyncAttempt):
             op.note("lock_acquired", self._lock())
             if (state := await self._write(op, "partial", lock=plan.key.lock_key)) != "done":
                 return None, state
+            self.spend()
             outcome = await self._mend(op, prior, act)
             if outcome is not None:
                 return outcome, "done"
@@ -171,9 +172,12 @@ class AsyncExternal(AsyncAttempt):
             op.note("effect_started")
         state = await self._write(op, "partial", lock=plan.key.lock_key)
         op._save = self.save
-        if state == "done" and self.is_sensitive:
+        if state != "done":
+            return None, state
+        if self.is_sensitive:
             await self._confirm(op, prior)
-        return (op, state) if state == "done" else (None, state)
+        self.spend()
+        return op, state
 
     async def _confirm(self, op: AsyncRunning, prior: Prior) -> None:
         """A transaction that had the lock when the policy was asked may have committed the same since. From here on

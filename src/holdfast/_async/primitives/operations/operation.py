@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from holdfast._async.primitives.operations.attempt import AsyncAttempt
 from holdfast._async.primitives.operations.calling import call, costing
 from holdfast._async.primitives.operations.external import AsyncExternal
+from holdfast._async.primitives.operations.joined import within
 from holdfast._async.primitives.operations.plan import AsyncPlan
 from holdfast._async.primitives.operations.running import AsyncRunning
-from holdfast._async.primitives.operations.within import within
 from holdfast._wire import telemetry
 from holdfast._wire.aio_waiting import check_called, check_function, here, sleep
 from holdfast._wire.clock import jitter, now
@@ -120,7 +120,7 @@ class AsyncOperation:
             else:
                 how = await self._succeed(attempt, op)
         except BaseException as problem:
-            how = how or problem
+            how = problem if error is None else error
             await attempt.drop()
             raise
         finally:

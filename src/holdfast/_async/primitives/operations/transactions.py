@@ -44,8 +44,9 @@ def owned(database: Database, known: AsyncConnection, connection: Any) -> AsyncO
     return AsyncOwnedBlock(known, marks=database.dialect == "sqlite")
 
 
-class _Undone(Exception):
-    """Leaves a block that is not to be committed."""
+class Undone(Exception):
+    """Leaves a block that is not to be committed. The user's own error may be one that is not true, and psycopg commits
+    then."""
 
 
 class AsyncOwnedBlock:
@@ -86,11 +87,11 @@ class AsyncOwnedBlock:
         """Once more, if it is interrupted."""
         if self._mark is not None:
             with suppress(Exception):  # it went with the transaction, or does so now
-                await self._mark.__aexit__(_Undone, _Undone(), None)
+                await self._mark.__aexit__(Undone, Undone(), None)
         self._mark = None
         if self._block is not None:
-            with suppress(_Undone):
-                await self._block.__aexit__(_Undone, _Undone(), None)
+            with suppress(Undone):
+                await self._block.__aexit__(Undone, Undone(), None)
         self._block = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -81,6 +82,10 @@ class Attempt(Governance, ABC):
                     raise
             except NeedsReview as need:
                 self.reviewed(need)
+            except BaseException:
+                with suppress(Exception):  # the caller hears what went wrong first
+                    self.not_begun()
+                raise
 
     @abstractmethod
     def _begin(self) -> Running | Outcome: ...

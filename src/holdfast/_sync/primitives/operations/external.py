@@ -160,6 +160,7 @@ class External(Attempt):
             op.note("lock_acquired", self._lock())
             if (state := self._write(op, "partial", lock=plan.key.lock_key)) != "done":
                 return None, state
+            self.spend()
             outcome = self._mend(op, prior, act)
             if outcome is not None:
                 return outcome, "done"
@@ -172,9 +173,12 @@ class External(Attempt):
             op.note("effect_started")
         state = self._write(op, "partial", lock=plan.key.lock_key)
         op._save = self.save
-        if state == "done" and self.is_sensitive:
+        if state != "done":
+            return None, state
+        if self.is_sensitive:
             self._confirm(op, prior)
-        return (op, state) if state == "done" else (None, state)
+        self.spend()
+        return op, state
 
     def _confirm(self, op: Running, prior: Prior) -> None:
         """A transaction that had the lock when the policy was asked may have committed the same since. From here on

@@ -131,8 +131,13 @@ class Governance:
         self.approved, self._approval = True, said["id"]
         return True
 
+    def spend(self) -> None:
+        """It is tried: what was approved is used up."""
+        self._approval = None
+
     def not_begun(self) -> None:
-        """Somebody else had its lock, or it was refused: what was approved is there for the next one who asks."""
+        """Somebody else had its lock, or it was refused, or the database could not be asked: what was approved is there
+        for the next one who asks."""
         if self._approval is not None:
             self.told("review_return", {"id": self._approval})
             self.approved, self._approval = False, None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from holdfast._sync.primitives.operations.attempt import Attempt
 from holdfast._sync.primitives.operations.calling import call, costing
 from holdfast._sync.primitives.operations.external import External
+from holdfast._sync.primitives.operations.joined import within
 from holdfast._sync.primitives.operations.plan import Plan
 from holdfast._sync.primitives.operations.running import Running
-from holdfast._sync.primitives.operations.within import within
 from holdfast._wire import telemetry
 from holdfast._wire.clock import jitter, now
 from holdfast._wire.waiting import check_called, check_function, here, sleep
@@ -121,7 +121,7 @@ class Operation:
             else:
                 how = self._succeed(attempt, op)
         except BaseException as problem:
-            how = how or problem
+            how = problem if error is None else error
             attempt.drop()
             raise
         finally:

@@ -45,8 +45,9 @@ def owned(database: Database, known: Connection, connection: Any) -> Owned:
     return OwnedBlock(known, marks=database.dialect == "sqlite")
 
 
-class _Undone(Exception):
-    """Leaves a block that is not to be committed."""
+class Undone(Exception):
+    """Leaves a block that is not to be committed. The user's own error may be one that is not true, and psycopg commits
+    then."""
 
 
 class OwnedBlock:
@@ -87,11 +88,11 @@ class OwnedBlock:
         """Once more, if it is interrupted."""
         if self._mark is not None:
             with suppress(Exception):  # it went with the transaction, or does so now
-                self._mark.__exit__(_Undone, _Undone(), None)
+                self._mark.__exit__(Undone, Undone(), None)
         self._mark = None
         if self._block is not None:
-            with suppress(_Undone):
-                self._block.__exit__(_Undone, _Undone(), None)
+            with suppress(Undone):
+                self._block.__exit__(Undone, Undone(), None)
         self._block = None
 
 
