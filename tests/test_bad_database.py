@@ -87,6 +87,12 @@ def test_an_sqlite_file_in_a_missing_folder_is_not_made(connect: Connect, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_sqlite_url_that_names_a_folder_is_told_so(connect: Connect, tmp_path: Path) -> None:
+    with pytest.raises(holdfast.EngineError, match="It is a folder: name a file"):
+        connect(f"sqlite:///{tmp_path}").lease("import").acquire()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
 def test_a_folder_that_cannot_be_written_is_named(connect: Connect) -> None:
     with pytest.raises(holdfast.EngineError, match=r"/proc/holdfast\.db.*may this user write to it"):

@@ -164,6 +164,24 @@ PLAYED = {
         {".run(signals=True)": ".step()", ".run()": ".step()", "https://marquez.example": "ol.jsonl"},
     ),
     "howto/telemetry": (BEGIN, "assert telemetry.readings()", {}),
+    "howto/reconcile": (
+        BEGIN + "from pathlib import Path\nfrom holdfast.testing.yard import AsyncYard, Yard\n"
+        "spec, sessions, driver = {}, set(), AsyncYard(Yard(Path()))",
+        """
+import asyncio, os, signal, threading
+
+def stop_when_it_is_removed():
+    with holdfast.Client(url) as client, client.objects.watch("sandbox", since=since) as watch:
+        while watch.next(timeout=20).kind != "deleted":
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+since = client.objects.cursor()
+threading.Thread(target=stop_when_it_is_removed, daemon=True).start()
+asyncio.run(main())
+""",
+        {"driver, session_present": "driver, sweep_every=0.2, session_present"},
+    ),
 }
 
 

@@ -69,6 +69,7 @@ FOUND: list[tuple[dict[str, Any], list[str]]] = [
     ({"leases": [lease(left=8.9)]}, ["A heartbeat is late"]),
     ({"leases": [lease(left=8.9), lease("other", left=1)]}, ["2 heartbeats are late"]),
     ({"leases": [lease("@gate:x", left=1, **{"for": 60})]}, []),
+    ({"leases": [lease(left=1)], "trouble": "no route"}, ["The database does not answer"]),
     ({"ended": [ended("released"), ended("reentered"), ended("expired", ago=901)]}, []),
     ({"ended": [ended("expired", name="@gate:x")]}, []),
     ({"ended": [ended("expired", name="@slot:default:1")]}, []),

@@ -55,7 +55,7 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
 
 def test_a_folder_that_has_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").touch()
-    for folder in (tmp_path, tmp_path / "mine"):
+    for command, folder in ((main, tmp_path), (main, tmp_path / "mine"), (chaos, tmp_path / "mine")):
         with pytest.raises(SystemExit, match="2"):
-            main([f"--folder={folder}"])
+            command([f"--folder={folder}"])
         assert "--folder: " in capsys.readouterr().err

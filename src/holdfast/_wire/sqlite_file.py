@@ -46,6 +46,8 @@ def check_header(database: Database) -> None:
 def cannot_open(database: Database, error: OSError | sqlite3.Error) -> Unreachable:
     known = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
     advice = "Name another file." if known else "Does the folder exist, and may this user write to it?"
+    if os.path.isdir(database.target):
+        advice = "It is a folder: name a file in it."
     return Unreachable(f"cannot open {database}: {error}. {advice}")
 
 

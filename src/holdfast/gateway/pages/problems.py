@@ -72,7 +72,7 @@ def _leader(sight: Sight) -> Iterator[Found]:
 
 def _heartbeats(sight: Sight) -> Iterator[Found]:
     late = []
-    for each in sight.leases:
+    for each in () if sight.trouble else sight.leases:  # nobody has seen a heartbeat since the database was away
         ttl, left = each.info.get("ttl"), each.expires_at.timestamp() - sight.at
         if isinstance(ttl, int | float) and "for" not in each.info and left < STALE * ttl:
             told = f"{each.holder}, of {span(ttl)}"

@@ -20,10 +20,15 @@ from holdfast.testing.chaos.places import LANES, playable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked = parser.parse_args(arguments)
     lanes = asked.lanes or playable()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10**6)
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--folder: {error}")
     if any((folder / lane).exists() for lane in lanes):
         sys.stderr.write(f"{folder} has the history of an earlier run: name another folder\n")
         return 2

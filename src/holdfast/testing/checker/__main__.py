@@ -21,10 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         report = check(asked.folder, sane_clocks=asked.sane_clocks)
+        sys.stdout.write(_as_json(report) if asked.json else _as_text(report))
+        sys.stdout.flush()
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(_as_json(report) if asked.json else _as_text(report))
     return 1 if report.violated else 2 if report.vacuous else 0
 
 
