@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 import holdfast
-from holdfast._told import told_to_end
+from holdfast._daemon import told_to_end
 from holdfast.driver import daemon
 from holdfast.gateway import serving
 from holdfast.gateway.app import _address

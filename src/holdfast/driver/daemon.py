@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import ipaddress
 import json
 import os
 import resource
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from holdfast._told import told_to_end
+from holdfast._daemon import is_loopback, told_to_end
 from holdfast.driver.api import Api
 from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, Request, Server
 from holdfast.driver.runs import Runs
@@ -71,10 +70,7 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def run(settings: Settings) -> int:

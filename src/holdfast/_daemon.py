@@ -1,8 +1,9 @@
-"""How a process with an event loop is told to end: by the signals that people and init systems send."""
+"""What a driver and a replica need as daemons: to be told to end, and to know whether others can reach them."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -30,3 +31,11 @@ def told_to_end(numbers: Iterable[signal.Signals], first: Callable[[], None] | N
     for number in numbers:
         loop.add_signal_handler(number, end, number)
     return told
+
+
+def is_loopback(host: str) -> bool:
+    """Whether whoever listens there is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
