@@ -35,10 +35,10 @@ class Effort:
     quick: bool
 
     def rounds(self, full: int = 15) -> int:
-        return 3 if self.quick else full
+        return 2 if self.quick else full
 
     def times(self, full: int) -> int:
-        return max(5, full // 20) if self.quick else full
+        return max(5, full // 100) if self.quick else full
 
 
 def pin() -> int | None:

@@ -1,6 +1,6 @@
 """Python processes whose imports are done: each is forked off one that has imported what nearly all of them need.
 
-A test process starts hundreds, and a third of a second of a processor is what psycopg, click and rich take to import.
+A test process starts hundreds, and a fifth of a second of a processor is what psycopg, click and rich take to import.
 Otherwise they are what ``python -c PROGRAM`` is: a main module of their own, arguments, streams, working directory,
 environment and session as asked for, and an end by way of the interpreter's. What is to be seen of imports, or of what
 the interpreter reads from its environment, wants a process of its own.
@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -31,11 +32,13 @@ NEEDED = (
     "holdfast._sync.client", "holdfast._sync.engines.postgres", "holdfast._sync.engines.sqlite",
     "holdfast.keeper.thread",
 )  # fmt: skip
+_one_at_a_time = threading.Lock()
 _SERVE = "import tests.nursery, sys; exec(*tests.nursery.serve(*sys.argv[1:]))"
 
 
 class Forked:
-    """One of them, with the part of ``subprocess.Popen`` that tests use. It owns what it was given as streams."""
+    """One of them, with the part of ``subprocess.Popen`` that tests use. Its ``streams`` are copies of those given, and
+    it may be forked off one that has imported ``also`` as well."""
 
     def __init__(
         self,
@@ -54,7 +57,9 @@ class Forked:
         }  # fmt: skip
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(_nursery(buffered, also), [json.dumps(asked).encode()], [*streams, theirs.fileno()])
+            with _one_at_a_time:
+                nursery = _nursery(buffered, also)
+            socket.send_fds(nursery, [json.dumps(asked).encode()], [*streams, theirs.fileno()])
         self.pid = int(self._line.recv(16))
         self.returncode: int | None = None
 

@@ -18,7 +18,7 @@ import holdfast
 from holdfast import MatchVersion, MustCreate
 from holdfast.core.changes import Position
 from holdfast.testing import Proxy
-from holdfast.testing.object_contract import drain
+from holdfast.testing.object_watching import drain
 from tests.children import eventually, query
 from tests.raw import trials, waiters
 

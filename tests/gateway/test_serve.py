@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import holdfast
+from holdfast._daemon import told_to_end
 from holdfast.driver import daemon
 from holdfast.gateway import serving
 from holdfast.gateway.app import _address
@@ -235,7 +236,11 @@ def test_told_twice_it_ends_at_once(place: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("listen", [lambda: serving._told_to_end(60), daemon._told_to_end], ids=["serve", "driver"])
+@pytest.mark.parametrize(
+    "listen",
+    [lambda: serving._told_to_end(60), lambda: told_to_end(daemon.TOLD_BY)],
+    ids=["serve", "driver"],
+)
 async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one_word(
     monkeypatch: pytest.MonkeyPatch, listen: Callable[[], asyncio.Event]
 ) -> None:

@@ -16,7 +16,8 @@ from urllib.parse import quote, urlencode
 from holdfast._wire.clock import now
 from holdfast._wire.dial import Line, dial
 from holdfast._wire.http_reply import Reply, place, request
-from holdfast.core.conditions import Backend, BackendCondition, DriverEvent
+from holdfast.core import driven
+from holdfast.core.conditions import Backend, DriverEvent
 from holdfast.core.errors import DriverError
 from holdfast.core.grant import MAX_TTL, check_seconds
 
@@ -47,12 +48,12 @@ class ProcessDriver:
 
     def list(self) -> Sequence[Backend]:
         """All sandboxes, those that have ended among them."""
-        return self._ask(_backends, "GET", "/v1/sandboxes")
+        return self._ask(driven.backends, "GET", "/v1/sandboxes")
 
     def get(self, id: str) -> Backend | None:
         """None when there is certainly no such sandbox."""
         try:
-            return self._ask(_backend, "GET", _path(id))
+            return self._ask(driven.backend, "GET", _path(id))
         except DriverError as error:
             if error.status == 404:
                 return None
@@ -81,7 +82,7 @@ class ProcessDriver:
         if isinstance(argv, str):  # its letters would be the arguments
             raise TypeError(f'argv must be a list of strings: ["sh", "-c", {argv[:80]!r}] for a shell to take it apart')
         spec = {"argv": [*argv], **{name: value for name, value in given.items() if value is not None}}
-        return self._ask(_backend, "PUT", _path(id), json.dumps(spec).encode())
+        return self._ask(driven.backend, "PUT", _path(id), json.dumps(spec).encode())
 
     def delete(self, id: str, *, grace: float | None = None, wait: float = 0.0, run: str | None = None) -> bool:
         """End all its processes, TERM and after ``grace`` KILL, and forget it. True when it is gone (or never was),
@@ -91,7 +92,7 @@ class ProcessDriver:
         given = {"grace": grace, "wait": wait, "run": run}
         query = urlencode({name: value for name, value in given.items() if value is not None})
         try:
-            return self._ask(_gone, "DELETE", f"{_path(id)}?{query}", patience=wait)
+            return self._ask(driven.gone, "DELETE", f"{_path(id)}?{query}", patience=wait)
         except DriverError as error:
             if error.status == 404:
                 return True
@@ -224,7 +225,7 @@ class Watch:
             if end:
                 self._rest = rest
                 try:
-                    self.cursor, event = self._driver._understood(_event, text)
+                    self.cursor, event = self._driver._understood(driven.event, text)
                 except DriverError:
                     self.close()
                     raise
@@ -265,28 +266,3 @@ def _left(until: float) -> float:
 
 def _path(id: str) -> str:
     return f"/v1/sandboxes/{quote(id, safe='')}"
-
-
-def _backends(value: Any) -> Sequence[Backend]:
-    return [_backend(each) for each in value["sandboxes"]]
-
-
-def _backend(value: Any) -> Backend:
-    """What a later driver says besides is left away."""
-    known = BackendCondition.__slots__
-    conditions = tuple(BackendCondition(**{name: each[name] for name in known}) for each in value["conditions"])
-    return Backend(value["id"], conditions, value["deleting"], value["details"])
-
-
-def _gone(value: Any) -> bool:
-    """By 204. Else it says how it is while it is being ended: what says neither is no answer to a delete."""
-    if value is not None:
-        _backend(value)
-    return value is None
-
-
-def _event(told: Any) -> tuple[str, DriverEvent | None]:
-    """And the cursor after it; None for a bookmark."""
-    if told["kind"] == "bookmark":
-        return told["cursor"], None
-    return told["cursor"], DriverEvent(told["kind"], told["id"], told.get("reason", ""), told.get("message", ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import ipaddress
 import json
 import os
 import resource
@@ -19,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from holdfast._daemon import is_loopback, told_to_end
 from holdfast.driver.api import Api
 from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, Request, Server
 from holdfast.driver.runs import Runs
 
-ECHO = 0.2
-"""Seconds in which the same signal is heard once."""
 FINISH_WITHIN = 5.0
 LONGEST_SOCKET = 107
 SHORTEST_TOKEN = 16
+TOLD_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SPARE_FILES = 64
 """For all but sandboxes and connections: folders that are read, logs, the loop itself."""
 
@@ -71,10 +70,7 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def run(settings: Settings) -> int:
@@ -132,7 +128,7 @@ def _lock(folder: Path, lock: TextIO) -> None:
 
 
 async def _serve(settings: Settings, open_files: int) -> int:
-    told = _told_to_end()
+    told = told_to_end(TOLD_BY)
     listening = _listen(settings)
     say = _sayer(settings.as_json)
     try:
@@ -157,24 +153,6 @@ async def _serve(settings: Settings, open_files: int) -> int:
     if settings.port is None:
         settings.path.unlink(missing_ok=True)
     return 0
-
-
-def _told_to_end() -> asyncio.Event:
-    """Told twice, at once. timeout(1) and others send theirs to the process and to its group: that is one word."""
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
-    first = (0, 0.0)
-
-    def end(number: int) -> None:
-        nonlocal first
-        if not told.is_set():
-            first = (number, loop.time())
-            told.set()
-        elif number != first[0] or loop.time() - first[1] > ECHO:
-            os._exit(1)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, end, number)
-    return told
 
 
 def _listen(settings: Settings) -> socket.socket:

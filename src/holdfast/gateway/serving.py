@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import holdfast
+from holdfast._daemon import told_to_end
 from holdfast.gateway.app import create_app, instance
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.logs import install, say
@@ -30,9 +31,6 @@ from holdfast.gateway.settings import Settings
 GUARD, TAKEN = "gateway:instance", 75
 HEAD_BYTES = 32768
 """Of a request line and its headers, in all."""
-ECHO = 0.2
-"""Seconds in which the same signal is heard once."""
-
 
 Ready = Callable[[Mapping[str, Any]], None]
 
@@ -168,26 +166,15 @@ def _is_dead(first: Any) -> bool:
 
 
 def _told_to_end(within: float) -> asyncio.Event:
-    """By TERM or INT; told twice, at once. However long anything takes, the process is gone ``within`` seconds.
-    timeout(1) and others send theirs to the process and to its group: an echo is no second word."""
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
-    first = (0, 0.0)
+    """However long anything takes, the process is gone ``within`` seconds of the first word."""
 
-    def end(number: int) -> None:
-        nonlocal first
-        if not told.is_set():
-            first = (number, loop.time())
-            say("gateway.stopping", within=within)
-            overdue = threading.Timer(within, _overdue)
-            overdue.daemon = True
-            overdue.start()
-            told.set()
-        elif number != first[0] or loop.time() - first[1] > ECHO:
-            os._exit(1)
+    def first() -> None:
+        say("gateway.stopping", within=within)
+        overdue = threading.Timer(within, _overdue)
+        overdue.daemon = True
+        overdue.start()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, number)
-    return told
+    return told_to_end((signal.SIGTERM, signal.SIGINT), first)
 
 
 def _hand_over(gateway: Gateway) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Client, Policy
+from holdfast._daemon import is_loopback
 from holdfast.gateway import tokens
 from holdfast.gateway.tokens import Token
 
@@ -55,10 +55,7 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def single(self) -> bool:

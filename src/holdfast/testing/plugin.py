@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     import holdfast
     from holdfast.testing import Postgres
 
-_CONTRACTS = ("contract", "lease_taking", "lock_contract", "object_contract", "operation_contract", "operation_mending")
+_CONTRACTS = (
+    "contract",
+    "lease_taking",
+    "lock_contract",
+    "object_contract",
+    "object_watching",
+    "operation_contract",
+    "operation_mending",
+)
 pytest.register_assert_rewrite(*(f"holdfast.testing.{name}" for name in _CONTRACTS))
 
 
