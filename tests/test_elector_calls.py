@@ -59,7 +59,7 @@ def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
     ):
         eventually(lambda: one.leads, "it leads")
         one.hold.set()
-        keeper = one.client._engine.keeper
+        keeper = one.elector._keeper
         one.client.close()
         eventually(lambda: keeper._thread is None or keeper._asleep_until > now() + 30, "there is nothing else to keep")
         assert late.lease("work").try_acquire() is None
