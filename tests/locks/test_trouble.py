@@ -201,6 +201,19 @@ def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_ne
     assert holder.lock(name).try_acquire() is None
 
 
+def test_whoever_waited_has_the_lock_in_the_file_that_all_others_have(connect: Connect, sqlite_url: str) -> None:
+    """Free in the file that was removed, it was won there, and free for everybody else in the new one."""
+    holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
+    held = holder.lock("a").acquire()
+    with waiting(lambda: waiter.lock("a", timeout=20).acquire()) as won:
+        beside = Path(urlsplit(sqlite_url).path + ".holdfast-locks")
+        eventually(beside.with_suffix(".holdfast-line").exists, "it stands in line")
+        beside.unlink()
+        assert held.release() is True
+    assert newcomer.lock("a").try_acquire() is None
+    assert won[0].release() is True
+
+
 def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sqlite_url: str) -> None:
     """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
     greedy, first, second = wires = [opening._open_wire(parse(sqlite_url), 1.0) for _ in range(3)]

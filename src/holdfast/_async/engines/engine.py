@@ -351,6 +351,6 @@ def _is_good(session: AsyncSession) -> bool:
     try:
         session.look()
     except EngineError as error:
-        log.warning("%s", error)
+        log.warning("%s", error, extra={"event": "database.replaced"})
         return False
     return True

@@ -352,6 +352,6 @@ def _is_good(session: Session) -> bool:
     try:
         session.look()
     except EngineError as error:
-        log.warning("%s", error)
+        log.warning("%s", error, extra={"event": "database.replaced"})
         return False
     return True

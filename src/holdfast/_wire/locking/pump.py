@@ -144,7 +144,10 @@ class LockPump(ABC):
         elif session.flying:
             self._answered(session, answers)
         else:
-            self.do(self.mux.waited(session, answers if isinstance(answers, EngineError) else None))
+            if wire.descriptor is None:
+                self._end_gone()  # what was won in a file that was removed is nobody's
+            if not session.over:
+                self.do(self.mux.waited(session, answers if isinstance(answers, EngineError) else None))
 
     def _go_on_hearing(self, session: Session) -> None:
         """More is to come."""
