@@ -18,11 +18,10 @@ from holdfast._wire.clock import now
 from holdfast._wire.database import Database
 from holdfast._wire.identity import this_process
 from holdfast._wire.log import logger
+from holdfast._wire.tables import Tables
 from holdfast.core.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
 from holdfast.core.grant import LeaseTerms
-from holdfast.core.rights import migrate_command
 from holdfast.keeper import Keeper, keeper_of, keepers_of
-from holdfast.sql import FOUNDATION, migrations
 
 log = logger("holdfast.engine")
 
@@ -58,19 +57,17 @@ class AsyncWorking(Protocol):
         """It may not have: its lease is not released then, and not renewed either."""
 
 
-class AsyncEngine(ABC):
+class AsyncEngine(Tables, ABC):
     poll = 1.0
     """How often a waiter asks again when nobody wakes it."""
 
     def __init__(self, database: Database, *, looks: bool = False) -> None:
         """``looks``: through it nothing is written, whoever tries."""
-        self.database, self.looks = database, looks
-        self.lenient = False
-        """Whether tables that are not the newest will do, as far as they can govern what makes them so."""
+        super().__init__(database)
+        self.looks = looks
         self.owner = AsyncOwner()
         self.era = forks.era
-        self.closing = self.closed = self.met = False
-        """``met``: its tables are there, and are ours, as far as we have seen."""
+        self.closing = self.closed = False
         self.home: int | None = None
         """Of its tables, as the database numbers them, where somebody had to know: see ``operation_begin``."""
         self.unkept: dict[str, str] = {}
@@ -314,34 +311,9 @@ class AsyncEngine(ABC):
     async def _hello(self, session: AsyncSession, timeout: float) -> None:
         """What is asked of a session before it is used: SchemaMismatch when its tables are not ours."""
 
-    @property
-    def newest(self) -> int:
-        return migrations(self.database.dialect, self.database.schema)[-1].version
-
-    def check_version(self, found: int | None) -> None:
-        if found != self.newest and not self.suffices(found):
-            raise self.mismatch(found)
-
-    def mismatch(self, found: int | None) -> SchemaMismatch:
-        wanted = self.newest
-        state = f"is at version {found}" if found else "is not there"
-        command = migrate_command(self.database.schema)
-        remedy = f"run '{command}' or client.migrate()" if (found or 0) < wanted else "upgrade holdfast"
-        return SchemaMismatch(
-            f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {wanted}: "
-            f"{remedy}"
-        )
-
     def there(self) -> bool:
         """Whether there is a database at all to look at; to look must not make one."""
         return True
-
-    def suffices(self, found: int | None) -> bool:
-        """Tables that are made newer under a client will do for what it has begun, and for the rest of its life: in a
-        deploy both versions run, and the earlier one has leases to give back and operations to end."""
-        if (found or 0) > self.newest:
-            return self.met
-        return self.lenient and (found or 0) >= FOUNDATION
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
         return error
