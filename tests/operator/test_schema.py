@@ -37,8 +37,8 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> str:
         extra = Migration(NEWEST + 1, "extra", f"{up}values ({NEWEST + 1}, 'extra');\n", down)
         return (*known(dialect, schema), extra)
 
-    for module in ("engine", "migrate"):
-        monkeypatch.setattr(f"holdfast._sync.engines.{module}.migrations", more)
+    for module in ("_wire.tables", "_sync.engines.migrate"):
+        monkeypatch.setattr(f"holdfast.{module}.migrations", more)
     return f"migration {NEWEST + 1:04} extra is applied"
 
 
