@@ -157,7 +157,7 @@ def test_whoever_may_write_to_the_database_may_lock_whoever_came_first(sqlite_ur
     about = path.stat()
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
         with client.lock("a"), client.lock(("agent", 7)), pytest.raises(holdfast.AcquireTimeout):
-            other.lock("a").acquire(timeout=0.05)
+            other.lock("a").acquire(timeout=1.0)
         beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
     assert len(beside) == 5
     assert {(each.st_uid, each.st_gid, each.st_mode) for each in beside} == {
