@@ -17,6 +17,8 @@ from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.portal import Blocking, Portal
 from tests.children import stop_looking
 
+pytest_plugins = ["tests.standstill"]
+
 MAJORS = sorted(available())
 NEWEST = MAJORS[-1]
 _servers: dict[int, Postgres] = {}
