@@ -13,20 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
+from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
 import holdfast
+from holdfast import files
 from holdfast._wire.replacing import replace
 from tests import interrupting
-from tests.children import Child, eventually
+from tests.children import PATIENCE, Child, eventually
 
 COUNT = """
 import json, sys, holdfast
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(int(sys.argv[2])):
-    with holdfast.file_lock(sys.argv[1], timeout=60) as file:
+    with holdfast.file_lock(sys.argv[1], timeout=600) as file:
         found = json.loads(file.read_text(default="{}"))
         found[sys.argv[3]] = found.get(sys.argv[3], 0) + 1
         found["all"] = found.get("all", 0) + 1
@@ -68,7 +71,7 @@ def test_the_second_writer_waits_and_then_reads_what_the_first_wrote(tmp_path: P
     path.write_text("before")
     with Child(HOLD, path) as child:
         child.expect("held")
-        lock = holdfast.file_lock(path)
+        lock = holdfast.file_lock(path, timeout=PATIENCE)
         assert lock.try_acquire() is None
         with lock.or_skip() as nothing:
             assert nothing is None
@@ -85,7 +88,7 @@ def test_the_kernel_frees_it_when_its_process_is_killed(tmp_path: Path) -> None:
     with Child(HOLD, tmp_path / "settings") as child:
         child.expect("held")
         child.kill()
-        holdfast.file_lock(tmp_path / "settings", timeout=30).acquire().release()
+        holdfast.file_lock(tmp_path / "settings", timeout=PATIENCE).acquire().release()
 
 
 def test_an_exception_in_the_block_frees_it_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -118,42 +121,104 @@ def test_another_thread_waits_and_any_thread_may_release(tmp_path: Path) -> None
     waiting: list[bool] = []
 
     def wait() -> None:
-        with holdfast.file_lock(path, timeout=30):
+        with holdfast.file_lock(path, timeout=PATIENCE):
             waiting.append(grant.release())
 
     thread = threading.Thread(target=wait)
     thread.start()
     releaser = threading.Thread(target=grant.release)
     releaser.start()
-    thread.join(30)
-    releaser.join(30)
+    thread.join(PATIENCE)
+    releaser.join(PATIENCE)
     assert waiting == [False], "it was released before, by a thread that did not acquire it"
+
+
+@pytest.mark.parametrize("where", ["in another thread", "in a signal handler"])
+def test_of_two_releases_at_the_same_time_one_unlocks_and_answers_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The second comes while the first unlocks. A second unlock would close a descriptor that is closed already: its
+    number may belong to another file by then."""
+    grant = holdfast.file_lock(tmp_path / "settings").acquire()
+    unlock, unlocks, second = grant._lock.release, list[bool](), list[bool]()
+
+    def overtaken(force: bool = False) -> None:
+        unlocks.append(force)
+        if len(unlocks) == 1:
+            if where == "in a signal handler":
+                second.append(grant.release())
+            else:
+                with ThreadPoolExecutor(1) as pool:
+                    second.append(pool.submit(grant.release).result(PATIENCE))
+        unlock(force)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grant._lock, "release", overtaken)
+        assert grant.release() is True
+    assert (second, unlocks) == ([False], [True])
+    with holdfast.file_lock(tmp_path / "settings", timeout=0):
+        assert grant.release() is False
+
+
+def test_a_release_that_the_system_refuses_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grant = holdfast.file_lock(tmp_path / "settings").acquire()
+
+    def refuse(force: bool = False) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grant._lock, "release", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            grant.release()
+    grant.check()
+    assert (grant.release(), grant.release()) == (True, False)
+
+
+def test_a_release_forgets_its_grant_before_another_can_have_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the unlock, the grant that it forgets may be the next one: that would wait for itself, unrefused."""
+    lock, attempts = holdfast.file_lock(tmp_path / "settings"), list[object]()
+    grant = lock.acquire()
+
+    class Registry(WeakValueDictionary[str, files.FileGrant]):
+        def get(self, key: str, default: Any = None) -> Any:
+            registered = super().get(key, default)
+            if threading.current_thread() is threading.main_thread():
+                with ThreadPoolExecutor(1) as pool:
+                    attempts.append(pool.submit(lock.try_acquire).result(PATIENCE))
+            return registered
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_grants", Registry(files._grants))
+        assert grant.release() is True
+    assert attempts == [None]
 
 
 def test_a_block_that_has_released_its_own_leaves_the_next_one_alone(tmp_path: Path) -> None:
     """One handle in two threads: the second is inside when the first, which is done already, leaves its block."""
-    lock = holdfast.file_lock(tmp_path / "settings", timeout=30)
+    lock = holdfast.file_lock(tmp_path / "settings", timeout=PATIENCE)
     inside, left = threading.Event(), threading.Event()
 
     def second() -> None:
         with lock as file:
             inside.set()
-            assert left.wait(30)
+            assert left.wait(PATIENCE)
             file.write_text("second")
 
     thread = threading.Thread(target=second)
     with lock as first:
         assert first.release() is True
         thread.start()
-        assert inside.wait(30)
+        assert inside.wait(PATIENCE)
     assert lock.try_acquire() is None
     left.set()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert (tmp_path / "settings").read_text() == "second"
 
 
 async def test_on_an_event_loop_waiting_blocks_nobody(tmp_path: Path) -> None:
-    lock = holdfast.file_lock(tmp_path / "settings", timeout=30)
+    lock = holdfast.file_lock(tmp_path / "settings", timeout=PATIENCE)
     order: list[str] = []
 
     async def change(name: str, release: asyncio.Event) -> None:
@@ -180,7 +245,7 @@ async def test_on_an_event_loop_waiting_blocks_nobody(tmp_path: Path) -> None:
             async with lock:
                 pass
         with pytest.raises(holdfast.LockReentered):
-            await asyncio.wait_for(change("4", first), 30)
+            await asyncio.wait_for(change("4", first), PATIENCE)
 
 
 def test_permissions_stay_and_links_stay_links(tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ class FileGrant:
         self.owner = _me()
         self.block = False
         self._held = True
+        self._claims: dict[str, object] = {}
+        """Which call of ``release`` does it. ``setdefault`` is atomic: of several calls, one enters its claim."""
         self._writing = threading.RLock()
         """Of two threads that have the grant, one writes after the other."""
         _grants[str(lock.lock_file)] = self
@@ -219,21 +221,37 @@ class FileGrant:
             raise LeaseLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
 
     def release(self) -> bool:
-        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child."""
+        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child.
+
+        Of several threads that release it at the same time one returns True. The others return False at once: the first
+        may not have unlocked it yet.
+        """
         if not self._held or self.pid != os.getpid():
             return False
+        claim = object()
         try:
+            if not self._is_first(claim):
+                return False
             self._end()
-        except BaseException:
-            self._end()
+        except BaseException:  # an interrupt, before or after the claim was entered; or the system refused to unlock
+            if self._is_first(claim):
+                try:
+                    self._end()
+                finally:
+                    if self._held:
+                        self._claims.clear()  # the next release tries again
             raise
         return True
 
+    def _is_first(self, claim: object) -> bool:
+        return self._claims.setdefault("release", claim) is claim
+
     def _end(self) -> None:
-        """As often as it takes: the lock is this grant's alone, and unlocking it twice harms nobody."""
-        self._lock.release(force=True)
-        if _grants.get(str(self._lock.lock_file)) is self:
+        """Unlock it. Safe to repeat after an interrupt, but not in two threads at once: both would close the
+        descriptor, and the second close may hit a file that was opened in between."""
+        if _grants.get(str(self._lock.lock_file)) is self:  # before the unlock: after it, another grant may be there
             _grants.pop(str(self._lock.lock_file), None)
+        self._lock.release(force=True)
         self._held = False
 
 
