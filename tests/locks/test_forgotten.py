@@ -12,8 +12,7 @@ import pytest
 
 import holdfast
 from holdfast._wire.locking import background
-
-PATIENCE = 20
+from tests.children import PATIENCE
 
 
 def test_a_grant_that_is_dropped_is_told_of_and_its_lock_stays(either: str) -> None:
@@ -80,7 +79,7 @@ def test_a_block_that_the_garbage_collector_ends_in_the_pumps_own_thread_holds_u
         forgotten = block()
         next(forgotten)  # through the multiplexer, as all that come first
         background.loop().call_soon_threadsafe(forgotten.close)
-        other.lock("a").acquire(timeout=5).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
 
 
 def test_what_is_over_or_listened_to_is_dropped_without_a_word(either: str, recwarn: Any) -> None:

@@ -7,13 +7,13 @@ import os
 import pytest
 
 import holdfast
-from tests.children import Child
+from tests.children import PATIENCE, Child
 
 _FORK = """
 client = holdfast.Client(sys.argv[1])
 acquiring = threading.Thread(target=lambda: client.lock("a").acquire())
 acquiring.start()
-begun.wait(20)
+begun.wait(60)
 child = os.fork()
 if child == 0:
     sys.stdin.read()
@@ -32,7 +32,7 @@ from holdfast._wire import pgconn
 begun, forked = threading.Event(), threading.Event()
 def poll():
     begun.set()
-    forked.wait(20)
+    forked.wait(60)
     return select.poll()
 def connect_start(conninfo):
     made = pq.PGconn.connect_start(conninfo)
@@ -52,7 +52,7 @@ def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(post
     with Child(_FORK_WHILE_CONNECTING + _FORK, postgres_url, stage) as parent, holdfast.Client(postgres_url) as other:
         child = int(parent.line().removeprefix("held beside "))
         parent.kill()
-        other.lock("a").acquire(timeout=10).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
         os.kill(child, 0)  # it lives
 
 
@@ -73,5 +73,5 @@ def test_a_lock_file_that_was_being_opened_during_a_fork_is_freed_with_the_paren
     with Child(_FORK_WHILE_OPENING + _FORK, sqlite_url) as parent, holdfast.Client(sqlite_url) as other:
         child = int(parent.line().removeprefix("held beside "))
         parent.kill()
-        other.lock("a").acquire(timeout=10).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
         os.kill(child, 0)  # it lives

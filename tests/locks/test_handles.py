@@ -15,16 +15,14 @@ import holdfast
 from holdfast.core.tickets import Ticket
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.portal import Blocking, Portal
-from tests.children import eventually, query
+from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
 from tests.locks.looks import advisory, waiters
-
-PATIENCE = 20
 
 
 def terminate(url: str) -> None:
     for pid in {pid for *_, pid in advisory(url)}:
-        query(url, "select pg_terminate_backend(%s, 2000)", pid)
+        query(url, "select pg_terminate_backend(%s, 60000)", pid)
 
 
 def test_a_thread_that_skipped_leaves_the_holder_alone(either: str) -> None:
@@ -131,7 +129,7 @@ def test_a_closed_client_acquires_nothing_more() -> None:
         holder, client = holdfast.Client(url), holdfast.Client(url)
         holder.lock("a").acquire()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(lambda: client.lock("a").acquire(timeout=60))
+            waiting = pool.submit(lambda: client.lock("a").acquire(timeout=600))
             eventually(lambda: waiters(url), "it stands in line")
             server.stop("immediate")
             pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
@@ -139,7 +137,7 @@ def test_a_closed_client_acquires_nothing_more() -> None:
             client.close()
             server.start()
             with pytest.raises(holdfast.EngineError, match="closed"):
-                waiting.result(30)
+                waiting.result(PATIENCE)
         assert advisory(url) == []
         holder.close()
 

@@ -16,6 +16,7 @@ import uvloop
 
 import holdfast
 from holdfast._wire.database import parse
+from holdfast._wire.hearing import is_readable
 from holdfast._wire.locking import pump
 from holdfast._wire.locking.aio_pump import AsyncPump
 from holdfast._wire.locking.shared_pump import SharedPump
@@ -24,7 +25,7 @@ from holdfast.core.mux import Mux
 from holdfast.core.tickets import Session
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.portal import Blocking
-from tests.children import Child, eventually, query
+from tests.children import PATIENCE, Child, eventually, query
 from tests.conftest import migrated
 from tests.last_words import BrokenOff
 from tests.locks.looks import advisory, waiters
@@ -70,7 +71,7 @@ def test_whoever_gives_back_what_is_lost_already_is_told_all_the_same(
         tell = pump._tell
 
         def later(*args: Any) -> None:
-            assert released.wait(20)
+            assert released.wait(PATIENCE)
             tell(*args)
 
         monkeypatch.setattr(pump, "_tell", later)
@@ -81,20 +82,16 @@ def test_whoever_gives_back_what_is_lost_already_is_told_all_the_same(
         eventually(lambda: told == [grant], "it is told")
 
 
-def test_the_end_of_a_session_is_told_at_once(connect: Connect, postgres_url: str) -> None:
-    """By the socket, and not by a heartbeat, a keepalive or the next use: the quickest of a few, on a busy machine."""
-    client, taken = connect(postgres_url), []
+def test_the_end_of_a_session_is_told_by_its_socket(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and not by the look that comes now and then: there is none here. Nor by the next use."""
+    monkeypatch.setattr(pump, "SWEEP", 600.0)
+    client = connect(postgres_url)
     client.lock("warm").acquire().release()
-    for number in range(5):
-        grant = client.lock(f"a{number}").acquire()
-        [(*_, pid)] = advisory(postgres_url)
-        began = time.monotonic()
-        query(postgres_url, "select pg_terminate_backend(%s)", pid)
-        while not grant.lost:
-            assert time.monotonic() < began + 20
-            time.sleep(0.001)
-        taken.append(time.monotonic() - began)
-    assert min(taken) < 0.2, taken
+    grant = client.lock("a").acquire()
+    terminate(postgres_url)
+    eventually(lambda: grant.lost, "it is told")
 
 
 def test_the_end_of_a_session_is_told_where_the_system_cannot_tell_it_from_an_answer(
@@ -106,7 +103,7 @@ def test_the_end_of_a_session_is_told_where_the_system_cannot_tell_it_from_an_an
         grants = [client.lock(("agent", number)).acquire() for number in range(2)]
         terminate(postgres_url)
         eventually(lambda: all(grant.lost for grant in grants), "both have learned of it")
-        client.lock(("agent", 1), timeout=20).acquire().check()
+        client.lock(("agent", 1), timeout=PATIENCE).acquire().check()
 
 
 def test_a_loss_that_cannot_be_told_holds_up_nobody(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +118,12 @@ def test_a_loss_that_cannot_be_told_holds_up_nobody(postgres_url: str, monkeypat
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with holdfast.Client(postgres_url) as client, ThreadPoolExecutor(1) as pool:
         grant = client.lock("a", on_lost=print).acquire()
-        waiting = pool.submit(lambda: client.lock("a", timeout=20).acquire().release())
+        waiting = pool.submit(lambda: client.lock("a", timeout=PATIENCE).acquire().release())
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         claims = pump.mux.claims
         eventually(lambda: grant.ticket.heirs or getattr(claims[grant.ticket.key], "queue", None), "it stands in line")
         terminate(postgres_url)
-        assert waiting.result(20) is True
+        assert waiting.result(PATIENCE) is True
         assert grant.lost
 
 
@@ -136,7 +133,7 @@ def test_a_connection_that_breaks_tells_every_grant(connect: Connect, postgres_u
         grant = client.lock("a").acquire()
         link.cut()
         eventually(lambda: grant.lost, "it is told")
-        client.lock("a").acquire(timeout=20).check()
+        client.lock("a").acquire(timeout=PATIENCE).check()
 
 
 class LastWords(BrokenOff):
@@ -162,7 +159,7 @@ def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_lo
     async def hear() -> None:
         of_it = AsyncPump(parse("postgresql://nowhere/at-all"), Mux(alone=True), asyncio.get_running_loop())
         of_it._watch(session)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not session.over:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -174,11 +171,11 @@ def test_a_lock_won_by_waiting_is_lost_with_its_own_session(connect: Connect, po
     holder, client = connect(postgres_url), connect(postgres_url)
     held, mine = holder.lock("a").acquire(), client.lock("b").acquire()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lambda: client.lock("a").acquire(timeout=30))
+        waiting = pool.submit(lambda: client.lock("a").acquire(timeout=PATIENCE))
         eventually(lambda: waiters(postgres_url), "it stands in line")
         [winner] = waiters(postgres_url)
         held.release()
-        grant = waiting.result(30)
+        grant = waiting.result(PATIENCE)
     query(postgres_url, "select pg_terminate_backend(%s)", winner)
     eventually(lambda: grant.lost, "it is told")
     assert not mine.lost, "another session"
@@ -188,14 +185,14 @@ def test_whoever_waits_outlives_the_end_of_its_session(connect: Connect, postgre
     holder, client = connect(postgres_url), connect(postgres_url)
     held = holder.lock("a").acquire()
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(lambda: client.lock("a").acquire(timeout=30).release()) for _ in range(2)]
+        waiting = [pool.submit(lambda: client.lock("a").acquire(timeout=PATIENCE).release()) for _ in range(2)]
         eventually(lambda: waiters(postgres_url), "one stands in line for both")
         [first] = waiters(postgres_url)
         terminate(postgres_url, granted=False)
         eventually(lambda: waiters(postgres_url) not in ([], [first]), "in line again")
         held.check()
         assert held.release() is True
-        assert [each.result(30) for each in waiting] == [True, True]
+        assert [each.result(PATIENCE) for each in waiting] == [True, True]
 
 
 def test_a_waiter_outlives_a_restart_of_the_server(connect: Connect) -> None:
@@ -204,11 +201,11 @@ def test_a_waiter_outlives_a_restart_of_the_server(connect: Connect) -> None:
         holder, client = connect(url), connect(url)
         held = holder.lock("a").acquire()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(lambda: client.lock("a").acquire(timeout=60).release())
+            waiting = pool.submit(lambda: client.lock("a").acquire(timeout=2 * PATIENCE).release())
             eventually(lambda: waiters(url), "it stands in line")
             server.restart("immediate")
             eventually(lambda: held.lost, "the holder knows")
-            assert waiting.result(60) is True
+            assert waiting.result(2 * PATIENCE) is True
         holder.close()
         client.close()
 
@@ -223,7 +220,7 @@ def test_a_holder_whose_session_was_ended_believes_until_the_news_has_come_and_n
         grant = client.lock("a").acquire()
         link.stall("to_client")
         terminate(postgres_url)
-        next_one = other.lock("a").acquire(timeout=20)
+        next_one = other.lock("a").acquire(timeout=PATIENCE)
         assert not grant.lost, "nobody can know"
         link.heal()
         eventually(lambda: grant.lost, "it is told")
@@ -260,14 +257,14 @@ def test_two_of_one_client_never_believe_at_once_and_of_two_clients_the_old_one_
             over.wait(0.02)
         over.set()
         for each in working:
-            each.result(30)
+            each.result(PATIENCE)
 
 
 async def test_on_lost_cancel_ends_the_block_and_raises(postgres_url: str) -> None:
     async def block(scope: Any) -> None:
         async with scope:
             await asyncio.to_thread(terminate, postgres_url)
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
 
     async with holdfast.AsyncClient(postgres_url) as client:
         with pytest.raises(holdfast.LeaseLost, match="session"):
@@ -280,7 +277,7 @@ async def test_an_outer_cancellation_stays_what_it_is(postgres_url: str) -> None
     async with holdfast.AsyncClient(postgres_url) as client:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05), client.lock("a", on_lost="cancel"):
-                await asyncio.sleep(30)
+                await asyncio.sleep(600)
         async with client.lock("a").or_skip() as grant:
             assert grant is not None
 
@@ -313,7 +310,7 @@ def test_a_server_that_does_not_answer_is_a_timeout(connect: Connect, postgres_u
             client.lock("a").acquire(timeout=0.2)
         link.heal()
         eventually(lambda: advisory(postgres_url) == [], "what was granted is given back")
-        client.lock("a").acquire(timeout=20).check()
+        client.lock("a").acquire(timeout=PATIENCE).check()
 
 
 def test_a_session_that_answers_nobody_is_given_up(
@@ -331,7 +328,7 @@ def test_a_session_that_answers_nobody_is_given_up(
             assert grant.release() is False
             assert other.lost
         link.heal()
-        client.lock("a").acquire(timeout=20).check()
+        client.lock("a").acquire(timeout=PATIENCE).check()
 
 
 def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
@@ -353,16 +350,19 @@ def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
             grant.release()
             grant = client.lock("a").acquire()
 
+        session: Any = grant.ticket.session
+
         def interrupt() -> None:
             eventually(lambda: grant.ticket in of_client.drivers.values(), "the thread waits for an answer")
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
         def stay(*signalled: object) -> None:
             link.heal()
+            eventually(lambda: is_readable(session.wire.descriptor), "the answer has come")
             monkeypatch.setattr(pump, "SWEEP", 0.02)
             monkeypatch.setattr(pump, "CALL_TIMEOUT", 0.1)
             monkeypatch.setattr(SharedPump, "_end_stuck", end_stuck)
-            assert all(looked.acquire(timeout=20) for _ in range(20))
+            assert all(looked.acquire(timeout=PATIENCE) for _ in range(20))
 
         before = signal.signal(signal.SIGUSR1, stay)
         link.stall("to_client")
@@ -371,19 +371,20 @@ def test_a_handler_that_keeps_a_thread_from_its_answer_costs_no_session(
             assert grant.release() is True
         finally:
             signal.signal(signal.SIGUSR1, before)
-        sent.result(20)
+        sent.result(PATIENCE)
         other.check()
 
 
-def test_the_first_use_of_a_namespace_is_part_of_the_time_there_is(connect: Connect, postgres_url: str) -> None:
+def test_the_first_use_of_a_namespace_is_part_of_the_time_there_is(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Proxy(postgres_url) as link:
         client = connect(link.url)
         client.leases.list()
         link.stall("to_client")
-        began = time.monotonic()
+        monkeypatch.setattr(pump, "CALL_TIMEOUT", 600.0)  # nothing else ends the call
         with pytest.raises(holdfast.AcquireTimeout, match="has not answered"):
             client.lock(("never used before", 7)).acquire(timeout=0.3)
-        assert time.monotonic() - began < 5
 
 
 def test_our_side_of_a_lock_session_notices_a_dead_peer(connect: Connect, postgres_url: str) -> None:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import holdfast
-from tests.children import Child, eventually, query
+from tests.children import PATIENCE, Child, eventually, query
 
 PROCESSES, NAMESPACES = 4, 8
 
@@ -20,7 +20,7 @@ url, folder, processes, namespaces = *sys.argv[1:3], *map(int, sys.argv[3:])
 start, go = os.pipe()
 
 def use(number):
-    with client.lock((f"new {number}", 1), timeout=30), open(f"{folder}/{number}", "r+") as file:
+    with client.lock((f"new {number}", 1), timeout=60), open(f"{folder}/{number}", "r+") as file:
         before = int(file.read())
         time.sleep(0.002)
         file.seek(0)
@@ -76,6 +76,6 @@ def test_a_namespace_that_somebody_else_is_just_writing_down(postgres_url: str, 
         asking = pool.submit(client.lock(("new", 7)).acquire)
         eventually(lambda: query(postgres_url, blocked), "it waits for whoever is first")
         getattr(other, ending)()
-        asking.result(20)
+        asking.result(PATIENCE)
         held = other.execute("select pg_try_advisory_lock(holdfast.lock_namespace('new'), 7)").fetchone()
         assert (held, other.execute("select holdfast.lock_namespace('new')").fetchone()) == ((False,), row)

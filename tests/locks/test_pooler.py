@@ -56,7 +56,7 @@ def test_it_is_found_out_while_others_use_the_pool(postgres_url: str) -> None:
 
 def test_a_direct_url_beside_the_pooler(connect: Connect, pooled_url: str, postgres_url: str) -> None:
     client, other = connect(pooled_url, lock_url=postgres_url), connect(postgres_url)
-    with client.lock("a"), client.lock(("agent", 7)), client.lease("import", ttl=5) as lease:
+    with client.lock("a"), client.lock(("agent", 7)), client.lease("import", ttl=60) as lease:
         assert other.lock("a").try_acquire() is None
         assert other.lock(("agent", 7)).try_acquire() is None
         lease.check()

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import ENDS, Child, eventually, query
+from tests.children import ENDS, PATIENCE, Child, eventually, query
 from tests.locks.looks import advisory
+from tests.standstill import Standstill
 
 _HOLD = """
 import os, signal, sys, holdfast
@@ -33,7 +34,7 @@ def test_a_process_that_is_killed_frees_its_locks_at_once(either: str, number: s
         child.signal(number)
         child.wait()
         for name in ("a", ("agent", 7)):
-            other.lock(name).acquire(timeout=5).release()
+            other.lock(name).acquire(timeout=PATIENCE).release()
 
 
 _FAMILY = """
@@ -48,8 +49,9 @@ signal.pause()
 """
 
 
-def test_a_kill_frees_in_milliseconds(either: str) -> None:
-    """The quickest of a few, on a busy machine: no heartbeat, keepalive or expiry comes into it."""
+@pytest.mark.realtime
+def test_a_kill_frees_in_milliseconds(either: str, standstill: Standstill) -> None:
+    """The quickest of a few: no heartbeat, keepalive or expiry comes into it."""
     with (
         holdfast.Client(either) as other,
         ThreadPoolExecutor(5) as pool,
@@ -59,7 +61,7 @@ def test_a_kill_frees_in_milliseconds(either: str) -> None:
         other.lock("warm").acquire().release()
 
         def wait(number: int) -> float:
-            with other.lock(f"a{number}", timeout=20):
+            with other.lock(f"a{number}", timeout=PATIENCE):
                 return time.monotonic()
 
         waiting = [pool.submit(wait, number) for number in range(5)]
@@ -69,7 +71,7 @@ def test_a_kill_frees_in_milliseconds(either: str) -> None:
         for number, waiter in enumerate(waiting):
             began = time.monotonic()
             os.kill(pids[number], signal.SIGKILL)
-            taken.append(waiter.result(20) - began)
+            taken.append(waiter.result(PATIENCE) - began - standstill.seconds(since=began))
         assert min(taken) < 0.1, taken
 
 
@@ -79,7 +81,7 @@ def test_exit_without_close_frees_its_locks(either: str, end: str, status: int) 
         child.expect("held")
         assert child.wait() == status
     with holdfast.Client(either) as other:
-        other.lock("a").acquire(timeout=5).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
 
 
 def test_exit_of_an_async_program_without_close_frees_its_locks(either: str) -> None:
@@ -95,7 +97,7 @@ def test_exit_of_an_async_program_without_close_frees_its_locks(either: str) -> 
         child.expect("held")
         assert child.wait() == 0
     with holdfast.Client(either) as other:
-        other.lock("a").acquire(timeout=5).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
 
 
 def test_a_killed_waiter_does_not_stand_in_the_way(postgres_url: str) -> None:
@@ -103,7 +105,7 @@ def test_a_killed_waiter_does_not_stand_in_the_way(postgres_url: str) -> None:
     import sys, holdfast
     client = holdfast.Client(sys.argv[1])
     print("waiting")
-    client.lock("a").acquire(timeout=60)
+    client.lock("a").acquire(timeout=600)
     """
     with holdfast.Client(postgres_url) as holder:
         held = holder.lock("a").acquire()
@@ -112,7 +114,7 @@ def test_a_killed_waiter_does_not_stand_in_the_way(postgres_url: str) -> None:
             eventually(lambda: len(advisory(postgres_url)) == 2, "it stands in line")
             child.kill()
             held.release()
-            holder.lock("a").acquire(timeout=10).release()
+            holder.lock("a").acquire(timeout=PATIENCE).release()
             eventually(lambda: advisory(postgres_url) == [], "nothing is left of it")
 
 
@@ -149,7 +151,7 @@ print("parent: held")
 os.waitpid(child, 0)
 input()
 grant.check()
-with client.lock("b", timeout=5):
+with client.lock("b", timeout=60):
     print("parent: kept", grant.release())
 client.close()
 """
@@ -162,7 +164,7 @@ def test_the_parent_keeps_its_lock_through_the_childs_use_close_and_exit(either:
         parent.say("go on")
         parent.expect("parent: kept True")
         assert parent.wait() == 0
-        other.lock("a").acquire(timeout=5)
+        other.lock("a").acquire(timeout=PATIENCE)
 
 
 _ORPHAN = """
@@ -181,7 +183,7 @@ def test_a_killed_parents_lock_is_freed_although_its_child_lives(either: str) ->
     with Child(_ORPHAN, either) as parent, holdfast.Client(either) as other:
         child = int(parent.line().split()[1])
         parent.kill()
-        other.lock("a").acquire(timeout=10).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
         os.kill(child, 0)  # it lives: no ProcessLookupError
 
 
@@ -190,7 +192,7 @@ import os, sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])
 def work(number):
     while True:
-        with client.lock(f"w{number % 2}", timeout=30):
+        with client.lock(f"w{number % 2}", timeout=60):
             pass
 for number in range(4):
     threading.Thread(target=work, args=(number,), daemon=True).start()
@@ -199,10 +201,10 @@ for number in range(20):
     time.sleep(0.004)
     child = os.fork()
     if child == 0:
-        client.lock(f"child {number}").acquire(timeout=20).release()
+        client.lock(f"child {number}").acquire(timeout=60).release()
         assert client.lock("kept").try_acquire() is None
         os._exit(0)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
         time.sleep(0.005)
     if ended[1] or not ended[0]:
@@ -220,26 +222,31 @@ def test_a_child_forked_while_threads_lock_and_unlock_locks_as_well(either: str)
 
 
 _HANDLER = """
-import signal, sys, threading, holdfast
+import signal, sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])
 other = client.lock("other").acquire()
 def leave(*_):
     try:
-        with client.lock("from the handler", timeout=5):
+        with client.lock("from the handler", timeout=600):
             pass
         print("handled", other.release())
     except holdfast.HoldfastError as error:
         print("told", type(error).__name__)
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
-print("ready")
+def watch():
+    while not client._locks.sessions._pump.mux.claims.keys() - known:
+        time.sleep(0.001)
+    print("ready")
+known = set(client._locks.sessions._pump.mux.claims)
+threading.Thread(target=watch, daemon=True).start()
 {work}
 """
 
 
 @pytest.mark.parametrize(
     "work",
-    ["while True:\n    with client.lock('a'): pass", "client.lock('held elsewhere').acquire(timeout=60)"],
+    ["while True:\n    with client.lock('a'): pass", "client.lock('held elsewhere').acquire(timeout=600)"],
     ids=["locking", "waiting"],
 )
 def test_a_signal_handler_that_locks_does_not_wait_for_the_thread_it_interrupts(either: str, work: str) -> None:
@@ -249,13 +256,10 @@ def test_a_signal_handler_that_locks_does_not_wait_for_the_thread_it_interrupts(
         Child(_HANDLER.format(work=work), either) as child,
     ):
         child.expect("ready")
-        time.sleep(0.05)
-        started = time.monotonic()
         child.signal(signal.SIGTERM)
         assert child.line().startswith(("handled", "told"))
         assert child.wait() == 0
-        assert time.monotonic() - started < 4.5
-        holder.lock("other").acquire(timeout=5)
+        holder.lock("other").acquire(timeout=PATIENCE)
 
 
 _CTRL_C = """
@@ -263,7 +267,7 @@ import sys, threading, time, holdfast
 client = holdfast.Client(sys.argv[1])
 client.lock("warm").acquire().release()
 def follow():
-    client.lock("a").acquire(timeout=60)
+    client.lock("a").acquire(timeout=600)
     print("follower has it")
 def stand_behind():
     until(lambda: waiters() == 1)
@@ -278,7 +282,7 @@ def until(condition):
         time.sleep(0.005)
 try:
     threading.Thread(target=stand_behind).start()
-    client.lock("a").acquire(timeout=60)
+    client.lock("a").acquire(timeout=600)
 except KeyboardInterrupt:
     print("interrupted")
 sys.stdin.read()
@@ -315,7 +319,7 @@ def test_an_event_loop_closed_without_close_frees_its_locks(either: str, known: 
 
         asyncio.run(forget())
         gc.collect()
-        other.lock("a").acquire(timeout=10).release()
+        other.lock("a").acquire(timeout=PATIENCE).release()
 
 
 def test_sessions_of_threads_are_bounded_while_many_wait(postgres_url: str) -> None:
@@ -324,15 +328,12 @@ def test_sessions_of_threads_are_bounded_while_many_wait(postgres_url: str) -> N
     import sys, threading, holdfast
     client = holdfast.Client(sys.argv[1], lock_sessions=2, lock_overflow=1)
     def wait(number):
-        try:
-            client.lock(f"k{number}").acquire(timeout=2)
-        except holdfast.AcquireTimeout:
-            pass
+        client.lock(f"k{number}").acquire(timeout=600).release()
     threads = [threading.Thread(target=wait, args=(number,)) for number in range(12)]
     [thread.start() for thread in threads]
     print("waiting")
     [thread.join() for thread in threads]
-    print("all timed out")
+    print("everybody had it")
     """
     with holdfast.Client(postgres_url) as holder:
         held = [holder.lock(f"k{number}").acquire() for number in range(12)]
@@ -342,5 +343,5 @@ def test_sessions_of_threads_are_bounded_while_many_wait(postgres_url: str) -> N
             eventually(lambda: query(postgres_url, asked)[0][0] == before + 3, "as many as there may be")
             most = max(query(postgres_url, asked)[0][0] for _ in range(30))
             assert most == before + 3
-            child.expect("all timed out")
-        assert [grant.lost for grant in held] == [False] * 12
+            assert [grant.release() for grant in held] == [True] * 12
+            child.expect("everybody had it")

@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 import holdfast
-from tests.children import eventually, until
+from tests.children import PATIENCE, eventually, until
 
 AGENT = ("agent", 7)
-LONG = 20
+LONG = PATIENCE
 
 
 def test_reentry_raises_at_once_and_the_outer_lock_stays_held(either: str) -> None:
@@ -173,7 +173,7 @@ def test_who_handed_the_grant_to_another_thread_may_wait_for_it(either: str) -> 
     with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:
         for _ in range(3):
             grant = client.lock("a").acquire()
-            assert pool.submit(grant.release).result(20) is True
+            assert pool.submit(grant.release).result(LONG) is True
 
 
 async def test_tasks_that_share_a_context_are_not_one(either: str) -> None:
