@@ -17,6 +17,7 @@ from psycopg import pq
 from holdfast._wire.aio_postgres import AsyncPostgresSession
 from holdfast._wire.database import parse
 from holdfast.core.errors import Unanswered, Unreachable
+from tests.children import PATIENCE, until
 from tests.last_words import BrokenOff
 from tests.raw import acquisition, locked
 
@@ -25,7 +26,7 @@ LIST = "lease_list"
 
 @pytest_asyncio.fixture
 async def session(postgres_url: str) -> AsyncIterator[AsyncPostgresSession]:
-    made = await AsyncPostgresSession.open(parse(postgres_url), 10.0)
+    made = await AsyncPostgresSession.open(parse(postgres_url), PATIENCE)
     yield made
     made.close()
 
@@ -72,7 +73,7 @@ async def test_a_timeout_fails_the_call_and_all_that_stand_behind_it(
 ) -> None:
     with locked(postgres_url):
         calls = [session.call(LIST, {"name": None}, timeout) for timeout in (0.2, 60.0, 60.0)]
-        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE)
     assert [type(outcome) for outcome in outcomes] == [Unanswered] * 3
     with pytest.raises(Unanswered):
         await session.call(LIST, {"name": None}, 60.0)
@@ -85,26 +86,26 @@ async def test_a_call_late_in_the_queue_fails_alone_and_in_time(
         head = asyncio.create_task(session.call(LIST, {"name": None}, 60.0))
         await asyncio.sleep(0)
         with pytest.raises(Unreachable, match="busy with other requests"):
-            await asyncio.wait_for(session.call(LIST, {"name": None}, 0.1), 30)
+            await asyncio.wait_for(session.call(LIST, {"name": None}, 0.1), PATIENCE)
         assert not head.done()
     assert await head == []
     assert await session.call(LIST, {"name": None}, 60.0) == []
 
 
 async def test_prepared_statements_that_vanish_cost_nothing_but_themselves(session: AsyncPostgresSession) -> None:
-    assert await session.call(LIST, {"name": None}, 10.0) == []
-    await session.script("deallocate all", 10.0)
-    answers = await asyncio.gather(*(session.call(LIST, {"name": None}, 10.0) for _ in range(10)))
+    assert await session.call(LIST, {"name": None}, PATIENCE) == []
+    await session.script("deallocate all", PATIENCE)
+    answers = await asyncio.gather(*(session.call(LIST, {"name": None}, PATIENCE) for _ in range(10)))
     assert answers == [[]] * 10
 
 
 async def test_a_value_that_cannot_be_sent_is_the_callers_error_alone(session: AsyncPostgresSession) -> None:
     wrong = {"name": "x", "actor": "a", "reason": "\ud800"}
     with pytest.raises(UnicodeEncodeError):
-        await session.call("lease_force_release", wrong, 10.0)
-    calls = [session.call(LIST, {"name": None}, 5.0), session.call("lease_force_release", wrong, 5.0)]
-    calls.append(session.call(LIST, {"name": None}, 5.0))
-    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        await session.call("lease_force_release", wrong, PATIENCE)
+    calls = [session.call(LIST, {"name": None}, PATIENCE), session.call("lease_force_release", wrong, PATIENCE)]
+    calls.append(session.call(LIST, {"name": None}, PATIENCE))
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE)
     assert [type(outcome) for outcome in outcomes] == [list, UnicodeEncodeError, list]
 
 
@@ -117,32 +118,27 @@ async def test_a_large_value_is_sent_in_pieces(session: AsyncPostgresSession) ->
 async def test_closing_twice_does_not_take_the_reader_of_the_next_session(postgres_url: str) -> None:
     """The descriptor's number is given out again at once."""
     database = parse(postgres_url)
-    first = await AsyncPostgresSession.open(database, 10.0)
+    first = await AsyncPostgresSession.open(database, PATIENCE)
     number = first.fileno()
     first.close()
-    others = [await AsyncPostgresSession.open(database, 10.0) for _ in range(4)]
+    others = [await AsyncPostgresSession.open(database, PATIENCE) for _ in range(4)]
     assert number in [other.fileno() for other in others]
     first.close()
     for other in others:
-        assert await asyncio.wait_for(other.call(LIST, {"name": None}, 10.0), 20) == []
+        assert await asyncio.wait_for(other.call(LIST, {"name": None}, PATIENCE), PATIENCE) == []
         other.close()
 
 
 async def test_an_open_that_was_cancelled_leaves_no_connection(postgres_url: str) -> None:
     database = parse(postgres_url + "?application_name=cancelled")
-    task = asyncio.create_task(AsyncPostgresSession.open(database, 10.0))
+    task = asyncio.create_task(AsyncPostgresSession.open(database, PATIENCE))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         query = "select count(*) from pg_stat_activity where application_name = 'cancelled'"
-        for _ in range(1000):
-            await asyncio.sleep(0.01)
-            if connection.execute(query).fetchone() == (0,):
-                break
-        else:
-            pytest.fail("the connection stayed open")
+        await until(lambda: connection.execute(query).fetchone() == (0,), "the connection is closed")
 
 
 class LastWords(BrokenOff):
@@ -177,7 +173,7 @@ def test_a_connection_that_fails_with_something_left_to_read_is_lost_on_every_lo
     )
 
     async def ask() -> None:
-        await AsyncPostgresSession(opened, asyncio.get_running_loop()).script("select 1", 5.0)
+        await AsyncPostgresSession(opened, asyncio.get_running_loop()).script("select 1", PATIENCE)
 
     with asyncio.Runner(loop_factory=make) as runner, pytest.raises(Unanswered, match="was lost"):
         runner.run(ask())

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.server import until
-from tests.children import kept
+from tests.children import PATIENCE, kept
 from tests.raw import Raw, waiters
 
 
@@ -19,7 +19,7 @@ def test_leases_work_through_a_pooler_in_transaction_mode(pooled_url: str) -> No
     fences = []
     for _ in range(3):
         for client in clients:
-            grant = client.lease("x", ttl=5).acquire()
+            grant = client.lease("x", ttl=60).acquire()
             fences.append(grant.fence)
             others = [other.lease("x").try_acquire() for other in clients if other is not client]
             assert others == [None] * 4
@@ -35,7 +35,7 @@ def test_the_heartbeat_and_protect_work_through_a_pooler(pooled_url: str) -> Non
         holdfast.Client(pooled_url) as thief,
         psycopg.connect(pooled_url, prepare_threshold=None) as users,
     ):
-        grant = client.lease("x", ttl=3, renew_every=0.2).acquire()
+        grant = client.lease("x", ttl=30, renew_every=0.2).acquire()
         kept(grant)
         with grant.transaction(users):
             users.execute("select 1")
@@ -61,7 +61,7 @@ def test_a_database_whose_transactions_are_serializable_is_asked_again(postgres_
 def test_a_waiter_behind_a_pooler_gets_the_lease(pooled_url: str) -> None:
     with holdfast.Client(pooled_url) as client, holdfast.Client(pooled_url) as waiter:
         client.lease("x", ttl=0.5, auto_renew=False).acquire()
-        assert waiter.lease("x", ttl=5).acquire(timeout=30).release()
+        assert waiter.lease("x", ttl=60).acquire(timeout=PATIENCE).release()
 
 
 def test_what_lives_in_a_session_is_refused_by_name(pooled_url: str) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,10 +18,10 @@ from holdfast._wire.database import parse
 from holdfast.core.errors import Refused, Unanswered, Unreachable
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
+from tests.children import Child
 from tests.conftest import migrated, server
 from tests.raw import Raw, acquisition, locked, waiters
 
-ROOT = Path(__file__).parent.parent.parent
 LONG = 60.0
 """Far more than any of this may take: a call that is not bounded would run into it."""
 
@@ -45,12 +43,10 @@ def test_a_call_ends_in_time_although_the_server_is_frozen() -> None:
         url = migrated(postgres.database())
         raw = Raw(url)
         postgres.pause()
-        begun = time.monotonic()
         with pytest.raises(Unanswered, match="did not answer in time"):
             raw.call("lease_list", name=None, timeout=0.3)
         with pytest.raises(Unreachable, match="no answer within"):
             open_session(parse(url), 0.3)
-        assert time.monotonic() - begun < LONG / 2
         postgres.resume()
         with pytest.raises(Unanswered):  # half read: this session never answers a question with another's answer
             raw.call("lease_list", name=None)
@@ -65,22 +61,19 @@ def test_a_call_ends_in_time_although_a_lock_is_held(raw: Raw, postgres_url: str
 
 
 def test_ctrl_c_is_heard_at_once_in_a_long_call(postgres_url: str) -> None:
-    code = (
-        "import sys; from tests.raw import Raw; raw = Raw(sys.argv[1])\n"
-        "try: raw.call('lease_list', name=None, timeout=60)\n"
-        "except KeyboardInterrupt: sys.exit('heard')"
-    )
-    with locked(postgres_url) as connection:
-        command = [sys.executable, "-c", code, postgres_url]
-        child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        try:
-            until(lambda: waiters(connection) == 1, what="the child waits")
-            child.send_signal(signal.SIGINT)
-            _, said = child.communicate(timeout=LONG / 3)
-        finally:
-            child.kill()
-            child.wait()
-    assert said.strip() == "heard"
+    program = """
+    import sys
+    from tests.raw import Raw
+    raw = Raw(sys.argv[1])
+    try:
+        raw.call("lease_list", name=None, timeout=600)
+    except KeyboardInterrupt:
+        print("heard")
+    """
+    with locked(postgres_url) as connection, Child(program, postgres_url) as child:
+        until(lambda: waiters(connection) == 1, what="the child waits")
+        child.signal(signal.SIGINT)
+        child.expect("heard")
 
 
 def test_without_prepared_statements_everything_works_and_none_is_left(postgres_url: str) -> None:
@@ -111,21 +104,28 @@ def test_the_primary_is_found_behind_a_host_that_is_gone(postgres_url: str, firs
             other.listen()
         port = other.getsockname()[1]
         url = postgres_url.replace("127.0.0.1:", f"127.0.0.1:{port},127.0.0.1:")
-        session = open_session(parse(url), 2.0)
+        session = open_session(parse(url), 12.0)  # half of it for each: enough for the one that answers
         assert session.call("lease_list", {"name": None}, 10.0) == []
         session.close()
 
 
 def test_no_host_gets_more_time_than_connect_timeout_says(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As psycopg reads it, a hundred times as fast: it waits for 2 s at least."""
-    monkeypatch.setattr(pgconn, "timeout_from_conninfo", lambda given: timeout_from_conninfo(given) / 100)
+    """As psycopg reads it, a hundred times as fast: it waits for 2 s at least. And only for the host that is silent."""
+    asked: list[float] = []
+
+    def hurried(given: Any) -> float:
+        asked.append(timeout_from_conninfo(given))
+        return asked[-1] / 100 if len(asked) == 1 else LONG
+
+    monkeypatch.setattr(pgconn, "timeout_from_conninfo", hurried)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = postgres_url.replace("127.0.0.1:", f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:")
         begun = time.monotonic()
-        open_session(parse(f"{url}?connect_timeout=20"), LONG).close()
-        assert 0.2 <= time.monotonic() - begun < LONG / 4
+        open_session(parse(f"{url}?connect_timeout=20"), 1000.0).close()  # of which half would be for the first
+        assert time.monotonic() - begun >= 0.2
+    assert asked == [20, 20]
     with pytest.raises(Unreachable, match="bad value for connect_timeout: 'soon'"):
         open_session(parse(f"{postgres_url}?connect_timeout=soon"), LONG)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast._wire import open_session
-from holdfast._wire.clock import now
 from holdfast._wire.database import parse
 from holdfast.core.errors import Unreachable
+from tests.children import PATIENCE
 
 PLACE = "127.0.0.1"
 
@@ -30,19 +30,17 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(
     """libpq asks the resolver inside its connect, and nothing bounds that: a keeper would stand still meanwhile."""
 
     def hang(*_: Any, **__: Any) -> Any:
-        unanswered.wait(60)
+        unanswered.wait(PATIENCE)
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    started = now()
     with pytest.raises(Unreachable, match=r"'db\.invalid' could not be resolved in time"):
         open_session(parse("postgresql://db.invalid/app"), 0.3)
-    assert now() - started < 30
 
 
 def test_a_name_without_an_address_says_so() -> None:
     with pytest.raises(Unreachable, match=r"'no-such-host\.invalid' could not be resolved"):
-        open_session(parse("postgresql://no-such-host.invalid/app"), 10)
+        open_session(parse("postgresql://no-such-host.invalid/app"), PATIENCE)
 
 
 def test_the_second_address_of_a_name_is_tried_when_the_first_does_not_answer(
@@ -54,13 +52,13 @@ def test_the_second_address_of_a_name_is_tried_when_the_first_does_not_answer(
         silent.listen()
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", PLACE)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        session = open_session(parse(postgres_url.replace(PLACE, "db.invalid")), 4)
+        session = open_session(parse(postgres_url.replace(PLACE, "db.invalid")), 12)  # half of it for each address
         assert session.call("session_open", {}, 10)[0]["in_recovery"] is False
         session.close()
 
 
 @pytest.mark.parametrize("host", ["localhost", PLACE])
 def test_a_name_and_its_address_lead_to_the_same_server(postgres_url: str, host: str) -> None:
-    session = open_session(parse(postgres_url.replace(PLACE, host)), 20)
-    assert session.call("session_open", {}, 10)
+    session = open_session(parse(postgres_url.replace(PLACE, host)), PATIENCE)
+    assert session.call("session_open", {}, PATIENCE)
     session.close()
