@@ -55,7 +55,7 @@ chaos: $(STAMP) ## Break leases in every way known, and check that no promise is
 torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations, every interrupt (a quarter of an hour)
 	@HOLDFAST_STORM_SECONDS=20 HOLDFAST_LOCK_RACES=10000 HOLDFAST_INTERRUPT_STRIDE=1 HOLDFAST_MUX_EXAMPLES=2000 \
 	exec $(BIN)/python -m pytest tests/locks/test_storm.py tests/locks/test_races.py tests/locks/test_interrupts.py \
-		tests/core/test_mux_model.py --timeout 1800 --durations 20 $(ARGS)
+		tests/core/test_mux_model.py tests/core/test_mend.py --timeout 1800 --durations 20 $(ARGS)
 
 .PHONY: succession
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from flask import Flask
 import holdfast
 from examples.locks import deferred_stop, fastapi_hooks, flask_hooks, llm_calls, sweeper
 from examples.locks.agents import create_table
-from tests.children import query
+from tests.children import PATIENCE, query
 from tests.cli.command import ROOT
 
 HOOKS = [f"event-{number}" for number in range(12)]
@@ -36,7 +37,7 @@ def agent(url: str, number: int = 7) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def fastapi(url: str, patience: float = 30.0) -> AsyncIterator[httpx.AsyncClient]:
+async def fastapi(url: str, patience: float = PATIENCE) -> AsyncIterator[httpx.AsyncClient]:
     app = fastapi_hooks.create_app(url, patience=patience)
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as http:
@@ -65,7 +66,7 @@ async def test_fastapi_hooks_of_another_agent_do_not_wait(agents: str) -> None:
 
 @pytest.fixture
 def flask(agents: str) -> Iterator[Flask]:
-    app = flask_hooks.create_app(agents, patience=30.0)
+    app = flask_hooks.create_app(agents, patience=PATIENCE)
     yield app
     flask_hooks.close(app)
 
@@ -80,7 +81,7 @@ def test_flask_hooks_of_one_agent_lose_no_event(flask: Flask, agents: str) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert codes == [200] * len(HOOKS)
     assert sorted(agent(agents)["events"]) == sorted(HOOKS)
     for missing in (9, 2**31):
@@ -108,7 +109,7 @@ def test_the_hooks_would_lose_events_without_the_lock(agents: str, monkeypatch: 
 
     def connection() -> Any:
         if hasattr(readers, "has_read"):  # the second one is to write with
-            both_have_read.wait(30)
+            both_have_read.wait(PATIENCE)
         readers.has_read = True
         return take()
 
@@ -117,7 +118,7 @@ def test_the_hooks_would_lose_events_without_the_lock(agents: str, monkeypatch: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     flask_hooks.close(app)
     assert len(agent(agents)["events"]) == 1
 
@@ -157,7 +158,7 @@ def test_the_sweeper_stops_whom_one_before_it_had_only_marked(agents: str) -> No
 
 def test_the_sweeper_runs_as_a_program(agents: str) -> None:
     command = [sys.executable, "-m", "examples.locks.sweeper", agents]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=2 * PATIENCE)
     assert done.stdout.splitlines()[-1] == "{'stopped': [7, 8], 'skipped': [], 'fine': []}"
 
 
@@ -170,17 +171,23 @@ async def test_a_deferred_stop_does_not_hold_the_lock_while_it_sleeps_and_reads_
         assert await deferred_stop.stop_later(client, agents, 8, delay=0) == "gone"
 
     async with holdfast.AsyncClient(agents) as client, holdfast.AsyncClient(agents) as stopper:
-        asked, read = asyncio.Event(), deferred_stop._read
+        asked, slept, read = asyncio.Event(), asyncio.Event(), deferred_stop._read
 
         async def tell(*arguments: Any) -> Any:
             found = await read(*arguments)
             asked.set()
             return found
 
+        async def sleep(delay: float) -> None:
+            assert delay == 600
+            await slept.wait()
+
         monkeypatch.setattr(deferred_stop, "_read", tell)
-        waits = asyncio.create_task(deferred_stop.stop_later(stopper, agents, 7, delay=0.2))
+        monkeypatch.setattr(deferred_stop, "asyncio", SimpleNamespace(sleep=sleep))
+        waits = asyncio.create_task(deferred_stop.stop_later(stopper, agents, 7, delay=600))
         await asked.wait()
         async with client.lock(("agent", 7), timeout=0):
+            slept.set()
             while all(each.granted for each in await client.locks.list()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             query(agents, "update agent set last_seen = 5 where id = 7")
@@ -196,16 +203,16 @@ def test_a_model_is_asked_once_and_nobody_waits_for_it(postgres_url: str) -> Non
     def model(question: str) -> str:
         calls.append(question)
         asked.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
         return "42"
 
     answers: list[str | None] = []
     first = threading.Thread(target=lambda: answers.append(llm_calls.ask(postgres_url, "why?", model)))
     first.start()
-    assert asked.wait(30)
+    assert asked.wait(PATIENCE)
     assert llm_calls.ask(postgres_url, "why?", model) is None
     go_on.set()
-    first.join(30)
+    first.join(PATIENCE)
     assert answers == ["42"]
     assert llm_calls.ask(postgres_url, "why?", model) == "42"
     assert llm_calls.ask(postgres_url, "how?", model) == "42"

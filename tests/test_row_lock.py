@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import holdfast
+from tests.children import PATIENCE
 
 Connect = Callable[[], Any]
 NOTHING: Any = object()
@@ -263,7 +264,7 @@ def test_of_many_threads_one_does_the_work_and_the_others_do_not_wait_for_it(sum
 
     def work() -> None:
         with psycopg.connect(summaries) as connection:
-            ready.wait(30)
+            ready.wait(PATIENCE)
             row = holdfast.row_lock(connection, "summary", id=7)
             if row is None:
                 answers.append(None)
@@ -272,14 +273,14 @@ def test_of_many_threads_one_does_the_work_and_the_others_do_not_wait_for_it(sum
                 calls.append(1)
                 working.set()
                 for _ in range(7):
-                    assert rest_done.acquire(timeout=30)
+                    assert rest_done.acquire(timeout=PATIENCE)
                 connection.execute("update summary set text = 'short' where id = 7")
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert (calls, answers) == ([1], [None] * 7)
     with psycopg.connect(summaries) as connection:
         row = holdfast.row_lock(connection, "summary", id=7)

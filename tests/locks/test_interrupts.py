@@ -23,7 +23,7 @@ import holdfast
 from holdfast._wire.locking.aio_mending import MendingPump
 from holdfast.core.tickets import Claim
 from tests import interrupting
-from tests.children import eventually
+from tests.children import PATIENCE, eventually, until
 from tests.interrupting import returns
 from tests.locks.looks import advisory
 
@@ -73,9 +73,9 @@ def client(either: str) -> Iterator[holdfast.Client]:
 
 def is_free(client: holdfast.Client, other: holdfast.Client, name: str) -> None:
     """For another client, and for whoever comes next in this one."""
-    other.lock(name).acquire(timeout=20).release()
+    other.lock(name).acquire(timeout=PATIENCE).release()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: client.lock(name).acquire(timeout=20).release()).result(30)
+        pool.submit(lambda: client.lock(name).acquire(timeout=PATIENCE).release()).result(2 * PATIENCE)
 
 
 @pytest.mark.parametrize("how", ["acquire", "try_acquire", "with", "or_skip"])
@@ -119,9 +119,9 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
     with holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
 
         def attempt(interrupt: Interrupt) -> Any:
-            holder = other.lock("a").acquire(timeout=20)
+            holder = other.lock("a").acquire(timeout=PATIENCE)
             freeing = threading.Timer(0.002 if interrupt.at % 2 else 0.03, holder.release)
-            followers.append(pool.submit(lambda: client.lock("a").acquire(timeout=20).release()))
+            followers.append(pool.submit(lambda: client.lock("a").acquire(timeout=PATIENCE).release()))
             freeing.start()
             try:
                 with interrupt:
@@ -133,7 +133,7 @@ def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers
 
         followers: list[Any] = []
         for _ in sweep(attempt, 100):
-            assert followers[-1].result(30) is True
+            assert followers[-1].result(2 * PATIENCE) is True
             is_free(client, other, "a")
     if either.startswith("postgres"):
         eventually(lambda: not advisory(either), "nothing is left")
@@ -146,10 +146,10 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either
     loop = asyncio.new_event_loop()
 
     def run(work: Any) -> Any:
-        return loop.run_until_complete(asyncio.wait_for(work, 20))
+        return loop.run_until_complete(asyncio.wait_for(work, 2 * PATIENCE))
 
     async def pair(name: str) -> None:
-        await (await client.lock(name).acquire(timeout=20)).release()
+        await (await client.lock(name).acquire(timeout=PATIENCE)).release()
 
     async def attempt() -> None:
         if how == "acquire":
@@ -160,7 +160,7 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either
             pass
 
     async def is_over(task: Any) -> None:
-        await asyncio.wait([task], timeout=20)
+        await asyncio.wait([task], timeout=PATIENCE)
         assert task.done(), f"at {at} it has been forgotten"
 
     client = holdfast.AsyncClient(either)
@@ -178,7 +178,7 @@ def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either
             if not interrupt.raised:
                 assert at > 200
                 break
-            run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=15).release()))
+            run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
             run(pair("a"))
             assert not kept.lost, at
             at += STRIDE
@@ -195,13 +195,13 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
     loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
 
     def run(work: Any) -> Any:
-        return loop.run_until_complete(asyncio.wait_for(work, 20))
+        return loop.run_until_complete(asyncio.wait_for(work, 2 * PATIENCE))
 
     async def attempt() -> None:
         if how == "acquire":
-            await client.lock("a").acquire()
+            await client.lock("a").acquire(timeout=600)
             return
-        async with client.lock("a"):
+        async with client.lock("a", timeout=600):
             pass
 
     def queued(key: Any) -> bool:
@@ -211,13 +211,13 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
 
     async def in_line() -> asyncio.Task[None]:
         task = asyncio.create_task(attempt())
-        await asyncio.to_thread(eventually, lambda: queued(kept.ticket.key), "it stands in line")
+        await until(lambda: queued(kept.ticket.key), "it stands in line")
         return task
 
     with holdfast.Client(postgres_url) as other:
         at = 0
         while True:
-            kept = run(client.lock("a").acquire(timeout=20))
+            kept = run(client.lock("a").acquire(timeout=PATIENCE))
             pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
             task, interrupt = run(in_line()), Interrupt(at)
             task.cancel()
@@ -227,7 +227,7 @@ def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(p
             assert task.cancelled() or isinstance(task.exception(), KeyboardInterrupt)
             assert run(kept.release()) is True
             try:
-                run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=8).release()))
+                run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
             except holdfast.AcquireTimeout as error:
                 raise AssertionError(f"at {at}, {interrupt.where}: it is still locked") from error
             if not interrupt.raised:
@@ -247,29 +247,29 @@ def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str)
     loop.set_exception_handler(lambda _, context: wrong.append(context))
 
     async def attempt(name: str) -> None:
-        async with client.lock(name, timeout=8):
+        async with client.lock(name, timeout=PATIENCE):
             await asyncio.sleep(0)
 
     async def all_of(names: Iterable[str]) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(attempt(name)) for name in names]
 
     def run(work: Any) -> Any:
-        return loop.run_until_complete(asyncio.wait_for(work, 30))
+        return loop.run_until_complete(asyncio.wait_for(work, 3 * PATIENCE))
 
     def free(other: holdfast.Client, name: str) -> None:
-        other.lock(name).acquire(timeout=8).release()
+        other.lock(name).acquire(timeout=PATIENCE).release()
 
     at = 0
     with holdfast.Client(either) as other:
         run(attempt("warm"))
         kept = run(client.lock("kept").acquire())
         while True:
-            taken, interrupt = other.lock("a").acquire(timeout=20), Interrupt(at)
+            taken, interrupt = other.lock("a").acquire(timeout=PATIENCE), Interrupt(at)
             tasks = run(all_of("abbcd"))
             loop.call_later(0.002, taken.release)
             with suppress(KeyboardInterrupt), interrupt:
                 loop.run_until_complete(asyncio.wait(tasks))
-            run(asyncio.wait(tasks, timeout=10))
+            run(asyncio.wait(tasks, timeout=2 * PATIENCE))
             assert all(task.done() for task in tasks), f"at {at}, {interrupt.where}: one has been forgotten"
             failed = [error for task in tasks if (error := task.exception()) is not None]
             assert len(failed) <= 1, f"at {at}, {interrupt.where}: {failed}"
@@ -308,7 +308,7 @@ def test_an_interrupt_before_a_session_arrives_forgets_nobody(either: str, monke
         arrive(pump, *brought)
 
     async def attempt() -> None:
-        async with client.lock("a", timeout=20) as grant:
+        async with client.lock("a", timeout=PATIENCE) as grant:
             grant.check()
         await client.close()
 
@@ -327,7 +327,7 @@ def test_a_task_that_ends_the_loop_takes_nobody_else_along(postgres_url: str, en
     done: list[int] = []
 
     async def work(number: int) -> None:
-        async with client.lock(f"a{number}", timeout=20):
+        async with client.lock(f"a{number}", timeout=PATIENCE):
             if not number:
                 raise ending
         done.append(number)
@@ -341,12 +341,12 @@ def test_a_task_that_ends_the_loop_takes_nobody_else_along(postgres_url: str, en
     kept, *tasks = loop.run_until_complete(begin())
     with pytest.raises(ending):
         loop.run_until_complete(asyncio.wait(tasks))
-    loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+    loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
     assert sorted(done) == [1, 2, 3, 4]
     assert tasks[0].exception() is not None
     assert not kept.result().lost
     with holdfast.Client(postgres_url) as other:
         for number in range(5):
-            assert other.lock(f"a{number}").acquire(timeout=20).release() is True
+            assert other.lock(f"a{number}").acquire(timeout=PATIENCE).release() is True
     loop.run_until_complete(client.close())
     loop.close()

@@ -189,6 +189,8 @@ def test_a_killed_parents_lock_is_freed_although_its_child_lives(either: str) ->
 
 _BUSY_FORK = """
 import os, sys, threading, time, holdfast
+from holdfast._wire import forks
+forks.PATIENCE = 60  # seconds that a fork waits for threads to leave SQLite: after that the child does without the file
 client = holdfast.Client(sys.argv[1])
 def work(number):
     while True:

@@ -17,11 +17,11 @@ import holdfast
 from holdfast.core.mux import TURNS
 from holdfast.core.tickets import Claim
 from holdfast.testing.portal import Blocking
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.conftest import server
 from tests.locks.looks import advisory
 
-ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "120"))
+ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "60"))
 
 
 def nothing_left(url: str) -> None:
@@ -39,18 +39,22 @@ def test_a_timeout_that_races_the_unlock_leaves_nothing_behind(connect: Callable
     waiter.lock("warm").acquire().release()
     outcomes = {True: 0, False: 0}
     patience = freed_after = 0.012
-    for number in range(ROUNDS):
+    for number in range(50 * ROUNDS):
+        if number >= ROUNDS and min(outcomes.values()) > ROUNDS // 10:
+            break
         name = ("agent", 7) if number % 2 else "a"
-        held = holder.lock(name).acquire(timeout=30)
+        held = holder.lock(name).acquire(timeout=PATIENCE)
         freeing = threading.Timer(max(0.0, freed_after + random.uniform(-0.001, 0.001)), held.release)
         freeing.start()
         try:
             waiter.lock(name).acquire(timeout=patience).release()
             outcomes[True] += 1
-            freed_after = min(freed_after + 0.0005, 0.02)
+            freed_after += 0.0005
         except (holdfast.AcquireTimeout, holdfast.EngineError):
             outcomes[False] += 1
-            freed_after = max(freed_after - 0.0005, 0.0)
+            freed_after -= 0.0005
+            if freed_after < 0:  # even at once is too late: the machine is slower than that
+                freed_after, patience = patience, 2 * patience
         freeing.join()
     assert min(outcomes.values()) > ROUNDS // 10, f"the aim was bad: {outcomes}"
     nothing_left(either)
@@ -62,7 +66,7 @@ def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
 
     async def attempt(client: holdfast.AsyncClient, number: int) -> None:
         nonlocal cancelled
-        task = asyncio.create_task(client.lock(f"a{number % 7}").acquire(timeout=20))
+        task = asyncio.create_task(client.lock(f"a{number % 7}").acquire(timeout=PATIENCE))
         await asyncio.sleep(random.choice([0, 0, 0.0003, 0.001, 0.002, 0.004]))
         task.cancel()
         try:
@@ -77,20 +81,20 @@ def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
         async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
             await (await client.lock("a").acquire()).release()
             for first in range(0, ROUNDS * 3, 30):
-                held = [await other.lock(f"a{number}").acquire(timeout=20) for number in range(3)]
+                held = [await other.lock(f"a{number}").acquire(timeout=PATIENCE) for number in range(3)]
                 attempts = [asyncio.create_task(attempt(client, number)) for number in range(first, first + 30)]
                 await asyncio.sleep(random.uniform(0, 0.004))
                 for grant in held:
                     assert await grant.release() is True
                 await asyncio.gather(*attempts)
             for number in range(7):
-                grant = await client.lock(f"a{number}").acquire(timeout=20)
+                grant = await client.lock(f"a{number}").acquire(timeout=PATIENCE)
                 assert await grant.release() is True
             if either.startswith("postgres"):
                 await asyncio.to_thread(eventually, lambda: advisory(either) == [], "before anything is closed")
 
     asyncio.run(main())
-    assert cancelled >= ROUNDS
+    assert cancelled >= ROUNDS // 2
     nothing_left(either)
 
 
@@ -138,8 +142,10 @@ def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
     interrupted = 0
     with holdfast.Client(either) as client, holdfast.Client(either) as other, Aim() as aim:
         kept = client.lock("kept").acquire()
-        for number in range(3 * ROUNDS):
-            held = other.lock(f"a{number % 7}").acquire(timeout=20) if number % 3 else None
+        for number in range(300 * ROUNDS):
+            if interrupted >= ROUNDS:
+                break
+            held = other.lock(f"a{number % 7}").acquire(timeout=PATIENCE) if number % 3 else None
             try:
                 with suppress(holdfast.AcquireTimeout):
                     aim.arm()
@@ -151,7 +157,7 @@ def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
             if held is not None:
                 assert held.release() is True
         for number in range(7):
-            assert client.lock(f"a{number}").acquire(timeout=20).release() is True
+            assert client.lock(f"a{number}").acquire(timeout=PATIENCE).release() is True
         kept.check()
         assert kept.release() is True
         if either.startswith("postgres"):
@@ -164,7 +170,7 @@ def test_releases_that_are_cancelled_free_the_lock(either: str) -> None:
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client:
             for pause in [0.0, 0.0, 0.0002, 0.0005] * 5:
-                grant = await client.lock("a").acquire(timeout=20)
+                grant = await client.lock("a").acquire(timeout=PATIENCE)
                 task = asyncio.create_task(grant.release())
                 await asyncio.sleep(pause)
                 task.cancel()
@@ -229,7 +235,7 @@ def test_thirty_two_tasks_and_thirty_two_threads_share_a_session_each(postgres_u
             thread.start()
         asyncio.run(main())
         for thread in threads:
-            thread.join(60)
+            thread.join(2 * PATIENCE)
             assert not thread.is_alive()
         eventually(lambda: most[0] > 0, "somebody was seen")
     done.set()
@@ -252,7 +258,7 @@ def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., 
     served: list[int] = []
 
     def wait(number: int) -> None:
-        with client.lock("a", timeout=30):
+        with client.lock("a", timeout=PATIENCE):
             served.append(number)
 
     threads = []
@@ -262,7 +268,7 @@ def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., 
         eventually(lambda: _in_line(client) == len(threads), "it stands in line")
     held.release()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert served == sorted(served)
     assert len(served) == 8
 
@@ -273,14 +279,14 @@ def test_whoever_stands_in_the_servers_line_gets_a_turn_however_long_the_line_is
 
     async def work(client: holdfast.AsyncClient) -> None:
         while True:
-            async with client.lock("a", timeout=60):
+            async with client.lock("a", timeout=PATIENCE):
                 before.append(0)
                 await asyncio.sleep(0)
 
     async def main() -> None:
         async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
             held = await client.lock("a").acquire()
-            waiting = asyncio.create_task(other.lock("a").acquire(timeout=60))
+            waiting = asyncio.create_task(other.lock("a").acquire(timeout=PATIENCE))
             await asyncio.to_thread(eventually, lambda: len(advisory(postgres_url)) == 2, "it stands in line")
             working = [asyncio.create_task(work(client)) for _ in range(20)]
             await asyncio.sleep(0)

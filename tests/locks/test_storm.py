@@ -18,11 +18,11 @@ import pytest
 from holdfast.testing.checker.beliefs import overlaps
 from holdfast.testing.faults import Nemesis, kill, pause
 from holdfast.testing.history import Event, read
-from tests.children import eventually, query
+from tests.children import PATIENCE, eventually, query
 from tests.locks.looks import advisory
 from tests.locks.rival import KEYS, LIMITS, Counters, is_task
 
-SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "5"))
+SECONDS = float(os.environ.get("HOLDFAST_STORM_SECONDS", "3"))
 PROCESSES, THREADS, TASKS = 4, 25, 250
 LIMIT = sum(LIMITS.values())
 """Connections of one client for locks, and one for calls; each process has two clients, one a flavour."""
@@ -67,10 +67,10 @@ class Storm:
     def finish(self) -> None:
         """Whoever was killed since the last look is replaced once more, and ends like all others."""
         for place, member in enumerate(self.members):
-            member.communicate(timeout=60)
+            member.communicate(timeout=2 * PATIENCE)
             if member.returncode == -signal.SIGKILL:
                 self.members[place] = self.start()
-                self.members[place].communicate(timeout=60)
+                self.members[place].communicate(timeout=2 * PATIENCE)
 
 
 @contextmanager
@@ -106,15 +106,15 @@ def test_never_two_holders_and_nothing_left(either: str, tmp_path: Path) -> None
         Nemesis([kill(blowing.pids), pause(blowing.pids)], seed=3, every=(0.3, 1.0), lasting=(0.1, 0.8)).run(SECONDS)
         if not either.startswith("sqlite"):
             eventually(lambda: blowing.most_sessions > LIMIT, "they have as many sessions as they may")
+        eventually(lambda: lines(tmp_path) > 500, "enough of them have had a lock")
     holds = [event for event in read(tmp_path) if event.op == "believe"]
-    assert len(holds) > 500
     assert overlaps(holds) == []
     _no_count_is_lost(holds, tmp_path)
     if not either.startswith("sqlite"):
         eventually(lambda: not advisory(either), "no lock is left")
         eventually(lambda: query(either, SESSIONS) == [], "no session is left")
         assert blowing.most_sessions <= 2 * (LIMIT + 1)
-    assert overtaken(holds) <= 5
+    assert overtaken(holds) < 0.02
 
 
 def _no_count_is_lost(holds: list[Event], folder: Path) -> None:
@@ -126,10 +126,14 @@ def _no_count_is_lost(holds: list[Event], folder: Path) -> None:
         assert counters.read(key) >= counted[str(key)], key
 
 
-def overtaken(holds: list[Event]) -> int:
-    """The most who came later and went first, of anybody in the line of its own client. Nobody, but for threads that
-    the system stops between telling the time and asking."""
-    most = 0
+def lines(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
+
+
+def overtaken(holds: list[Event]) -> float:
+    """The part of those who stood in the line of their own client that were overtaken by more than five who came later.
+    Nobody, but for those that the system stops between telling the time and asking."""
+    late, all_of_them = 0, 0
     lines: dict[tuple[str, str, bool], list[tuple[float, float]]] = defaultdict(list)
     for event in holds:
         if event.data["asked"] is not None:
@@ -137,8 +141,9 @@ def overtaken(holds: list[Event]) -> int:
             line.append((event.data["asked"], event.data["from"]))
     for line in lines.values():
         for asked, entered in line:
-            most = max(most, sum(later > asked and before < entered for later, before in line))
-    return most
+            late += sum(later > asked and before < entered for later, before in line) > 5
+            all_of_them += 1
+    return late / all_of_them
 
 
 @pytest.mark.parametrize("key", [0, KEYS - 1])

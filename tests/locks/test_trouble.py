@@ -24,12 +24,13 @@ import holdfast
 from holdfast._wire.clock import now
 from holdfast._wire.database import parse
 from holdfast._wire.locking import opening, pump
+from holdfast._wire.locking.aio_mending import AHEAD
 from holdfast._wire.locking.line import OVERTAKES
 from holdfast.core.lock import _Texts
 from holdfast.sql import Step, statements
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.lease_stage import waiting
-from tests.children import eventually, query
+from tests.children import PATIENCE, eventually, query, until
 from tests.conftest import migrated
 from tests.locks.looks import advisory
 
@@ -60,7 +61,7 @@ def test_a_name_that_cannot_be_written_down_holds_up_nobody(postgres_url: str) -
         client.lock("a new name").acquire()
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
         eventually(lambda: not pump.names, "it is being written down")
-        client.lock("another", timeout=2).acquire().release()
+        client.lock("another", timeout=PATIENCE).acquire().release()
         held.check()
         eventually(lambda: not any(session.flying for session in pump.mux.holds), "and was given up")
         admin.rollback()
@@ -83,7 +84,7 @@ def test_a_name_does_not_wait_for_a_standby() -> None:
 def test_a_name_waits_for_the_first_session(postgres_url: str) -> None:
     """Far away, connecting takes longer than the first look at what is to be written down."""
     with Proxy(postgres_url, delay=0.06) as link, holdfast.Client(link.url) as client:
-        client.lock("far away", timeout=20).acquire()
+        client.lock("far away", timeout=PATIENCE).acquire()
         eventually(lambda: named(postgres_url, "far away"), "it is written")
 
 
@@ -91,8 +92,8 @@ def test_no_thread_to_connect_in_is_an_error_and_not_for_ever(postgres_url: str)
     with holdfast.Client(postgres_url) as other, holdfast.Client(postgres_url) as client:
         other.lock("the pump runs").acquire()
         with no_threads(), pytest.raises(holdfast.EngineError, match="thread"):
-            client.lock("a", timeout=5).acquire()
-        assert client.lock("a", timeout=5).acquire().release() is True
+            client.lock("a", timeout=PATIENCE).acquire()
+        assert client.lock("a", timeout=PATIENCE).acquire().release() is True
 
 
 def test_a_session_that_never_comes_about_is_given_up(
@@ -106,7 +107,7 @@ def test_a_session_that_never_comes_about_is_given_up(
         patch.setattr(opening, "in_a_thread", lambda *_: None)
         with pytest.raises(holdfast.EngineError, match="did not answer in time"):
             client.lock("a", timeout=60).acquire()
-    assert client.lock("a", timeout=20).acquire().release() is True
+    assert client.lock("a", timeout=PATIENCE).acquire().release() is True
 
 
 def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
@@ -117,9 +118,9 @@ def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
         with no_threads():
             client.lock("b").acquire()
             eventually(lambda: not pump.names, "the second is not")
-        assert client.lock("c", timeout=5).acquire().release() is True
-        assert not any(session.flying for session in pump.mux.holds)
-        assert pump.sweep_at < math.inf
+        assert client.lock("c", timeout=PATIENCE).acquire().release() is True
+        eventually(lambda: not any(session.flying for session in pump.mux.holds), "nothing is under way")
+        eventually(lambda: pump.sweep_at < math.inf, "the next look is due")
         held.check()
 
 
@@ -141,7 +142,7 @@ def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
         with pytest.raises(holdfast.EngineError, match=r"-locks: Permission denied\. May this user"):
             client.lock("a").try_acquire()
         with pytest.raises(holdfast.EngineError, match="Permission denied"):
-            client.lock("a", timeout=5).acquire()
+            client.lock("a", timeout=PATIENCE).acquire()
     monkeypatch.undo()
     client.lock("a").acquire(timeout=0)
 
@@ -156,10 +157,11 @@ def test_whoever_may_write_to_the_database_may_lock_whoever_came_first(sqlite_ur
         os.chown(path, 12345, 23456)
     about = path.stat()
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
-        with client.lock("a"), client.lock(("agent", 7)), pytest.raises(holdfast.AcquireTimeout):
-            other.lock("a").acquire(timeout=1.0)
-        beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
-    assert len(beside) == 5
+        held = client.lock("a").acquire()
+        with client.lock(("agent", 7)), waiting(lambda: other.lock("a", timeout=PATIENCE).acquire().release()):
+            eventually(lambda: len([*path.parent.glob("*.holdfast-*")]) == 5, "it stands in line")
+            beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
+            held.release()
     assert {(each.st_uid, each.st_gid, each.st_mode) for each in beside} == {
         (about.st_uid, about.st_gid, about.st_mode)
     }
@@ -189,7 +191,7 @@ def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_ne
     """Processes that go on with different files would never exclude each other again."""
     holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
     held = holder.lock(name).acquire()
-    with waiting(lambda: waiter.lock(name, timeout=20).acquire()) as won:
+    with waiting(lambda: waiter.lock(name, timeout=PATIENCE).acquire()) as won:
         file = Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}")
         file.rename(f"{file}{end}") if end else file.unlink()
     eventually(lambda: held.lost, "it is told")
@@ -205,7 +207,7 @@ def test_whoever_waited_has_the_lock_in_the_file_that_all_others_have(connect: C
     """Free in the file that was removed, it was won there, and free for everybody else in the new one."""
     holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
     held = holder.lock("a").acquire()
-    with waiting(lambda: waiter.lock("a", timeout=20).acquire()) as won:
+    with waiting(lambda: waiter.lock("a", timeout=PATIENCE).acquire()) as won:
         beside = Path(urlsplit(sqlite_url).path + ".holdfast-locks")
         eventually(beside.with_suffix(".holdfast-line").exists, "it stands in line")
         beside.unlink()
@@ -271,7 +273,7 @@ def test_a_wait_that_the_server_ends_now_and_then_goes_on(
 
     holder, waiter = connect(postgres_url), connect(postgres_url)
     held = holder.lock("a").acquire()
-    with waiting(lambda: waiter.lock("a").acquire(timeout=30)) as won:
+    with waiting(lambda: waiter.lock("a").acquire(timeout=PATIENCE)) as won:
         eventually(begins, "it has been begun anew")
         held.release()
     won[0].check()
@@ -286,15 +288,15 @@ def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url
         ThreadPoolExecutor(1) as pool,
     ):
         held = [other.lock(name).acquire() for name in ("a", "b")]
-        waiting = pool.submit(lambda: client.lock("a", timeout=20).acquire())
+        waiting = pool.submit(lambda: client.lock("a", timeout=PATIENCE).acquire())
         eventually(lambda: len(advisory(postgres_url)) == 3, "it stands in the server's line")
         held[0].release()
-        waiting.result(20)
+        waiting.result(PATIENCE)
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        second = pool.submit(lambda: client.lock("b", timeout=20).acquire().release())
+        second = pool.submit(lambda: client.lock("b", timeout=PATIENCE).acquire().release())
         eventually(lambda: pump.mux._parked, "there is no session for it")
         held[1].release()
-        assert second.result(20) is True
+        assert second.result(PATIENCE) is True
 
 
 async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(either: str) -> None:
@@ -304,18 +306,20 @@ async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(eith
         held = await other.lock("a").acquire()
         await (await client.lock("warm").acquire()).release()
         pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
-        waiting = asyncio.create_task(client.lock("a").acquire(timeout=1.0))
-        await asyncio.to_thread(eventually, lambda: any(each.opened for each in pump.mux.waits), "it stands in line")
-        assert not waiting.done()
-        for timer in list(loop._scheduled):
-            if timer._callback in (pump._sweep, pump._ring_alarm, pump._readable):
-                timer.cancel()
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
+        await until(lambda: any(each.opened for each in pump.mux.waits), "it stands in line")
+        [ticket] = pump.waiting
+        pump.waiting[ticket] = now() + 0.1
+        pump.set_alarm(pump.waiting[ticket])
+        ours = (pump._sweep, pump._ring_alarm, pump._readable)
+        timers = [each for each in loop._scheduled if each._callback in ours and not each.cancelled()]
+        assert pump._ring_alarm in [each._callback for each in timers]
+        for timer in timers:
+            timer.cancel()
         with pytest.raises(holdfast.AcquireTimeout):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, PATIENCE)
         await held.release()
-        async with asyncio.timeout(20):
-            while pump.mux.holds or pump.mux.waits:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.05)
+        await until(lambda: not (pump.mux.holds or pump.mux.waits), "what is idle is closed")
 
 
 async def test_a_wait_has_a_timer_in_the_loop_only_when_its_end_is_near(postgres_url: str) -> None:
@@ -330,14 +334,17 @@ async def test_a_wait_has_a_timer_in_the_loop_only_when_its_end_is_near(postgres
             ours = [each for each in loop._scheduled if getattr(each._callback, "__self__", None) is pump]
             return [each.when() - loop.time() for each in ours if not each.cancelled()]
 
-        waiting = asyncio.create_task(client.lock("a").acquire(timeout=1.9))
-        await asyncio.to_thread(eventually, lambda: pump.waiting, "it waits")
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
+        await until(lambda: pump.waiting, "it waits")
         assert timers() == []
-        [until] = pump.waiting.values()
-        await asyncio.to_thread(eventually, timers, "its end is near")
-        assert timers() == [pytest.approx(until - now(), abs=0.02)]
+        [ticket] = pump.waiting
+        before = now()
+        pump.waiting[ticket] = ends = before + AHEAD / 2
+        pump._sweep()
+        [seconds] = timers()
+        assert ends - now() - 0.001 <= seconds <= ends - before + 0.001
         with pytest.raises(holdfast.AcquireTimeout):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, PATIENCE)
 
 
 @pytest.mark.parametrize("past", [True, False])
@@ -350,7 +357,7 @@ def test_the_grants_of_an_event_loop_that_was_closed_are_lost(postgres_url: str,
 
     _client, grant = asyncio.run(main())
     with holdfast.Client(postgres_url) as other:
-        other.lock("a").acquire(timeout=20)
+        other.lock("a").acquire(timeout=PATIENCE)
         assert grant.lost
         with pytest.raises(holdfast.LeaseLost, match="loop"):
             grant.check()
@@ -366,14 +373,14 @@ def test_a_signal_handler_that_locks_during_the_very_first_acquire(
         class Interrupted(SharedPump):
             def __init__(self, *args: Any) -> None:
                 monkeypatch.undo()
-                assert sessions._starting.acquire(timeout=5), "it would wait for itself"
+                assert sessions._starting.acquire(timeout=PATIENCE), "it would wait for itself"
                 sessions._starting.release()
-                grants.append(client.lock("handler", timeout=5).acquire())  # what the handler does
+                grants.append(client.lock("handler", timeout=PATIENCE).acquire())  # what the handler does
                 super().__init__(*args)
 
         monkeypatch.setattr("holdfast._wire.locking.locks.SharedPump", Interrupted)
         sessions: Any = client.lock("a")._space.sessions
         grants: list[Any] = []
-        grants.append(client.lock("main", timeout=5).acquire())
+        grants.append(client.lock("main", timeout=PATIENCE).acquire())
         assert {grant.ticket.session for grant in grants} == set(sessions._pump.mux.holds), "one pump for both"
         assert [grant.release() for grant in grants] == [True, True]
