@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core import replay, wal
@@ -66,6 +66,7 @@ def broken(entries: list[Entry], **options: Any) -> list[str]:
     return [each.what for each in wal.verify(entries, **options) if each.broken]
 
 
+@settings(max_examples=50)
 @given(lives())
 def test_nothing_is_wrong_with_what_the_lifecycle_writes(entries: list[Entry]) -> None:
     assert broken(entries, pointer=entries[-1].pointer) == []
@@ -77,6 +78,7 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(lives(), st.data())
 def test_an_entry_that_was_changed_is_found(entries: list[Entry], data: Any) -> None:
     at, name = data.draw(st.integers(0, len(entries) - 1)), data.draw(st.sampled_from(sorted(CHANGES)))
@@ -86,6 +88,7 @@ def test_an_entry_that_was_changed_is_found(entries: list[Entry], data: Any) -> 
     assert broken([*entries[:at], changed, *entries[at + 1 :]]), name
 
 
+@settings(max_examples=50)
 @given(lives(), st.data())
 def test_an_entry_that_was_changed_and_hashed_anew_is_found(entries: list[Entry], data: Any) -> None:
     at = data.draw(st.integers(0, len(entries) - 1))
@@ -99,12 +102,14 @@ def test_an_entry_that_was_changed_and_hashed_anew_is_found(entries: list[Entry]
     assert broken([*entries[:at], forged, *entries[at + 1 :]], pointer=entries[-1].pointer)
 
 
+@settings(max_examples=50)
 @given(lives(), st.data())
 def test_entries_that_are_missing_are_found(entries: list[Entry], data: Any) -> None:
     gone = data.draw(st.sets(st.integers(0, len(entries) - 1), min_size=1))
     assert broken([each for at, each in enumerate(entries) if at not in gone], pointer=entries[-1].pointer)
 
 
+@settings(max_examples=50)
 @given(lives(), st.data())
 def test_entries_that_were_moved_or_doubled_are_found(entries: list[Entry], data: Any) -> None:
     order = data.draw(st.permutations(entries))
@@ -113,6 +118,7 @@ def test_entries_that_were_moved_or_doubled_are_found(entries: list[Entry], data
     assert broken([*entries[: at + 1], *entries[at:]])
 
 
+@settings(max_examples=50)
 @given(lives(), lives(operation="cd" * 32), st.data())
 def test_an_entry_of_another_operation_is_found(entries: list[Entry], others: list[Entry], data: Any) -> None:
     at = data.draw(st.integers(1, len(entries)))
@@ -172,6 +178,7 @@ def test_what_a_chain_may_begin_with() -> None:
     assert wal.verify([]) == []
 
 
+@settings(max_examples=50)
 @given(lives(), st.data())
 def test_what_was_written_together_comes_back(entries: list[Entry], data: Any) -> None:
     cut = data.draw(st.integers(1, len(entries)))
@@ -192,6 +199,7 @@ def test_what_was_written_together_comes_back(entries: list[Entry], data: Any) -
             wal.load(OPERATION, wrong)
 
 
+@settings(max_examples=50)
 @given(lives(), lives(operation="cd" * 32), st.data())
 def test_folding_piece_by_piece_or_mixed_is_the_same(one: list[Entry], two: list[Entry], data: Any) -> None:
     mixed: list[Entry] = []
@@ -203,6 +211,7 @@ def test_folding_piece_by_piece_or_mixed_is_the_same(one: list[Entry], two: list
     assert replay.fold(mixed[cut:], replay.fold(mixed[:cut])) == whole == replay.fold(one) | replay.fold(two)
 
 
+@settings(max_examples=50)
 @given(lives(), st.data())
 def test_what_is_archived_folds_to_the_same(entries: list[Entry], data: Any) -> None:
     cut = data.draw(st.integers(1, len(entries)))

@@ -82,10 +82,10 @@ def test_whoever_gives_back_what_is_lost_already_is_told_all_the_same(
         eventually(lambda: told == [grant], "it is told")
 
 
-def test_the_end_of_a_session_is_told_by_its_socket(
+def test_the_end_of_a_session_is_told_at_once(
     connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, and not by the look that comes now and then: there is none here. Nor by the next use."""
+    """By its socket, and not by the look that comes now and then: there is none here. Nor by the next use."""
     monkeypatch.setattr(pump, "SWEEP", 600.0)
     client = connect(postgres_url)
     client.lock("warm").acquire().release()

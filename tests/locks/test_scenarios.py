@@ -79,16 +79,6 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
         waiting.result(PATIENCE)
 
 
-def test_skip_yields_none_without_raising_or_the_grant(connect: Connect, either: str) -> None:
-    first, second = connect(either), connect(either)
-    with first.lock(AGENT).or_skip() as grant:
-        assert grant is not None
-        with second.lock(AGENT).or_skip() as nothing:
-            assert nothing is None
-    with second.lock(AGENT).or_skip() as grant:
-        assert grant is not None
-
-
 def test_a_read_only_path_takes_no_lock(connect: Connect, postgres_url: str) -> None:
     """Making a handle asks nobody and opens nothing."""
     eventually(lambda: backends(postgres_url) == [], "whoever made the tables is gone")
