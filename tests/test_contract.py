@@ -46,7 +46,10 @@ def never_polls(client: Any) -> Any:
 
 
 def until_somebody_listens(url: str) -> None:
-    listening = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted"
+    listening = """
+    select 1 from pg_locks join pg_database d on d.oid = database and d.datname = current_database()
+     where locktype = 'advisory' and mode = 'ShareLock' and granted
+    """
     with psycopg.connect(url, autocommit=True) as database:
         until(lambda: database.execute(listening).fetchone() is not None, what="the waiter listens")
 

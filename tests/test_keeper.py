@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,55 +14,52 @@ import psycopg_pool
 import pytest
 
 import holdfast
+from holdfast import telemetry
+from holdfast._wire.clock import now
 from holdfast._wire.database import parse
 from holdfast._wire.identity import new_token
 from holdfast._wire.waiting import Owner
 from holdfast.keeper import Holding, Keeper, Pulse, keeper_of
 from holdfast.keeper.ears import Ears
 from holdfast.testing import Postgres, Proxy
-from tests.children import NONE, Child, backends, eventually, kept, last_queries, pass_time, query, rows
+from tests.children import NONE, PATIENCE, Child, backends, eventually, kept, last_queries, query, rows
 from tests.conftest import migrated
 
 
-@pytest.fixture
-def own_server() -> Iterator[Postgres]:
-    """A server that the test may break."""
+LONG = 60.0
+"""A TTL that no pause of the machine outlasts: that a lease is kept is seen in heartbeats, which move its trust."""
+
+
+@pytest.fixture(scope="module")
+def spare_server() -> Iterator[Postgres]:
     with Postgres.create() as server:
         yield server
 
 
-def updates(url: str) -> int:
-    """Rows of the beat table ever updated on this database."""
-    [(count,)] = query(url, "select n_tup_upd from pg_stat_user_tables where relid = 'holdfast.beat'::regclass")
-    return int(count)
+@pytest.fixture
+def own_server(spare_server: Postgres) -> Iterator[Postgres]:
+    """A server that the test may break: the next one gets it in order again."""
+    yield spare_server
+    spare_server.resume()
+    spare_server.start()
 
 
-def test_a_thousand_leases_survive_the_end_of_every_session(connect: Callable[..., Any], postgres_url: str) -> None:
+def test_hundreds_of_leases_survive_the_end_of_every_session(connect: Callable[..., Any], postgres_url: str) -> None:
     """pg_terminate_backend on the keeper and on the calls session, again and again, while heartbeats are due."""
     client = connect(postgres_url)
-    grants = [client.lease(f"lease-{number}", ttl=3, renew_every=0.2).acquire() for number in range(1000)]
-    ended, over = 0, threading.Event()
-
-    def end_sessions() -> None:
-        nonlocal ended
-        while not over.wait(0.09):
-            for pid in backends(postgres_url):
-                query(postgres_url, "select pg_terminate_backend(%s)", pid)
-                ended += 1
-
-    killer = threading.Thread(target=end_sessions)
-    killer.start()
-    try:
-        kept(grants[0], 1.5)
-    finally:
-        over.set()
-        killer.join()
-    assert ended >= 3
+    grants = [client.lease(f"lease-{number}", ttl=LONG, renew_every=0.05).acquire() for number in range(300)]
+    for _ in range(4):
+        assert client.leases.get("lease-299") is not None
+        ended = backends(postgres_url)
+        for pid in ended:
+            query(postgres_url, "select pg_terminate_backend(%s)", pid)
+        eventually(lambda ended=ended: not {*ended} & {*backends(postgres_url)}, "they are gone")  # type: ignore[misc]
+        kept(grants[0], 0.15)
+        assert ended
     assert not any(grant.lost for grant in grants)
-    assert rows(postgres_url) == {"lease": 1000, "beat": 1}
-    assert client.leases.get("lease-999") is not None
+    assert rows(postgres_url) == {"lease": 300, "beat": 1}
     client.close()
-    assert rows(postgres_url) == NONE
+    eventually(lambda: rows(postgres_url) == NONE, "nothing is left")
 
 
 def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_ended_with_the_lost(either: str) -> None:
@@ -81,7 +77,7 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
         keeper.give_back(under_way)
         done = threading.Event()
         keeper.later(0.0, done.set)  # the keeper has done what there was to do before
-        assert done.wait(30)
+        assert done.wait(PATIENCE)
         assert [each.name for each in client.leases.list()] == ["late"]
 
 
@@ -98,10 +94,10 @@ def test_a_watch_that_goes_while_all_are_woken_keeps_nobody_from_being_woken() -
 def test_one_beat_a_ttl_whatever_the_number_of_leases(connect: Callable[..., Any], either: str) -> None:
     client = connect(either)
     for number in range(20):
-        client.lease(f"short-{number}", ttl=5).acquire()
+        client.lease(f"short-{number}", ttl=LONG).acquire()
     assert rows(either) == {"lease": 20, "beat": 1}
     for number in range(20):
-        client.lease(f"long-{number}", ttl=6).acquire()
+        client.lease(f"long-{number}", ttl=2 * LONG).acquire()
     assert rows(either) == {"lease": 40, "beat": 2}
 
 
@@ -110,7 +106,7 @@ def test_leases_that_are_asked_for_at_once_share_a_beat_from_the_first_on(either
 
     async def main() -> None:
         async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
-            asked = [each.lease(f"{number}-{id(each)}", ttl=5) for number in range(25) for each in (client, other)]
+            asked = [each.lease(f"{number}-{id(each)}", ttl=LONG) for number in range(25) for each in (client, other)]
             grants = await asyncio.gather(*(lease.acquire() for lease in asked))
             assert rows(either) == {"lease": 50, "beat": 1}
             assert await asyncio.gather(*(grant.release() for grant in grants)) == [True] * 50
@@ -120,53 +116,45 @@ def test_leases_that_are_asked_for_at_once_share_a_beat_from_the_first_on(either
 
 
 def test_heartbeats_do_not_grow_with_the_leases(postgres_url: str) -> None:
-    """Updates of the beat row in the same time, while one lease is kept and while a hundred are."""
-    query(postgres_url, "create sequence beaten")
+    """While a hundred leases are kept, each heartbeat updates one row, and that is none of theirs."""
+    query(postgres_url, "create table updated (what text)")
     query(
         postgres_url,
-        """create function count_beat() returns trigger language plpgsql as
-           $$ begin perform nextval('public.beaten'); return null; end $$""",
+        """create function note_update() returns trigger language plpgsql as
+           $$ begin insert into public.updated values (tg_table_name); return null; end $$""",
     )
-    query(
-        postgres_url,
-        "create trigger count_beat after update on holdfast.beat for each row execute function count_beat()",
-    )
-    counts = []
+    for table in ("beat", "lease"):
+        query(
+            postgres_url,
+            f"create trigger note after update on holdfast.{table} for each row execute function note_update()",
+        )
     with holdfast.Client(postgres_url) as client:
-        for many in (1, 99):
-            for number in range(many):
-                client.lease(f"{many}-{number}", ttl=3, renew_every=0.1).acquire()
-            eventually(lambda: not last_calls(postgres_url), "the session for calls is closed")
-            [(before,)] = query(postgres_url, "select nextval('beaten')")
-            pass_time(1.0)
-            counts.append(query(postgres_url, "select nextval('beaten')")[0][0] - before)
-    assert counts[0] > 3
-    assert counts[1] < counts[0] * 3, f"updates in a second: {counts}"
+        for number in range(100):
+            client.lease(f"a-{number}", ttl=LONG, renew_every=0.05).acquire()
+        beats: list[str] = []
+        stop = telemetry.listen(lambda event, _: beats.append(event) if event == "keeper.beat" else None)
+        try:
+            query(postgres_url, "truncate updated")
+            eventually(lambda: len(beats) >= 5, "some heartbeats")
+            updated = [table for (table,) in query(postgres_url, "select what from updated")]
+        finally:
+            stop()
+        assert {*updated} == {"beat"}
+        assert len(updated) <= len(beats) + 1, "one of them may not be told of yet"
 
 
-def last_calls(url: str) -> list[tuple[Any, ...]]:
-    return query(
-        url,
-        "select query from pg_stat_activity where application_name = 'holdfast' and datname = current_database()"
-        " and query not like '%%beat_renew%%'",
-    )
-
-
-@pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash"])
-def test_leases_survive_a_server_restart_shorter_than_the_ttl(own_server: Postgres, crash: bool) -> None:
+def test_leases_survive_a_server_restart_shorter_than_the_ttl(own_server: Postgres) -> None:
     url = migrated(own_server.database())
     with holdfast.Client(url) as client:
-        grant = client.lease("a", ttl=4, renew_every=0.2).acquire()
-        eventually(lambda: updates(url) > 0, "a heartbeat")
-        if crash:
-            own_server.kill()
-        else:
-            own_server.stop()
-        own_server.start()
-        kept(grant)
-        record = client.leases.get("a")
-        assert record is not None
-        assert record.fence == grant.fence
+        grant = client.lease("a", ttl=600, renew_every=0.1).acquire()
+        kept(grant, 0.2)
+        for end in (own_server.stop, own_server.kill):
+            end()
+            own_server.start()
+            kept(grant, 0.3)
+            record = client.leases.get("a")
+            assert record is not None
+            assert record.fence == grant.fence
 
 
 def test_a_server_away_for_longer_than_the_ttl_means_unknown_and_stays_so(own_server: Postgres) -> None:
@@ -175,37 +163,39 @@ def test_a_server_away_for_longer_than_the_ttl_means_unknown_and_stays_so(own_se
     with holdfast.Client(url) as client:
         grant = client.lease("a", ttl=1.5, on_lost=told.append).acquire()
         own_server.stop()
-        eventually(lambda: told, "the loss is told", timeout=5.0)
+        eventually(lambda: told, "the loss is told")
         own_server.start()
         for _ in range(50):
             assert grant.lost
             with pytest.raises(holdfast.OwnershipUnknown):
                 grant.check()
         assert told == [grant]
-        with client.lease("a", ttl=5, timeout=10) as successor:
+        with client.lease("a", ttl=LONG, timeout=PATIENCE) as successor:
             assert successor.fence > grant.fence
             assert grant.lost
 
 
 def test_a_paused_server_ends_trust_before_the_ttl(connect: Callable[..., Any], own_server: Postgres) -> None:
-    """The holder stops believing first; the database frees the lease later. In between nobody has it."""
+    """The holder stops believing first; the database frees the lease later. In between nobody has it. The loss is told
+    while the server is still silent."""
     url = migrated(own_server.database())
-    told: list[float] = []
+    told: list[Any] = []
     client = connect(url)
-    grant = client.lease("a", ttl=2, renew_every=0.1, on_lost=lambda _: told.append(time.monotonic())).acquire()
-    eventually(lambda: updates(url) > 0, "a heartbeat")
+    grant = client.lease("a", ttl=2, renew_every=0.1, on_lost=told.append).acquire()
     own_server.pause()
-    paused = time.monotonic()
+    paused = now()
+    assert grant.trusted_until < paused + 2, "the last heartbeat that was answered came before the pause"
     eventually(lambda: grant.lost, "trust ends")
     eventually(lambda: told, "and is told")
-    assert told[0] < paused + 2, "the last heartbeat came before the pause, so its TTL was over by then"
+    assert grant.trusted_until < paused + 2, "and nothing has extended it"
     own_server.resume()
+    with pytest.raises(holdfast.OwnershipUnknown):
+        grant.renew()
     for _ in range(20):
         assert grant.lost
         assert grant.remaining() == 0
         with pytest.raises(holdfast.OwnershipUnknown):
             grant.check()
-        pass_time(0.02)
 
 
 def test_trust_never_exceeds_the_ttl_when_the_servers_clock_steps(
@@ -213,49 +203,54 @@ def test_trust_never_exceeds_the_ttl_when_the_servers_clock_steps(
 ) -> None:
     """A clock that went back looks like a beat that expires in an hour."""
     client = connect(postgres_url)
-    grant = client.lease("a", ttl=2).acquire()
+    grant = client.lease("a", ttl=LONG).acquire()
     query(postgres_url, "update holdfast.beat set expires_at = expires_at + interval '1 hour'")
-    assert grant.remaining() <= 2
+    assert grant.remaining() <= LONG
     grant.renew()
-    assert grant.remaining() <= 2
+    assert grant.remaining() <= LONG
     query(postgres_url, "update holdfast.beat set expires_at = expires_at + interval '1 hour'")
-    second = client.lease("b", ttl=2).acquire()
-    assert second.remaining() <= 2
-    assert client.lease("a").adopt(grant.token).remaining() <= 2
+    second = client.lease("b", ttl=LONG).acquire()
+    assert second.remaining() <= LONG
+    assert client.lease("a").adopt(grant.token).remaining() <= LONG
 
 
 def test_a_clock_that_went_ahead_is_learned_as_a_loss(connect: Callable[..., Any], postgres_url: str) -> None:
     client = connect(postgres_url)
-    grant = client.lease("a", ttl=2, renew_every=0.1).acquire()
+    grant = client.lease("a", ttl=600, renew_every=0.1).acquire()
     query(postgres_url, "update holdfast.beat set expires_at = expires_at - interval '1 hour'")
-    eventually(lambda: grant.lost, "the next heartbeat learns", timeout=2.0)
+    eventually(lambda: grant.lost, "the next heartbeat learns")
     with pytest.raises(holdfast.LeaseLost):
         grant.check()
 
 
 def test_a_blocked_event_loop_does_not_lose_a_lease(either: str) -> None:
     async def run() -> None:
-        async with holdfast.AsyncClient(either) as client, client.lease("a", ttl=3, renew_every=0.2) as grant:
-            kept(grant)  # which does not let the loop go on
+        async with holdfast.AsyncClient(either) as client, client.lease("a", ttl=LONG, renew_every=0.05) as grant:
+            kept(grant, 0.2)  # which does not let the loop go on
             await grant.renew()
 
     asyncio.run(run())
 
 
 def test_a_busy_interpreter_does_not_lose_a_lease(either: str) -> None:
-    """Four threads that never wait for anything, in a process with the usual switch interval."""
+    """Four threads that never wait for anything, in a process with the usual switch interval: heartbeats come through,
+    and a renewal by hand."""
     program = """
     import sys, threading, time, holdfast
-    over = time.monotonic() + 4.5
+    over = threading.Event()
     def spin():
-        while time.monotonic() < over:
+        while not over.is_set():
             sum(range(1000))
-    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=3) as grant:
+    with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=60, renew_every=0.1) as grant:
         threads = [threading.Thread(target=spin) for _ in range(4)]
         for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        grant.check()
+        seen = {grant.trusted_until}
+        while len(seen) < 4:
+            grant.check()
+            seen.add(grant.trusted_until)
+            time.sleep(0.01)
         grant.renew()
+        over.set()
         print("kept")
     """
     with Child(program, either) as child:
@@ -267,41 +262,46 @@ def test_an_exhausted_application_pool_does_not_lose_a_lease(postgres_url: str) 
         psycopg_pool.ConnectionPool(postgres_url, min_size=1, max_size=1, open=True) as pool,
         pool.connection(),
         holdfast.Client(postgres_url) as client,
-        client.lease("a", ttl=3, renew_every=0.2) as grant,
+        client.lease("a", ttl=LONG, renew_every=0.05) as grant,
     ):
-        kept(grant)
-        with client.lease("b", ttl=3):
+        kept(grant, 0.2)
+        with client.lease("b", ttl=LONG):
             pass
 
 
 def test_a_database_that_never_answers_starves_no_other(connect: Callable[..., Any], either: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hole:
         dead = holdfast.Client(f"postgresql://postgres@127.0.0.1:{hole.getsockname()[1]}/app")
+        over = threading.Event()
 
         def ask() -> None:
-            with pytest.raises(holdfast.EngineError):
-                dead.lease("a").acquire()
+            while not over.is_set():
+                with pytest.raises(holdfast.EngineError):
+                    dead.lease("a").acquire()
 
         thread = threading.Thread(target=ask)
         client = connect(either)
-        with client.lease("a", ttl=3, renew_every=0.2) as grant:
+        with client.lease("a", ttl=LONG, renew_every=0.05) as grant:
             thread.start()
-            kept(grant)
-            assert thread.is_alive()
+            hole.settimeout(PATIENCE)
+            asking, _ = hole.accept()
+            kept(grant, 0.2)
             grant.renew()
+        over.set()
+        asking.close()
         hole.close()
+        thread.join(PATIENCE)
         dead.close()
-        thread.join(15)
 
 
 def test_a_paused_other_server_starves_no_heartbeat(own_server: Postgres, postgres_url: str) -> None:
     """Both databases have leases of this process; one stops answering in the middle."""
     with holdfast.Client(migrated(own_server.database())) as gone, holdfast.Client(postgres_url) as client:
         lost = gone.lease("a", ttl=1).acquire()
-        with client.lease("a", ttl=3, renew_every=0.2) as grant:
+        with client.lease("a", ttl=LONG, renew_every=0.05) as grant:
             own_server.pause()
             eventually(lambda: lost.lost, "the other one is lost")
-            kept(grant)
+            kept(grant, 0.2)
             grant.renew()
             own_server.resume()
 
@@ -313,8 +313,14 @@ def test_a_short_lease_does_not_make_those_impatient_that_one_heartbeat_can_end(
     """A silence of two seconds ends what was taken for two seconds, and nothing else."""
     with Proxy(postgres_url) as link, holdfast.Client(link.url) as client, holdfast.Client(postgres_url) as standby:
         long = client.lease("long", ttl=3600, renew_every=0.1, **brittle).acquire()
-        short = client.lease("short", ttl=2).acquire()
-        eventually(lambda: len(beating(postgres_url)) == 2, "one session beats for each of them")
+        for ttl in (2, 8, 32):  # a machine that stands still may lose the first before the silence begins
+            short = client.lease(f"short-{ttl}", ttl=ttl).acquire()
+            eventually(
+                lambda short=short: short.lost or len(beating(postgres_url)) == 2,  # type: ignore[misc]
+                "one session beats for each of them",
+            )
+            if not short.lost:
+                break
         link.stall()
         eventually(lambda: short.lost, "two seconds have passed")
         link.heal()
@@ -323,7 +329,7 @@ def test_a_short_lease_does_not_make_those_impatient_that_one_heartbeat_can_end(
         assert standby.lease("long", ttl=3600).try_acquire() is None
         short.release()
         long.release()
-        eventually(lambda: backends(postgres_url) == [], "neither session outlives what it was for", timeout=15)
+        eventually(lambda: backends(postgres_url) == [], "neither session outlives what it was for")
 
 
 def beating(url: str) -> list[str]:
@@ -373,6 +379,6 @@ def test_a_signal_handler_may_ask_for_the_keeper_that_is_just_made(step: int, tm
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(10)
+    asking.join(PATIENCE)
     assert not asking.is_alive(), "it waits for itself"
     assert len({*found, keeper_of(database)}) == 1
