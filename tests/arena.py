@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast._wire.clock import now
 from holdfast.core.errors import Refused
+from tests.children import PATIENCE
 from tests.raw import Raw, Row, acquisition
 
 Ask = tuple[str, Row]
@@ -57,7 +58,7 @@ class Arena:
     @staticmethod
     def _answer(session: Any) -> Any:
         try:
-            return session._rows(session._answer(now() + 30))
+            return session._rows(session._answer(now() + PATIENCE))
         except Refused as error:
             return error
 
@@ -67,7 +68,7 @@ class Arena:
 
         def run(number: int) -> None:
             barrier.wait()
-            answers[number] = self.raws[number].session.call(*asks[number], 30.0)
+            answers[number] = self.raws[number].session.call(*asks[number], PATIENCE)
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(len(asks))]
         for thread in threads:

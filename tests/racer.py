@@ -1,4 +1,4 @@
-"""A contender of its own process: acquires when told to, says what it got, and holds it until it is told or killed."""
+"""A contender in a process of its own: acquires when asked, prints its fence, and holds the lease until released."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ def main(url: str, name: str, ttl: str) -> None:
     with holdfast.Client(url) as client:
         client.leases.get(name)
         grant = None
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        print("ready", flush=True)
         for line in sys.stdin:
             if line == "release\n":
                 if grant is not None:
@@ -21,9 +20,4 @@ def main(url: str, name: str, ttl: str) -> None:
                 grant = None
             else:
                 grant = grant or client.lease(name, ttl=float(ttl)).try_acquire()
-            sys.stdout.write(json.dumps(grant.fence if grant else None) + "\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            print(json.dumps(grant.fence if grant else None), flush=True)

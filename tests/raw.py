@@ -13,6 +13,7 @@ import psycopg
 
 from holdfast._wire import open_session
 from holdfast._wire.database import parse
+from tests.children import PATIENCE
 
 Row = dict[str, Any]
 
@@ -59,12 +60,12 @@ class Raw:
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url, self.database = url, parse(url, **options)
-        self.session: Any = open_session(self.database, 10.0)
+        self.session: Any = open_session(self.database, PATIENCE)
         self.sqlite = self.database.dialect == "sqlite"
         self.prefix = f"{self.database.schema}{'_' if self.sqlite else '.'}"
         self._reader: Any = None
 
-    def call(self, statement: str, *, timeout: float = 20.0, **parameters: Any) -> list[Row]:
+    def call(self, statement: str, *, timeout: float = PATIENCE, **parameters: Any) -> list[Row]:
         rows: list[Row] = self.session.call(statement, parameters, timeout)
         return rows
 
@@ -88,7 +89,7 @@ class Raw:
         return self.call("lease_history", name=name, most=10_000)
 
     def run(self, text: str) -> None:
-        self.session.script(text.replace("holdfast.", self.prefix), 20.0)
+        self.session.script(text.replace("holdfast.", self.prefix), PATIENCE)
 
     def pass_time(self, seconds: float) -> None:
         """Let the leases grow older by that much."""

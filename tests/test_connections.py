@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +11,7 @@ import psycopg
 
 import holdfast
 from holdfast.testing import Proxy
-from tests.children import NONE, Child, backends, eventually, last_queries, query, rows
+from tests.children import NONE, PATIENCE, Child, backends, eventually, last_queries, query, rows
 
 MANY = 40
 
@@ -24,7 +23,7 @@ url, many = sys.argv[1], int(sys.argv[2])
 for number in range(many):
     if os.fork() == 0:
         client = holdfast.Client(url)
-        grant = client.lease(f"lease-{number}", ttl=3).acquire()
+        grant = client.lease(f"lease-{number}", ttl=600, renew_every=0.5).acquire()
         os.write(1, b"held\\n")
         sys.stdin.read()
         os._exit(0)
@@ -52,15 +51,15 @@ def test_one_lease_costs_one_connection_and_none_when_it_is_over(
 ) -> None:
     """The session for calls goes when it is idle, the keeper's when there is nothing to keep."""
     client = connect(postgres_url)
-    grant = client.lease("a", ttl=3).acquire()
+    grant = client.lease("a", ttl=600, renew_every=0.1).acquire()
     eventually(lambda: only_heartbeats(postgres_url, 1), "the session for calls is closed when idle")
     for _ in range(20):
         assert count(postgres_url) == 1
     assert not grant.lost
     grant.release()
-    eventually(lambda: count(postgres_url) == 0, "nothing is open when nothing is held", timeout=8.0)
+    eventually(lambda: count(postgres_url) == 0, "nothing is open when nothing is held")
     assert rows(postgres_url) == NONE
-    with client.lease("a", ttl=3):
+    with client.lease("a", ttl=600):
         assert count(postgres_url) >= 1
 
 
@@ -69,25 +68,22 @@ def test_a_closed_client_has_no_connection(connect: Callable[..., Any], postgres
     client.lease("a", ttl=30).acquire()
     client.close()
     assert rows(postgres_url) == NONE
-    eventually(lambda: count(postgres_url) == 0, "nothing is open after close", timeout=8.0)
+    eventually(lambda: count(postgres_url) == 0, "nothing is open after close")
 
 
 def test_forty_processes_with_a_lease_each_have_at_most_forty_connections(postgres_url: str) -> None:
     with Child(_HOLDERS, postgres_url, MANY) as family:
         family.expect(*["held"] * MANY)
         eventually(lambda: only_heartbeats(postgres_url, MANY), "one connection a process")
-        most, until = 0, time.monotonic() + 1.5
-        while time.monotonic() < until:
-            most = max(most, count(postgres_url))
-            time.sleep(0.05)
-        assert most <= MANY
+        for _ in range(20):
+            assert count(postgres_url) <= MANY
         assert rows(postgres_url) == {"lease": MANY, "beat": MANY}
 
 
 def test_waiters_share_the_session_of_the_keeper(postgres_url: str) -> None:
     """Fifty waiters are no fifty connections."""
     with holdfast.Client(postgres_url) as other, ExitStack() as stack:
-        held = other.lease("a", ttl=60).acquire()
+        held = other.lease("a", ttl=600).acquire()
         waiter = stack.enter_context(
             Child(
                 """
@@ -95,7 +91,7 @@ def test_waiters_share_the_session_of_the_keeper(postgres_url: str) -> None:
                 client = holdfast.Client(sys.argv[1])
                 turns = []
                 def take():
-                    with client.lease("a", ttl=60, timeout=60) as grant:
+                    with client.lease("a", ttl=600, timeout=600) as grant:
                         turns.append(grant.fence)
                 threads = [threading.Thread(target=take) for _ in range(50)]
                 for thread in threads: thread.start()
@@ -121,36 +117,32 @@ select 1 from pg_locks join pg_database d on d.oid = database and d.datname = cu
 
 
 def test_a_waiting_client_is_woken_by_the_release_and_not_by_its_polling(postgres_url: str) -> None:
-    """Twenty hand-overs between two processes; by polling alone they would take 10 s on average."""
-    with Child(_WAITER, postgres_url, 20) as waiter, holdfast.Client(postgres_url) as client:
-        for _ in range(20):
-            grant = client.lease("a", ttl=60).acquire(timeout=30)
+    """Hand-overs between two processes, of which the one that waits never polls."""
+    with Child(_WAITER, postgres_url, 5, 1e6) as waiter, holdfast.Client(postgres_url) as client:
+        for _ in range(5):
+            grant = client.lease("a", ttl=3600).acquire(timeout=PATIENCE)
             waiter.say("wait")
             eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
             grant.release()
             waiter.expect("got it")
             eventually(lambda: rows(postgres_url)["lease"] == 0, "the waiter has let go")
-        took = float(waiter.line())
-        assert took < 5.0, f"20 hand-overs took {took:.1f} s"
 
 
 _WAITER = """
-import sys, time, holdfast
-took = 0.0
+import sys, holdfast
 with holdfast.Client(sys.argv[1]) as client:
+    if sys.argv[3:]:
+        client._engine.poll = float(sys.argv[3])
     for _ in range(int(sys.argv[2])):
         input()
-        started = time.monotonic()
-        with client.lease("a", ttl=60, timeout=120) as grant:
-            took += time.monotonic() - started
+        with client.lease("a", ttl=600, timeout=600) as grant:
             print("got it")
-print(took)
 """
 
 
 _KEEPER = """
 import sys, holdfast
-with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=60, timeout=120):
+with holdfast.Client(sys.argv[1]) as client, client.lease("a", ttl=600, timeout=600):
     print("got it", flush=True)
     input()
 """
@@ -162,19 +154,20 @@ def test_nobody_is_notified_when_nobody_waits(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as ear, holdfast.Client(postgres_url) as client:
         ear.execute('listen "holdfast.free"')
         for _ in range(5):
-            client.lease("a", ttl=30).acquire().release()
-        assert list(ear.notifies(timeout=0.3)) == []
-        held = client.lease("a", ttl=30).acquire()
+            client.lease("a", ttl=600).acquire().release()
+        query(postgres_url, """notify "holdfast.free", 'so far'""")
+        assert [heard.payload for heard in ear.notifies(timeout=PATIENCE, stop_after=1)] == ["so far"]
+        held = client.lease("a", ttl=600).acquire()
         with Child(_KEEPER, postgres_url) as waiter:
             eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
             held.release()
-            assert [heard.payload for heard in ear.notifies(timeout=10, stop_after=1)] == ["a"]
+            assert [heard.payload for heard in ear.notifies(timeout=PATIENCE, stop_after=1)] == ["a"]
             waiter.expect("got it")
 
 
 def test_a_lease_that_went_without_a_notification_is_found_by_polling(postgres_url: str) -> None:
     with Child(_WAITER, postgres_url, 1) as waiter, holdfast.Client(postgres_url) as client:
-        client.lease("a", ttl=60).acquire()
+        client.lease("a", ttl=600).acquire()
         waiter.say("wait")
         eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
         query(postgres_url, "delete from holdfast.lease")
@@ -184,7 +177,7 @@ def test_a_lease_that_went_without_a_notification_is_found_by_polling(postgres_u
 def test_a_notification_missed_with_its_session_is_made_up_for(postgres_url: str) -> None:
     """The waiter's sessions are ended and the lease released while it is deaf."""
     with Child(_WAITER, postgres_url, 1) as waiter, holdfast.Client(postgres_url) as client:
-        held = client.lease("a", ttl=60).acquire()
+        held = client.lease("a", ttl=600).acquire()
         mine = set(backends(postgres_url))
         waiter.say("wait")
         eventually(lambda: query(postgres_url, WAITING) != [], "the waiter shows itself")
@@ -194,11 +187,11 @@ def test_a_notification_missed_with_its_session_is_made_up_for(postgres_url: str
         waiter.expect("got it")
 
 
-def test_eight_processes_of_waiters_all_get_their_turn(url: str) -> None:
+def test_eight_processes_of_waiters_all_get_their_turn(either: str) -> None:
     with ExitStack() as stack:
-        with holdfast.Client(url) as client:
-            held = client.lease("a", ttl=60).acquire()
-            waiters = [stack.enter_context(Child(_WAITER, url, 3)) for _ in range(8)]
+        with holdfast.Client(either) as client:
+            held = client.lease("a", ttl=600).acquire()
+            waiters = [stack.enter_context(Child(_WAITER, either, 3)) for _ in range(8)]
             for waiter in waiters:
                 for _ in range(3):
                     waiter.say("wait")
@@ -247,8 +240,8 @@ def test_an_event_loop_closed_without_close_leaves_no_connection(postgres_url: s
 
     async def forget() -> None:
         clients.append(holdfast.AsyncClient(postgres_url))
-        await clients[0].lease("a", ttl=1).acquire()
+        await clients[0].lease("a", ttl=600, renew_every=0.1).acquire()
 
     asyncio.run(forget())
-    eventually(lambda: count(postgres_url) == 0, "both connections are closed", timeout=15)
-    assert rows(postgres_url) == NONE
+    eventually(lambda: count(postgres_url) == 0, "both connections are closed")
+    eventually(lambda: rows(postgres_url) == NONE, "nothing is left")

@@ -3,72 +3,50 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack, closing
 
 import pytest
 
 import holdfast
-from holdfast.testing.server import until
+from tests.children import Child
+from tests.raw import Raw
 
 COUNT = 6
 ROUNDS = 20
-TTL = 1.0
-ROOT = Path(__file__).parent.parent
+TTL = 600.0
 
 
 class Contenders:
-    def __init__(self, url: str) -> None:
-        command = [sys.executable, "-m", "tests.racer", url, "the name", str(TTL)]
-        self.processes = [
-            subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for _ in range(COUNT)
-        ]
+    def __init__(self, processes: list[Child]) -> None:
+        self.processes = processes
         for process in self.processes:
-            assert self.line(process) == "ready"
+            process.expect("ready")
 
-    @staticmethod
-    def line(process: subprocess.Popen[str]) -> str:
-        assert process.stdout is not None
-        return process.stdout.readline().strip()
-
-    def go(self, what: str = "go") -> dict[subprocess.Popen[str], int]:
+    def go(self, what: str = "go") -> dict[Child, int]:
         """All at once; returns who holds it, with the fence."""
         for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{what}\n")
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.flush()
-        answers = {process: json.loads(self.line(process)) for process in self.processes}
+            process.say(what)
+        answers = {process: json.loads(process.line()) for process in self.processes}
         return {process: fence for process, fence in answers.items() if fence is not None}
 
-    def kill(self, process: subprocess.Popen[str]) -> None:
+    def kill(self, process: Child) -> None:
         self.processes.remove(process)
-        end(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+        process.kill()
 
 
 @pytest.fixture
-def contenders(url: str) -> Iterator[Contenders]:
-    with holdfast.Client(url) as client:
+def contenders(either: str) -> Iterator[Contenders]:
+    with holdfast.Client(either) as client:
         client.leases.list()
-    made = Contenders(url)
-    yield made
-    for process in made.processes:
-        end(process)
+    program = "import sys; from tests.racer import main; main(*sys.argv[1:])"
+    with ExitStack() as stack:
+        yield Contenders([stack.enter_context(Child(program, either, "the name", TTL)) for _ in range(COUNT)])
 
 
-def test_of_processes_acquiring_at_once_one_wins_and_of_thieves_one_steals(contenders: Contenders, url: str) -> None:
+def test_of_processes_acquiring_at_once_one_wins_and_of_thieves_one_steals(
+    contenders: Contenders, either: str
+) -> None:
     """Also: an active lease cannot be stolen, and the thief's fence is higher than that of the dead holder."""
     fence = 0
     for _ in range(ROUNDS):
@@ -79,8 +57,9 @@ def test_of_processes_acquiring_at_once_one_wins_and_of_thieves_one_steals(conte
     [(winner, fence)] = contenders.go().items()
     assert contenders.go() == {winner: fence}, "an active lease cannot be stolen"
     contenders.kill(winner)
-    with holdfast.Client(url) as client:
-        until(lambda: client.leases.get("the name") is None, what="the dead holder's lease expires", timeout=30)
+    assert contenders.go() == {}, "nor one whose holder is dead, before it expires"
+    with closing(Raw(either)) as raw:
+        raw.pass_time(TTL)
     [(thief, higher)] = contenders.go().items()
     assert thief is not winner
     assert higher > fence

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from tests.children import PATIENCE
 
 
 async def test_a_block_entered_in_one_task_is_left_in_another(either: str) -> None:
@@ -28,7 +29,7 @@ def test_a_block_entered_in_one_thread_is_left_in_another(either: str) -> None:
     """As a dependency of a web framework does, whose beginning and end are run in two threads of a pool."""
     with holdfast.Client(either) as client, ThreadPoolExecutor(1) as pool:
         stack = ExitStack()
-        grant = pool.submit(stack.enter_context, client.lease("a")).result(20)
+        grant = pool.submit(stack.enter_context, client.lease("a")).result(PATIENCE)
         grant.check()
         stack.close()
         assert client.leases.list() == []
@@ -63,11 +64,11 @@ def test_a_block_left_where_it_was_not_entered_is_told_when_there_is_a_choice(ei
     with holdfast.Client(either) as client, ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
         handle = client.lease("a", holder="service")
         for pool in (one, two):
-            pool.submit(handle.__enter__).result(20)
+            pool.submit(handle.__enter__).result(PATIENCE)
         with pytest.raises(RuntimeError, match="'a'"):
             handle.__exit__(None, None, None)
         for pool in (two, one):
-            pool.submit(handle.__exit__, None, None, None).result(20)
+            pool.submit(handle.__exit__, None, None, None).result(PATIENCE)
         assert client.leases.list() == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Proxy
-from tests.children import NONE, Child, eventually, query, rows
+from tests.children import NONE, PATIENCE, Child, eventually, query, rows
 
 Connect = Callable[..., Any]
 
@@ -53,7 +52,7 @@ def test_an_acquire_that_may_have_happened_is_given_back_although_the_second_try
         )
         link.cut()
         link.heal()
-        thread.join(20)
+        thread.join(PATIENCE)
         [error] = told
         assert isinstance(error, holdfast.EngineError)
         assert "could not extend file" in f"{error} {error.__cause__}"
@@ -90,7 +89,7 @@ def test_an_acquire_that_is_still_under_way_is_given_back_although_the_second_tr
         waiting = "select pid from pg_locks where locktype = 'advisory' and objid = 4711 and not granted"
         eventually(lambda: query(postgres_url, waiting), "it is in its COMMIT")
         link.cut()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert got == [None]
         gate.rollback()
         eventually(lambda: query(postgres_url, history) == [("released",)], "it is granted after all, and given back")
@@ -109,19 +108,21 @@ def test_a_release_whose_answer_was_lost_is_told_as_one(connect: Connect, postgr
             eventually(lambda: rows(postgres_url)["lease"] == 0, "it is released, and that is not yet answered")
             link.cut()
             link.heal()
-            assert releasing.result(20) is True
+            assert releasing.result(PATIENCE) is True
         assert grant.release() is False
         client.close()
 
 
-def test_whoever_waits_for_a_second_does_not_wait_for_ten_because_the_database_is_silent(postgres_url: str) -> None:
+def test_whoever_waits_for_a_second_does_not_wait_for_ten_because_the_database_is_silent(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls are given no more than its own limit, where others are given ten seconds, or here an hour."""
+    monkeypatch.setattr("holdfast._sync.primitives.lease.CALL_TIMEOUT", 3600.0)
     with Proxy(postgres_url) as link, holdfast.Client(link.url) as client:
         assert client.leases.list() == []
         link.stall()
-        begun = time.monotonic()
         with pytest.raises(holdfast.EngineError, match="did not answer in time"):
             client.lease("a").acquire(timeout=0.5)
-        assert time.monotonic() - begun < 6
         link.heal()
 
 
@@ -170,7 +171,7 @@ def test_a_lease_lost_to_refused_heartbeats_says_why(connect: Connect, postgres_
             grant.check()
         return raised.value
 
-    eventually(lambda: "beat_renew" in f"{problem()} {problem().__cause__}", "the keeper has told why", timeout=5)
+    eventually(lambda: "beat_renew" in f"{problem()} {problem().__cause__}", "the keeper has told why")
     query(postgres_url, "alter function holdfast.gone(uuid) rename to beat_renew")
 
 
@@ -201,9 +202,9 @@ def test_a_keeper_that_could_not_start_starts_with_the_next_lease(either: str) -
         client.lease("a", ttl=1).acquire()
     except RuntimeError as error:
         print(error)
-    grant = client.lease("b", ttl=3, renew_every=0.2).acquire()
-    begun = time.monotonic() + grant.remaining()
-    while time.monotonic() + grant.remaining() < begun + 1:  # only heartbeats move the end of trust
+    grant = client.lease("b", ttl=60, renew_every=0.1).acquire()
+    begun = grant.trusted_until
+    while grant.trusted_until < begun + 0.3:  # only heartbeats move the end of trust
         grant.check()
         time.sleep(0.01)
     grant.renew()

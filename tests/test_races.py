@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -19,23 +19,26 @@ from holdfast._wire.clock import now
 from holdfast.core.errors import Refused
 from holdfast.testing.server import until
 from tests.arena import Arena
-from tests.children import eventually, query
-from tests.conftest import MAJORS, migrated, server
+from tests.children import PATIENCE, eventually, query
+from tests.conftest import migrated
 from tests.raw import Raw, acquisition, trials, waiters
 
 
-@pytest.fixture(params=["sqlite", *(f"postgres{major}" for major in MAJORS)])
-def arena(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[Arena]:
-    engine = request.param.removeprefix("postgres")
-    made = Arena(migrated(sqlite_url if engine == "sqlite" else server(int(engine)).database()))
+@pytest.fixture
+def arena(either: str) -> Iterator[Arena]:
+    made = Arena(migrated(either))
     yield made
     for raw in made.raws:
         raw.close()
 
 
-def rounds(arena: Arena, number: int) -> Iterator[str]:
-    """Names, one a trial. The blocking engine gets fewer: there the writers queue anyway."""
-    for trial in range(trials(number // 4 if arena.setup.sqlite else number)):
+def rounds(arena: Arena, number: int, complete: Callable[[], bool] = lambda: True) -> Iterator[str]:
+    """Names, one a trial. The blocking engine gets fewer: there the writers queue anyway. More than ``number`` only
+    until the trials are ``complete``: on a busy machine one outcome may not come up for long."""
+    enough = trials(number // 4 if arena.setup.sqlite else number)
+    for trial in range(20 * enough):
+        if trial >= enough and complete():
+            return
         if trial % 50 == 0:
             arena.setup.clear()
         yield f"trial {trial}"
@@ -45,7 +48,7 @@ def rounds(arena: Arena, number: int) -> Iterator[str]:
 def test_never_both_renewed_and_taken_over_at_the_instant_of_expiry(arena: Arena, form: str) -> None:
     """Promise 1. Both outcomes must come up, or the race was not aimed well."""
     seen: Counter[str] = Counter()
-    for name in rounds(arena, 400):
+    for name in rounds(arena, 300, lambda: seen["renewed"] > 0 and seen["taken"] > 0):
         old = arena.setup.acquire(name, solo=form == "lease_renew")
         asked = {"name": name, "token": old["token"]} if form == "lease_renew" else {"beat": old["beat"]}
         thief = acquisition(name, "thief")
@@ -65,7 +68,7 @@ def test_never_both_renewed_and_taken_over_at_the_instant_of_expiry(arena: Arena
 
 def test_a_renewed_lease_is_never_purged(arena: Arena) -> None:
     seen: Counter[bool] = Counter()
-    for name in rounds(arena, 200):
+    for name in rounds(arena, 200, lambda: len(seen) == 2):
         old = arena.setup.acquire(name, solo=False)
         arena.expire_soon()
         renewal, _ = arena.at_once(("beat_renew", {"beat": old["beat"]}), ("purge", {}))
@@ -206,10 +209,10 @@ def test_with_16_clients_on_one_name_fences_never_go_back(postgres_url: str) -> 
         connection.execute(HAMMER)
         clients = [Raw(postgres_url) for _ in range(16)]
         for number, client in enumerate(clients):
-            client.session.pgconn.send_query(f"call hammer({number}, {trials(2)})".encode())
+            client.session.pgconn.send_query(f"call hammer({number}, {trials(1)})".encode())
             client.session.pgconn.flush()
         for client in clients:
-            client.session._rows(client.session._answer(now() + 100))
+            client.session._rows(client.session._answer(now() + 2 * PATIENCE))
             client.close()
         fences = [row[0] for row in connection.execute("select fence from grants order by id")]
     assert len(fences) > 500
@@ -234,5 +237,5 @@ def test_a_fence_drawn_before_the_row_was_ours_is_drawn_again(postgres_url: str)
         [[earlier]] = before.execute("select holdfast.next_fence()").fetchall()
         before.execute("delete from holdfast.lease where name = 'a'")
         before.commit()
-        [[fence]] = acquiring.result(20)
+        [[fence]] = acquiring.result(PATIENCE)
         assert fence > earlier

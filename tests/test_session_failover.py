@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.sql import Step, statements
 from holdfast.testing import Postgres
-from tests.children import NONE, Child, backends, eventually, query, rows
+from tests.children import NONE, PATIENCE, Child, backends, eventually, query, rows
 from tests.conftest import migrated
 
 HOUR = 3600.0
@@ -76,7 +76,7 @@ def test_a_killed_holder_is_succeeded_long_before_its_ttl(connect: Callable[...,
         holder.expect("held")
         assert client.lease("term", ttl=HOUR).try_acquire() is None
         holder.kill()
-        with client.lease("term", ttl=HOUR, timeout=15) as grant:
+        with client.lease("term", ttl=HOUR, timeout=PATIENCE) as grant:
             assert not grant.lost
         assert client.lease("plain", ttl=HOUR).try_acquire() is None
     [past] = [each for each in client.leases.history("term") if each.outcome != "released"]
@@ -84,19 +84,24 @@ def test_a_killed_holder_is_succeeded_long_before_its_ttl(connect: Callable[...,
 
 
 def test_a_standby_that_waits_already_is_woken_by_the_kill(connect: Callable[..., Any], either: str) -> None:
+    """On PostgreSQL by the server, and not by its own polling."""
     client, got = connect(either), threading.Event()
+    if either.startswith("postgres"):
+        getattr(client, "_inner", client)._engine.poll = 1e6
 
     def stand_by() -> None:
-        client.lease("term", ttl=HOUR, timeout=30, failover="session").acquire()
+        client.lease("term", ttl=HOUR, timeout=600, failover="session").acquire()
         got.set()
 
     with Child(_HOLDER, either) as holder:
         holder.expect("held")
         standby = threading.Thread(target=stand_by)
         standby.start()
-        assert not got.wait(0.3)
+        if either.startswith("postgres"):
+            eventually(lambda: query(either, VIGILS) == [(1,)], "it watches the holder's session")
+        assert not got.wait(0.1)
         holder.kill()
-        assert got.wait(15)
+        assert got.wait(PATIENCE)
         standby.join()
 
 
@@ -115,10 +120,10 @@ def test_a_vigil_is_begun_anew_now_and_then(postgres_url: str, monkeypatch: pyte
 
     with holdfast.Client(postgres_url) as client, Child(_HOLDER, postgres_url) as holder, ThreadPoolExecutor() as pool:
         holder.expect("held")
-        standby = pool.submit(client.lease("term", ttl=HOUR, timeout=30).acquire)
+        standby = pool.submit(client.lease("term", ttl=HOUR, timeout=600).acquire)
         eventually(begins, "it has been begun anew")
         holder.kill()
-        assert not standby.result(15).lost
+        assert not standby.result(PATIENCE).lost
 
 
 def test_a_stopped_holder_keeps_its_session_and_its_lease(connect: Callable[..., Any], either: str) -> None:
@@ -138,18 +143,18 @@ def test_the_holder_whose_session_is_ended_is_told_and_its_ttl_leases_stay(postg
     told: list[Any] = []
     with holdfast.Client(postgres_url) as client, holdfast.Client(postgres_url) as other:
         term = client.lease("term", ttl=HOUR, failover="session", on_lost=told.append).acquire()
-        plain = client.lease("plain", ttl=2, renew_every=0.05, on_lost=told.append).acquire()
+        plain = client.lease("plain", ttl=60, renew_every=0.05, on_lost=told.append).acquire()
         assert rows(postgres_url) == {"lease": 2, "beat": 2}
         for pid in backends(postgres_url):
             query(postgres_url, "select pg_terminate_backend(%s)", pid)
-        eventually(lambda: term.lost, "the holder is told", timeout=5)
+        eventually(lambda: term.lost, "the holder is told")
         with pytest.raises(holdfast.OwnershipUnknown):
             term.check()
-        successor = other.lease("term", ttl=HOUR, timeout=15).acquire()
+        successor = other.lease("term", ttl=HOUR, timeout=PATIENCE).acquire()
         assert successor.fence > term.fence
-        beats = query(postgres_url, "select xmin::text from holdfast.beat where ttl = interval '2 s'")
+        beats = query(postgres_url, "select xmin::text from holdfast.beat where ttl = interval '60 s'")
         eventually(
-            lambda: query(postgres_url, "select xmin::text from holdfast.beat where ttl = interval '2 s'") != beats,
+            lambda: query(postgres_url, "select xmin::text from holdfast.beat where ttl = interval '60 s'") != beats,
             "the heartbeat of the other lease goes on",
         )
         plain.check()
@@ -228,23 +233,27 @@ def test_sessions_are_watched_as_many_as_may_be_and_each_by_one_connection(
     ):
         one.expect("held")
         other.expect("held")
-        asked = [pool.submit(standby.lease(name, ttl=HOUR, timeout=60).acquire) for name in names]
+        asked = [pool.submit(standby.lease(name, ttl=HOUR, timeout=600).acquire) for name in names]
         eventually(lambda: query(postgres_url, VIGILS) == [(1,)], "one session is watched")
         for each in (one, other):
             each.kill()
-        assert [each.result(30).name for each in asked] == names
+        assert [each.result(PATIENCE).name for each in asked] == names
 
 
-def test_a_writer_that_holds_up_a_heartbeat_does_not_end_the_session(sqlite_url: str) -> None:
+def test_a_writer_that_holds_up_a_heartbeat_does_not_end_the_session(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file is busy, the session is not gone: on SQLite there is nothing that a heartbeat could lose it by."""
+    monkeypatch.setattr("holdfast.keeper.heart.budget", lambda left: 0.2)
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as standby:
-        term = client.lease("term", ttl=6, renew_every=0.1, failover="session").acquire()
+        term = client.lease("term", ttl=600, renew_every=0.1, failover="session").acquire()
         with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as writer:
             with logged("holdfast.keeper") as said:
                 writer.execute("begin immediate")
                 eventually(lambda: any("heartbeat" in text and "failed" in text for text in said), "a heartbeat fails")
             writer.execute("rollback")
+        monkeypatch.undo()
         with pytest.raises(holdfast.NotAcquired):
-            standby.lease("term", ttl=6, failover="session").acquire()
+            standby.lease("term", ttl=600, failover="session").acquire()
         term.renew()
         term.check()

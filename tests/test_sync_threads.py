@@ -7,20 +7,20 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from typing import Any
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
 
 import pytest
 
 import holdfast
 from holdfast.testing import Proxy
 from holdfast.testing.portal import Blocking
-from tests.children import NONE, Child, eventually, pass_time, rows
+from tests.children import NONE, PATIENCE, Child, eventually, pass_time, rows
 
 _INTERRUPTED = """
 import signal, sys, holdfast
 client = holdfast.Client(sys.argv[1])
-grant = client.lease("a", ttl=60).acquire()
+grant = client.lease("a", ttl=3600).acquire()
 def leave(*_):
     print("asked to end")
     try:
@@ -35,34 +35,38 @@ print("held")
 while True:
     sys.stdin.readline()
     print("asking")
-    client.lease("b", ttl=60).acquire().release()
+    client.lease("b", ttl=3600).acquire().release()
 """
 
 
+class Slow(NamedTuple):
+    """A URL, what makes every call there last, and what ends that."""
+
+    url: str
+    stall: Callable[[], object]
+    heal: Callable[[], object]
+
+
 @pytest.fixture
-def slow(either: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A URL, and what makes every call there last until the end of the test."""
+def slow(either: str) -> Iterator[Slow]:
     if either.startswith("postgres"):
         with Proxy(either) as link:
-            yield link.url, lambda: link.stall("to_client")
+            yield Slow(link.url, lambda: link.stall("to_client"), link.heal)
             link.heal()
     else:
         with holdfast.Client(either) as client:
             client.leases.list()
         with closing(sqlite3.connect(either.removeprefix("sqlite:///"), isolation_level=None)) as writer:
-            yield either, lambda: (writer.execute("begin immediate"), None)[1]
-            writer.execute("rollback")
+            yield Slow(either, lambda: writer.execute("begin immediate"), writer.rollback)
+            writer.rollback()
 
 
 @pytest.mark.parametrize("action", ["client.close()", "grant.release()"])
-def test_a_signal_handler_in_the_middle_of_a_call_does_not_wait_for_that_call(
-    slow: tuple[str, Callable[[], None]], either: str, action: str
-) -> None:
+def test_a_signal_handler_in_the_middle_of_a_call_does_not_wait_for_that_call(slow: Slow, action: str) -> None:
     """It runs in the very thread that is in the call, which would go on only after the handler."""
-    url, stall = slow
-    with Child(_INTERRUPTED.format(action=action), url) as child:
+    with Child(_INTERRUPTED.format(action=action), slow.url) as child:
         child.expect("held")
-        stall()
+        slow.stall()
         child.say("go")
         child.expect("asking")
         pass_time(0.09)  # for it to be in the call
@@ -84,24 +88,22 @@ def test_what_a_signal_handler_could_not_say_is_said_all_the_same(postgres_url: 
         eventually(lambda: rows(postgres_url) == NONE, "the lease is free, long before its TTL")
 
 
-def test_a_slow_call_does_not_hold_up_another_thread_beyond_its_limit(
-    slow: tuple[str, Callable[[], None]], either: str
-) -> None:
-    url, stall = slow
-    with holdfast.Client(url) as client, ThreadPoolExecutor(2) as pool:
+def test_a_slow_call_does_not_hold_up_another_thread_beyond_its_limit(slow: Slow, either: str) -> None:
+    with holdfast.Client(slow.url) as client, ThreadPoolExecutor(2) as pool:
         client.leases.list()
-        stall()
+        slow.stall()
 
         def ask(timeout: float) -> None:
             client._engine.call("purge" if either.startswith("postgres") else "beat_end", {}, timeout=timeout)
 
-        slow_one = pool.submit(ask, 3.0)
+        slow_one = pool.submit(ask, 600.0)
         eventually(lambda: not client._engine._turn.try_enter(), "it is in the call")
         with pytest.raises(holdfast.EngineError):
-            pool.submit(ask, 0.2).result(20)
+            pool.submit(ask, 0.2).result(PATIENCE)
         assert not slow_one.done()
-        with pytest.raises(holdfast.EngineError):
-            slow_one.result(20)
+        slow.heal()
+        with suppress(holdfast.EngineError):
+            slow_one.result(PATIENCE)
 
 
 def test_close_does_not_wait_for_a_slow_call_without_a_limit(
@@ -113,12 +115,12 @@ def test_close_does_not_wait_for_a_slow_call_without_a_limit(
         client = holdfast.Client(link.url)
         client.lease("a", ttl=60).acquire()
         link.stall("to_client")
-        slow_one = pool.submit(lambda: client._engine.call("lease_list", {"name": None}, timeout=4.0))
+        slow_one = pool.submit(lambda: client._engine.call("lease_list", {"name": None}, timeout=600.0))
         eventually(lambda: not client._engine._turn.try_enter(), "it is in the call")
         client.close()
         assert not slow_one.done()
         link.heal()
-        slow_one.result(20)
+        slow_one.result(PATIENCE)
         eventually(lambda: rows(postgres_url) == NONE, "released later, by the keeper")
 
 
@@ -149,13 +151,13 @@ def test_a_lease_granted_while_its_client_is_closed_is_given_back(
 
     def acquire() -> None:
         try:
-            got.append(client.lease("late", ttl=1).acquire())
+            got.append(client.lease("late", ttl=600).acquire())
         except holdfast.HoldfastError as error:
             got.append(error)
 
     with Proxy(postgres_url) as link, ThreadPoolExecutor(1) as pool:
         client = connect(link.url)
-        client.lease("before", ttl=2).acquire().release()  # so that the statement is prepared
+        client.lease("before", ttl=900).acquire().release()  # so that the statement is prepared
         link.stall("to_client")
         acquiring = threading.Thread(target=acquire)
         acquiring.start()
@@ -164,8 +166,8 @@ def test_a_lease_granted_while_its_client_is_closed_is_given_back(
         engine = (client._inner if isinstance(client, Blocking) else client)._engine
         eventually(lambda: engine.closing, "the client is being closed")
         link.heal()
-        closing_it.result(20)
-        acquiring.join(20)
-        eventually(lambda: rows(postgres_url) == NONE, "given back, and not renewed for ever", timeout=15)
+        closing_it.result(PATIENCE)
+        acquiring.join(PATIENCE)
+        eventually(lambda: rows(postgres_url) == NONE, "given back, and not renewed for ever")
         [answer] = got
         assert isinstance(answer, holdfast.HoldfastError) or answer.lost

@@ -212,6 +212,10 @@ def test_beyond_the_names_a_session_watches_waiters_ask_by_themselves(
         assert query(postgres_url, WATCHED) <= [(2,)]
 
 
+COLLIDING = ("name-19780", "name-26854")
+"""Two names with the same ``hashtext``."""
+
+
 def test_names_whose_hashes_collide_are_still_two_names(connect: Callable[..., Any], postgres_url: str) -> None:
     """Locks that show who waits, and who takes, are on hashes. A collision may wake in vain; it grants nothing."""
     one, other = COLLIDING
