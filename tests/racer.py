@@ -12,7 +12,8 @@ def main(url: str, name: str, ttl: str) -> None:
     with holdfast.Client(url) as client:
         client.leases.get(name)
         grant = None
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         for line in sys.stdin:
             if line == "release\n":
                 if grant is not None:
@@ -20,4 +21,5 @@ def main(url: str, name: str, ttl: str) -> None:
                 grant = None
             else:
                 grant = grant or client.lease(name, ttl=float(ttl)).try_acquire()
-            print(json.dumps(grant.fence if grant else None), flush=True)
+            sys.stdout.write(json.dumps(grant.fence if grant else None) + "\n")
+            sys.stdout.flush()

@@ -44,9 +44,7 @@ def contenders(either: str) -> Iterator[Contenders]:
         yield Contenders([stack.enter_context(Child(program, either, "the name", TTL)) for _ in range(COUNT)])
 
 
-def test_of_processes_acquiring_at_once_one_wins_and_of_thieves_one_steals(
-    contenders: Contenders, either: str
-) -> None:
+def test_of_processes_acquiring_at_once_one_wins_and_of_thieves_one_steals(contenders: Contenders, either: str) -> None:
     """Also: an active lease cannot be stolen, and the thief's fence is higher than that of the dead holder."""
     fence = 0
     for _ in range(ROUNDS):

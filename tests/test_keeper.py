@@ -25,7 +25,6 @@ from holdfast.testing import Postgres, Proxy
 from tests.children import NONE, PATIENCE, Child, backends, eventually, kept, last_queries, query, rows
 from tests.conftest import migrated
 
-
 LONG = 60.0
 """A TTL that no pause of the machine outlasts: that a lease is kept is seen in heartbeats, which move its trust."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import closing
@@ -15,9 +14,13 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast._async.engines import engine as _async_engine
+from holdfast._async.primitives import grant as _async_grant
+from holdfast._sync.engines import engine as _sync_engine
+from holdfast._sync.primitives import grant as _sync_grant
 from holdfast.keeper.pulse import Chore
 from holdfast.testing import Proxy
-from tests.children import Child, eventually, query, rows
+from tests.children import PATIENCE, Child, eventually, query, rows
 
 Connect = Callable[..., Any]
 WHY: dict[str, Any] = {"actor": "operator", "reason": "test"}
@@ -66,47 +69,56 @@ def test_an_adopted_lease_takes_no_on_lost_that_it_could_not_keep(connect: Conne
     assert client.lease("import").adopt(token).token == token
 
 
+AN_HOUR = 3600.0
+
+
+@pytest.fixture
+def calls_that_may_take_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless they are given a limit that is shorter."""
+    for grant, flavour in ((_sync_grant.LeaseGrant, "_sync"), (_async_grant.AsyncLeaseGrant, "_async")):
+        monkeypatch.setitem(grant.release.__kwdefaults__, "timeout", AN_HOUR)
+        for module in ("primitives.grant", "primitives.lease", "recipes.shards"):
+            monkeypatch.setattr(f"holdfast.{flavour}.{module}.CALL_TIMEOUT", AN_HOUR)
+    for engine in (_sync_engine.Engine, _async_engine.AsyncEngine):
+        for function in (engine.call, engine.call_when_free):
+            monkeypatch.setitem(function.__kwdefaults__, "timeout", AN_HOUR)
+
+
+@pytest.mark.usefixtures("calls_that_may_take_an_hour")
 def test_in_a_silence_nobody_waits_for_longer_than_the_lease_is_trusted(connect: Connect, postgres_url: str) -> None:
     """To leave a block whose lease is lost by then; one that is left at once; the work of an elector; and shards."""
-    begun, silent, took = threading.Barrier(4), threading.Event(), dict[str, float]()
+    begun, silent = threading.Barrier(4), threading.Event()
 
-    def leave(what: str, block: Any) -> None:
+    def leave(block: Any) -> None:
         with block:
-            begun.wait(30)
-            silent.wait(30)
-            began = time.monotonic()
-        took[what] = time.monotonic() - began
+            begun.wait(PATIENCE)
+            silent.wait()
 
     def lead(term: Any) -> None:
-        begun.wait(30)
-        term.stopping.wait(30)
+        begun.wait(PATIENCE)
+        term.stopping.wait()
 
     with Proxy(postgres_url) as way:
         client, elsewhere, third = connect(way.url), holdfast.Client(way.url), holdfast.Client(way.url)
         elector = elsewhere.elector("work", ttl=1.5, renew_every=0.3, retry_every=0.3)
         others = [
-            threading.Thread(target=leave, args=("block", elsewhere.lease("block", ttl=1.5))),
-            threading.Thread(target=leave, args=("shards", third.shards("sweep", 3, ttl=1.5))),
+            threading.Thread(target=leave, args=(elsewhere.lease("block", ttl=1.5),)),
+            threading.Thread(target=leave, args=(third.shards("sweep", 3, ttl=1.5),)),
             threading.Thread(target=elector.run, args=(lead,)),
         ]
         for each in others:
             each.start()
         with client.lease("import", ttl=1.5) as grant:
-            begun.wait(30)
+            begun.wait(PATIENCE)
             way.stall()
             silent.set()
             elector.stop()
-            stopped_at = time.monotonic()
             eventually(lambda: grant.lost, "its trust is over")
-            told_at = time.monotonic()
-        left_at = time.monotonic()
-        others[2].join()
-        took["elector"] = time.monotonic() - stopped_at
         for each in others:
-            each.join()
+            each.join(PATIENCE)
+        waiting = [each for each in others if each.is_alive()]
         way.heal()
-        assert left_at - told_at < 5, "a call waits for ten"
-        assert max(took.values()) < 5, took
+        assert waiting == [], "until somebody answers"
         eventually(lambda: rows(postgres_url)["lease"] == 0, "all are released when somebody answers")
         elsewhere.close()
         third.close()
@@ -114,18 +126,19 @@ def test_in_a_silence_nobody_waits_for_longer_than_the_lease_is_trusted(connect:
 
 def test_housekeeping_that_has_to_wait_costs_no_lease_that_lives_with_its_session(postgres_url: str) -> None:
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as other:
-        grant = client.lease("import", ttl=3, failover="session").acquire()
+        grant = client.lease("import", ttl=600, failover="session").acquire()
         other.execute("lock table holdfast.history in exclusive mode")
         client._engine.keeper.purge_soon()
         tried = threading.Event()
         client._engine.keeper.later(0.0, tried.set)
-        assert tried.wait(30)
+        assert tried.wait(PATIENCE)
         grant.check()
 
 
 def test_what_cannot_be_released_at_exit_keeps_nothing_else(postgres_url: str) -> None:
     program = """
-    import sys, holdfast, psycopg
+    import sys, holdfast, holdfast.keeper.thread, psycopg
+    holdfast.keeper.thread.EXIT_BUDGET = 30.0  # a busy machine needs longer
     client, connection = holdfast.Client(sys.argv[1]), psycopg.connect(sys.argv[1])
     other = client.lease("other", ttl=600).acquire()
     with client.lease("protected", ttl=3) as grant:

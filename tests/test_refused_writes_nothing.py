@@ -31,9 +31,10 @@ def test_what_is_refused_writes_no_wal() -> None:
                 "a deletion": lambda: client.objects.delete_if("box", "b-1", 1),
             }
             for what, ask in refused.items():
-                assert 0 in (written := [_written(postgres, ask) for _ in range(8)]), (
-                    f"bytes of WAL by {what}: {written}"
-                )
+                written: list[int] = []
+                while 0 not in written:
+                    assert len(written) < 8, f"bytes of WAL by {what}: {written}"
+                    written.append(_written(postgres, ask))
         holder.close()
         loser.close()
 
@@ -64,7 +65,7 @@ def test_a_refused_acquire_waits_for_no_writer(sqlite_url: str) -> None:
     holder.acquire("x", "holder")
     with closing(sqlite3.connect(holder.database.target, isolation_level=None)) as users:
         users.execute("begin immediate")
-        assert loser.call("lease_acquire", timeout=0.2, **acquisition("x"))[0]["status"] == "held"
+        assert loser.call("lease_acquire", timeout=20.0, **acquisition("x"))[0]["status"] == "held"
         users.execute("rollback")
     holder.close()
     loser.close()

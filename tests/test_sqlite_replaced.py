@@ -23,30 +23,33 @@ def replace(path: Path) -> None:
     Path(f"{path}.new").replace(path)
 
 
-def held(client: Any, **options: Any) -> Any:
-    """A lease whose heart has beaten: the session for that stays open."""
-    grant = client.lease("import", ttl=1.0, **options).acquire()
-    first = grant.remaining()
-    until(lambda: grant.remaining() < first - 0.1, what="time passes")
-    until(lambda: grant.remaining() > first - 0.1, what="a heartbeat")
-    return grant
+def held(client: Any, *ttls: float, **options: Any) -> Any:
+    """A lease that heartbeats have renewed: the session for that stays open. Of several TTLs the first that the machine
+    does not outlast by standing still."""
+    for ttl in ttls:
+        grant = client.lease(f"import-{ttl}", ttl=ttl, renew_every=0.05, **options).acquire()
+        first = grant.trusted_until
+        until(lambda: grant.lost or grant.trusted_until > first + 0.1, what="some heartbeats")  # noqa: B023
+        if not grant.lost:
+            return grant
+    raise AssertionError(f"none of the TTLs {ttls} was long enough")
 
 
 @pytest.mark.parametrize("failover", ["ttl", "session"])
 def test_a_lease_in_the_old_file_is_lost(connect: Connect, tmp_path: Path, failover: str) -> None:
     """Its holder renewed it there for ever, and another process got it in the new one."""
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
-    grant = held(client, failover=failover)
+    grant = held(client, 600, failover=failover)
     replace(tmp_path / "app.db")
     until(lambda: grant.lost, what="it is told")
     with pytest.raises((holdfast.LeaseLost, holdfast.OwnershipUnknown)):
         grant.check()
-    assert client.lease("import", ttl=1.0).acquire(timeout=10).fence
+    assert client.lease(grant.name, ttl=60).acquire(timeout=60).fence
 
 
 def test_a_file_that_is_gone_keeps_no_lease(connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
-    grant = held(client)
+    grant = held(client, 1.0, 5.0, 25.0)
     (tmp_path / "app.db").rename(tmp_path / "away.db")
     until(lambda: grant.lost, what="it is told")
     with pytest.raises(holdfast.OwnershipUnknown):

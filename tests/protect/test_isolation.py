@@ -11,10 +11,13 @@ import pytest
 
 import holdfast
 from holdfast import EngineError, FencedOut
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.subjects import ask, make_table
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
+EXPIRE = """
+update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
+"""
 
 
 @FORMS
@@ -52,7 +55,12 @@ def test_a_snapshot_older_than_the_last_heartbeat_is_no_reason_to_refuse(
 
     Every form at every level that keeps its snapshot: all of them grow old at the same time."""
     table = make_table(url)
-    grant = client.lease(name, ttl=2, renew_every=0.05).acquire()
+    grant = client.lease(name, ttl=600).acquire()
+    expire = """
+        update holdfast.beat set expires_at = clock_timestamp() + make_interval(secs => %s)
+        where id = (select beat from holdfast.lease where name = %s)
+    """
+    ask(url, expire, 1, name)
     shown = "select expires_at from holdfast.lease_list(%s)"
     old: list[tuple[Any, psycopg.Connection[Any], str]] = []
     with ExitStack() as stack:
@@ -61,6 +69,7 @@ def test_a_snapshot_older_than_the_last_heartbeat_is_no_reason_to_refuse(
             connection.isolation_level = isolation
             [[until]] = connection.execute(shown, [name]).fetchall()
             old.append((at, connection, until))
+        ask(url, expire, 600, name)  # as a heartbeat does
         latest = max(until for _, _, until in old)
         eventually(lambda: ask(url, "select extract(epoch from clock_timestamp()) > %s", latest) == [(True,)], "is old")
         for at, connection, _ in old:
@@ -90,12 +99,12 @@ def test_time_is_that_of_the_question_and_not_of_the_beginning_of_the_transactio
     url: str, client: holdfast.Client, name: str
 ) -> None:
     """Its lease was alive when they began: what is over meanwhile is over, and a TTL is counted from now."""
-    grant = client.lease(name, ttl=0.3, auto_renew=False).acquire()
+    grant = client.lease(name, ttl=600, auto_renew=False).acquire()
     with ExitStack() as stack:
         first, second, thief = (stack.enter_context(psycopg.connect(url)) for _ in range(3))
         for connection in (first, second, thief):
             assert connection.execute("select name from holdfast.lease_list(%s)", [name]).fetchall() == [(name,)]
-        eventually(lambda: client.leases.get(name) is None, "it has expired")
+        ask(url, EXPIRE, name)
         with pytest.raises(FencedOut):
             grant.protect(first)
         with pytest.raises(FencedOut):
@@ -119,7 +128,7 @@ def test_an_old_snapshot_does_not_hide_a_takeover(
     with psycopg.connect(url) as connection:
         connection.isolation_level = isolation
         connection.execute("select 1")
-        assert client.lease(name).acquire(timeout=20).fence > grant.fence
+        assert client.lease(name).acquire(timeout=PATIENCE).fence > grant.fence
 
         def commit() -> None:
             grant.protect(connection, at=at)

@@ -11,6 +11,7 @@ import json
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,11 +19,13 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.children import Child, eventually
+from tests.children import PATIENCE, Child, eventually
 from tests.subjects import ask, make_table, shared_postgres
 
-TTL = 0.7
-_LONG = itertools.count(30)
+TTLS = (0.7, 5.0, 25.0)
+"""For a transaction that holds up its successor: the server ends it when it idles for a TTL. A machine that stands still
+for longer than one before the worker is where it is to be stopped has the next to show it."""
+_LONG = itertools.count(600)
 """Each another one, and so with a beat of its own: that it is over is said in its row."""
 EXPIRE = """
 update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
@@ -89,19 +92,21 @@ def stop(child: Child) -> None:
 def overtaken(worker: Child, isolation: str, at: str | None, position: str) -> tuple[str, list[str]]:
     """What the worker said of its transaction, and the rows that are there."""
     url = shared_postgres()
-    name, table = f"lease-{secrets.token_hex(4)}", make_table(url)
+    table = make_table(url)
     locks = at == "start" and position != "before protect"
-    ttl = TTL if locks else next(_LONG)
-    worker.say(
-        json.dumps({"name": name, "isolation": isolation, "at": at, "position": position, "table": table, "ttl": ttl})
-    )
-    fence = int(worker.line())
-    worker.expect("here")
+    order = {"isolation": isolation, "at": at, "position": position, "table": table}
+    for ttl in TTLS if locks else [next(_LONG)]:
+        name = f"lease-{secrets.token_hex(4)}"
+        worker.say(json.dumps({**order, "name": name, "ttl": ttl}))
+        fence = int(worker.line())
+        if (answer := worker.line()) == "here":
+            break
+    assert answer == "here"
     stop(worker)
     if not locks:  # so that the TTL need not be waited for
         ask(url, EXPIRE, name)
     try:
-        with holdfast.Client(url) as client, client.lease(name).acquire(timeout=30) as successor:
+        with holdfast.Client(url) as client, client.lease(name).acquire(timeout=PATIENCE) as successor:
             assert successor.fence > fence
             worker.signal(signal.SIGCONT)
             worker.say("go on")
@@ -119,8 +124,17 @@ def test_a_stopped_holder_cannot_commit_what_it_protected_at_commit(
     assert overtaken(worker, isolation, "commit", position) == ("FencedOut", [])
 
 
-@pytest.mark.parametrize("isolation", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    ("position", "isolation"),
+    [
+        ("before protect", "READ_COMMITTED"),
+        ("before protect", "REPEATABLE_READ"),
+        ("before protect", "SERIALIZABLE"),
+        ("before", "READ_COMMITTED"),
+        ("between", "REPEATABLE_READ"),
+        ("after", "SERIALIZABLE"),
+    ],
+)
 def test_a_stopped_holder_cannot_commit_what_it_protected_at_start(
     worker: Child, isolation: str, position: str
 ) -> None:
@@ -139,8 +153,8 @@ SQLITE_WORKER = """
     import sqlite3, sys
     import holdfast
 
-    url, path, table = sys.argv[1:]
-    grant = holdfast.Client(url).lease("job", ttl=float(0.7)).acquire()
+    url, path, table, ttl = sys.argv[1:]
+    grant = holdfast.Client(url).lease("job", ttl=float(ttl)).acquire()
     connection = sqlite3.connect(path, isolation_level=None)
     print(grant.fence, flush=True)
     def attempt(what, protect):
@@ -161,54 +175,63 @@ SQLITE_WORKER = """
 """
 
 
-@pytest.fixture
-def sqlite_worker(sqlite_url: str) -> Iterator[tuple[Child, str, int]]:
-    with holdfast.Client(sqlite_url) as client:
+@contextmanager
+def sqlite_worker(url: str, ttl: float) -> Iterator[tuple[Child, str, int]]:
+    with holdfast.Client(url) as client:
         client.leases.list()
-    table = make_table(sqlite_url)
-    with Child(SQLITE_WORKER, sqlite_url, sqlite_url.removeprefix("sqlite:///"), table) as child:
+    table = make_table(url)
+    with Child(SQLITE_WORKER, url, url.removeprefix("sqlite:///"), table, ttl) as child:
         yield child, table, int(child.line())
 
 
-def test_a_stopped_holder_is_refused_on_sqlite(sqlite_url: str, sqlite_worker: tuple[Child, str, int]) -> None:
+def test_a_stopped_holder_is_refused_on_sqlite(sqlite_url: str) -> None:
     """Stopped before it protects, overtaken, refused; while an unprotected write of its does go through."""
-    worker, table, fence = sqlite_worker
-    stop(worker)
-    with holdfast.Client(sqlite_url) as client, client.lease("job").acquire(timeout=30) as successor:
-        assert successor.fence > fence
-        worker.signal(signal.SIGCONT)
-        worker.say("stale")
-        worker.expect("FencedOut")
-        assert ask(sqlite_url, f"select what from {table}") == []
-        worker.say("unprotected")
-        worker.expect("open")
-        worker.say("commit")
-        worker.expect("committed")
-        assert ask(sqlite_url, f"select what from {table}") == [("unprotected",)]
+    with (
+        sqlite_worker(sqlite_url, 0.7) as (worker, table, fence),
+        holdfast.Client(sqlite_url) as client,
+    ):
+        stop(worker)
+        with client.lease("job").acquire(timeout=PATIENCE) as successor:
+            assert successor.fence > fence
+            worker.signal(signal.SIGCONT)
+            worker.say("stale")
+            worker.expect("FencedOut")
+            assert ask(sqlite_url, f"select what from {table}") == []
+            worker.say("unprotected")
+            worker.expect("open")
+            worker.say("commit")
+            worker.expect("committed")
+            assert ask(sqlite_url, f"select what from {table}") == [("unprotected",)]
 
 
-def test_nobody_overtakes_a_holder_stopped_inside_its_transaction_on_sqlite(
-    sqlite_url: str, sqlite_worker: tuple[Child, str, int]
-) -> None:
+def test_nobody_overtakes_a_holder_stopped_inside_its_transaction_on_sqlite(tmp_path: Path) -> None:
     """It is the only writer: its commit comes before the takeover, although its TTL is long over."""
-    worker, table, fence = sqlite_worker
-    worker.say("mine")
-    worker.expect("open")
-    stop(worker)
+    for ttl in TTLS:  # refused before it is stopped: the machine stood still for a TTL
+        url = f"sqlite:///{tmp_path / f'{ttl}.db'}"
+        with sqlite_worker(url, ttl) as (worker, table, fence):
+            worker.say("mine")
+            if worker.line() == "open":
+                stop(worker)
+                not_overtaken(url, worker, table, fence)
+                return
+    pytest.fail("the holder is refused")
+
+
+def not_overtaken(url: str, worker: Child, table: str, fence: int) -> None:
     seen: list[Any] = []
 
     def take_over() -> None:
-        with holdfast.Client(sqlite_url) as client, client.lease("job").acquire(timeout=30) as successor:
-            seen.extend([successor.fence > fence, ask(sqlite_url, f"select what from {table}")])
+        with holdfast.Client(url) as client, client.lease("job").acquire(timeout=PATIENCE) as successor:
+            seen.extend([successor.fence > fence, ask(url, f"select what from {table}")])
 
     thread = Thread(target=take_over)
     thread.start()
-    eventually(lambda: expired(sqlite_url), "the TTL is over")
+    eventually(lambda: expired(url), "the TTL is over")
     assert not seen
     worker.signal(signal.SIGCONT)
     worker.say("commit")
     worker.expect("committed")
-    thread.join(30)
+    thread.join(PATIENCE)
     assert seen == [True, [("mine",)]]
 
 

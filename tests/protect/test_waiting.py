@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,14 +13,14 @@ import pytest
 
 import holdfast
 from holdfast import EngineError, FencedOut
-from tests.children import eventually
+from holdfast._sync.engines.engine import Engine
+from tests.children import PATIENCE, eventually, kept
 from tests.subjects import ask, make_table
 
 EXPIRE = """
 update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)
 """
 LINGER = EXPIRE.replace("clock_timestamp()", "clock_timestamp() + interval '1 min'")
-EXPIRES = "select b.expires_at from holdfast.beat b join holdfast.lease l on l.beat = b.id where l.name = %s"
 STATUS = "select status from holdfast.lease_acquire(%s, 'thief', 30)"
 FORCING = "select 1 from pg_stat_activity where datname = current_database() and query like '%lease_force_release(%'"
 
@@ -98,9 +97,9 @@ def test_overlapping_protected_transactions_cannot_starve_a_takeover(
         overlapping = pool.submit(overlap)
         eventually(lambda: len(ready) > 20, "they overlap")
         ask(url, EXPIRE, name)
-        assert operator.lease(name).acquire(timeout=30).fence > grant.fence
+        assert operator.lease(name).acquire(timeout=PATIENCE).fence > grant.fence
         with pytest.raises(FencedOut):
-            overlapping.result(30)
+            overlapping.result(PATIENCE)
 
 
 def test_a_thief_is_told_busy_and_others_of_the_same_dead_beat_go_on(
@@ -118,37 +117,64 @@ def test_a_thief_is_told_busy_and_others_of_the_same_dead_beat_go_on(
     assert operator.lease(grants[0].name).acquire().fence > grants[0].fence
 
 
-def test_a_transaction_open_for_five_seconds_delays_nobody_else_and_a_forced_release_gives_up(
-    url: str, client: holdfast.Client, operator: holdfast.Client, connection: psycopg.Connection[Any], name: str
+def test_an_open_transaction_delays_nobody_else(
+    url: str,
+    client: holdfast.Client,
+    operator: holdfast.Client,
+    connection: psycopg.Connection[Any],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As long as the forced release waits, leases come and go, and the heartbeat of the protected one goes on. A
-    release from SQL, which waits in the server, gives up as well."""
-    grant = client.lease(name, ttl=3, renew_every=0.2).acquire()
+    """As long as a forced release waits for it, which here is until it ends, and a release from SQL in the server, leases
+    come and go, and the heartbeat of the protected one goes on."""
+    monkeypatch.setattr("holdfast._sync.primitives.leases._PATIENCE", 3600.0)
+    monkeypatch.setitem(Engine.call_when_free.__kwdefaults__, "timeout", 3600.0)
+    grant = client.lease(name, ttl=600, renew_every=0.05).acquire()
     grant.protect(connection)
-    renewals, rounds, slowest = set(), 0, 0.0
 
     def release_from_sql() -> None:
-        with psycopg.connect(url, options="-c statement_timeout=20s") as waiting:
+        with psycopg.connect(url, options="-c lock_timeout=1h") as waiting:
             waiting.execute("select holdfast.lease_release(%s, %s::uuid)", [name, grant.token])
 
-    with ThreadPoolExecutor(2) as pool, holdfast.Client(url) as bystander:
+    with ThreadPoolExecutor(3) as pool, holdfast.Client(url) as bystander:
         from_sql = pool.submit(release_from_sql)
-        forced = pool.submit(lambda: operator.leases.force_release(name, actor="test", reason="too long"))
+        forced = pool.submit(operator.leases.force_release, name, actor="test", reason="too long")
         eventually(lambda: ask(url, FORCING), "the forced release has asked")
-        while not forced.done() or not from_sql.done():
+
+        def others_go_on() -> None:
             for each in (client, operator, bystander):
-                begun = time.monotonic()
-                with each.lease(f"{name}-other", ttl=3).acquire(), each.lease(f"{name}-another").acquire():
+                with each.lease(f"{name}-other", ttl=60).acquire(), each.lease(f"{name}-another").acquire():
                     assert each.leases.get(name)
-                slowest = max(slowest, time.monotonic() - begun)
-            renewals.add(connection.execute(EXPIRES, [name]).fetchone())
-            rounds += not forced.done()
-        with pytest.raises(EngineError, match=f"{name}.* cannot be taken away while"):
-            forced.result()
-        assert isinstance(from_sql.exception(), psycopg.errors.LockNotAvailable)
-    assert rounds > 10
-    assert slowest < 1.5, "whoever is held up by it is so until its end, seconds later"
-    assert len(renewals) > 5
+            kept(grant, 0.2)
+
+        try:
+            pool.submit(others_go_on).result(PATIENCE)
+            assert not forced.done()
+        finally:
+            connection.rollback()
+        assert forced.exception(PATIENCE) is None
+        from_sql.exception(PATIENCE)
+
+
+def test_a_release_gives_up_while_a_transaction_is_open(
+    url: str,
+    client: holdfast.Client,
+    operator: holdfast.Client,
+    connection: psycopg.Connection[Any],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A forced one, and one from SQL, which waits in the server."""
+    monkeypatch.setattr("holdfast._sync.primitives.leases._PATIENCE", 0.1)
+    grant = client.lease(name, ttl=600).acquire()
+    grant.protect(connection)
+    with pytest.raises(EngineError, match=f"{name}.* cannot be taken away while"):
+        operator.leases.force_release(name, actor="test", reason="too long")
+    with (
+        psycopg.connect(url, options="-c statement_timeout=60s") as waiting,
+        pytest.raises(psycopg.errors.LockNotAvailable),
+    ):
+        waiting.execute("select holdfast.lease_release(%s, %s::uuid)", [name, grant.token])
     assert not grant.lost
     connection.commit()
     assert grant.release()
@@ -171,7 +197,7 @@ def test_a_forced_release_comes_after_the_transaction_that_was_protected_at_star
         eventually(lambda: ask(url, FORCING), "the forced release has asked")
         assert not forced.done()
         connection.commit()
-        assert forced.result(30) == (True, [("in time",)])
+        assert forced.result(PATIENCE) == (True, [("in time",)])
     with pytest.raises(FencedOut):
         grant.protect(connection)
 
@@ -193,27 +219,48 @@ def test_a_release_inside_its_own_protected_transaction_says_so_and_keeps_the_le
 
 
 def test_a_release_inside_its_own_protected_transaction_leaves_the_transaction_usable(
-    url: str, client: holdfast.Client, connection: psycopg.Connection[Any], name: str
+    url: str,
+    client: holdfast.Client,
+    connection: psycopg.Connection[Any],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server ends a protected transaction that idles for a TTL: whoever waits in release must be told before."""
-    table = make_table(url)
-    grant = client.lease(name, ttl=3).acquire()
+    """The server ends a protected transaction that idles for a TTL: a release must give up well before."""
+    table, given, call = make_table(url), list[float](), client._engine.call_when_free
+
+    def call_when_free(*arguments: Any, patience: float, **options: Any) -> Any:
+        given.append(patience)
+        return call(*arguments, patience=0.1, **options)
+
+    monkeypatch.setattr(client._engine, "call_when_free", call_when_free)
+    monkeypatch.setattr("holdfast._sync.primitives.grant._RELEASE_PATIENCE", 3600.0)
+    grant = client.lease(name, ttl=60).acquire()
     with grant.transaction(connection):
         connection.execute(f"insert into {table} values ('kept')".encode())
         with pytest.raises(EngineError, match="commit or roll back first"):
             grant.release()
+    assert given[0] <= 30
     assert ask(url, f"select what from {table}") == [("kept",)]
 
 
-def test_on_sqlite_a_release_inside_a_transaction_of_ones_own_is_told_soon(sqlite_url: str) -> None:
+def test_on_sqlite_a_release_inside_a_transaction_of_ones_own_is_told_soon(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There it holds up every writer, and the one who waits may be the one who is waited for."""
+    limits = list[float]()
     with holdfast.Client(sqlite_url) as client, closing(sqlite3.connect(sqlite_url[len("sqlite:///") :])) as connection:
-        grant = client.lease("job", ttl=6).acquire()
+        grant, call = client.lease("job", ttl=600).acquire(), client._engine.call
+
+        def release(*arguments: Any, timeout: float, **options: Any) -> Any:
+            limits.append(timeout)
+            return call(*arguments, timeout=0.1, **options)
+
+        monkeypatch.setattr(client._engine, "call", release)
         grant.protect(connection)
-        began = time.monotonic()
         with pytest.raises(EngineError, match="your own"):
             grant.release()
-        assert time.monotonic() - began < 6
+        monkeypatch.undo()
+        assert limits == [5.0], "half of what other calls are given"
         connection.commit()
         eventually(lambda: client.leases.get("job") is None, "it is given back all the same")
 
@@ -246,7 +293,7 @@ def test_the_block_of_a_lease_left_with_the_transaction_open_frees_it_when_that_
     assert grant.lost
     assert operator.lease(name).try_acquire() is None
     connection.commit()
-    assert operator.lease(name).acquire(timeout=20).fence > grant.fence
+    assert operator.lease(name).acquire(timeout=PATIENCE).fence > grant.fence
 
 
 def test_a_release_inside_a_transaction_protected_at_commit_costs_the_commit(

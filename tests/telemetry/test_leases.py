@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 
 Connect = Callable[..., Any]
 
@@ -42,7 +42,7 @@ def test_coming_and_going_are_told_once_each(connect: Connect, either: str, told
 
 def test_a_loss_is_told_once_with_its_reason_and_leaves_the_gauge(connect: Connect, either: str, told: Any) -> None:
     client, before = connect(either), held()
-    grant = client.lease("a", ttl=3, renew_every=0.1).acquire()
+    grant = client.lease("a", ttl=600, renew_every=0.1).acquire()
     client.leases.force_release("a", actor="op", reason="test")
     eventually(lambda: grant.lost, "the loss to be learned")
     assert held() == before
@@ -55,7 +55,7 @@ def test_a_loss_is_told_once_with_its_reason_and_leaves_the_gauge(connect: Conne
 def test_a_takeover_is_told_to_whoever_took_it(connect: Connect, either: str, told: Any) -> None:
     client = connect(either)
     client.lease("a", ttl=0.05, auto_renew=False).acquire()
-    client.lease("a", holder="heir", timeout=10).acquire()
+    client.lease("a", holder="heir", timeout=PATIENCE).acquire()
     assert [fields for event, fields in told if event == "lease.taken_over"] == [{"kind": "lease"}]
     [_, waited] = [fields["waited"] for event, fields in told if event == "lease.acquired"]
     assert waited > 0
@@ -76,17 +76,17 @@ def test_slots_are_a_kind_of_their_own_and_violations_are_counted(connect: Conne
 
 def test_the_heartbeat_is_told_and_its_age_read(connect: Connect, either: str, told: Any) -> None:
     client = connect(either)
-    client.lease("a", ttl=5, renew_every=0.05).acquire()
+    client.lease("a", ttl=600, renew_every=0.05).acquire()
     eventually(lambda: [f for e, f in told if e == "keeper.beat"], "a heartbeat")
     [first, *_] = [fields for event, fields in told if event == "keeper.beat"]
     assert first["outcome"] == "renewed"
-    assert 0 <= telemetry.readings()["heartbeat_age_seconds"] < 5
+    assert 0 <= telemetry.readings()["heartbeat_age_seconds"] < PATIENCE
 
 
 def test_who_waits_is_counted(connect: Connect, either: str) -> None:
     client, before = connect(either), telemetry.readings().get("lease_waiters", 0.0)
     grant = client.lease("a").acquire()
-    waiter = threading.Thread(target=lambda: client.lease("a", holder="other", timeout=30).acquire())
+    waiter = threading.Thread(target=lambda: client.lease("a", holder="other", timeout=600).acquire())
     waiter.start()
     eventually(lambda: telemetry.readings()["lease_waiters"] == before + 1, "somebody to wait")
     grant.release()

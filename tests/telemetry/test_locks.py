@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.telemetry.conftest import Told
 
 Connect = Callable[..., Any]
@@ -73,7 +73,7 @@ def test_a_loss_is_told_once_and_leaves_the_gauge(connect: Connect, postgres_url
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'")
     eventually(lambda: len(told.of("lock.lost")) == 2, "both to be told")
-    assert lost.wait(30)
+    assert lost.wait(PATIENCE)
     assert gauge("locks_held") == before
     for grant in grants:
         assert not grant.release()

@@ -13,7 +13,7 @@ from holdfast import telemetry
 from holdfast._sync.primitives.operations.governing import Governance
 from holdfast._wire import telemetry as _wire_telemetry
 from holdfast.testing.operation_stage import leave_half_done, running
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.telemetry.conftest import Told
 
 Connect = Callable[..., Any]
@@ -59,7 +59,7 @@ def test_an_operation_is_told_from_its_start_to_its_end_under_what_its_key_says(
     assert [each["run"] for each in started] == [each["run"] for each in ended]
     [begun], [left] = told.of("operation.begun"), told.of("operation.left")
     assert begun["run"] == left["run"] == ended[0]["run"]
-    assert 0 < left["held"] < ended[0]["seconds"] + 1
+    assert 0 < left["held"] < ended[0]["seconds"] + PATIENCE
     assert not told.count("retry_events")
     assert not told.count("lineage_rewrite_ops")
 

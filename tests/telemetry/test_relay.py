@@ -15,7 +15,7 @@ import holdfast
 from holdfast import telemetry
 from holdfast.core import relay as decisions
 from holdfast.testing.yard import Yard
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.lineage.sinks import Kept
 from tests.reconciler.replicas import Records, running
 from tests.telemetry.conftest import Told
@@ -76,7 +76,7 @@ def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to
         assert "relay_lag_seconds" not in telemetry.readings(), "it stands by"
         runs = threading.Thread(target=relay.run)
         runs.start()
-        assert refused.wait(30)
+        assert refused.wait(PATIENCE)
         lag = telemetry.readings()["relay_lag_seconds"]
         assert 1000 <= lag < 1100, "what was left to it, by the database's clock"
         eventually(lambda: telemetry.readings()["relay_lag_seconds"] > lag + 0.05, "it to grow")
@@ -151,7 +151,7 @@ def test_a_reconciler_tells_what_it_counts_and_when_it_swept(sqlite_url: str, tm
     with running((sqlite_url, "sync"), yard, sweep_every=0.05) as replica:
         records.becomes("b-1", "Ready")
         eventually(lambda: replica.counts.sweeps > 2, "some sweeps")
-        assert 0 <= telemetry.readings()["reconciler_sweep_age_seconds"] < 30
+        assert 0 <= telemetry.readings()["reconciler_sweep_age_seconds"] < PATIENCE
     assert "reconciler_sweep_age_seconds" not in telemetry.readings()
     found: dict[str, int] = {}
     for each in told.of("reconciler.counted"):

@@ -15,6 +15,7 @@ import threading
 from holdfast._wire import forks, telemetry
 from holdfast._wire.clock import now
 from holdfast._wire.database import Database
+from holdfast.keeper import thread
 from holdfast.keeper.ears import OBJECTS
 from holdfast.keeper.pulse import Holding, Pulse
 from holdfast.keeper.thread import THREAD, Keeper
@@ -55,7 +56,7 @@ def _forget() -> None:
 @atexit.register
 def _close_all() -> None:
     """Release what is still held, bounded: what cannot be said in time is left to expire."""
-    keepers, until = list(_keepers.values()), now() + 2.5
+    keepers, until = list(_keepers.values()), now() + thread.EXIT_BUDGET + 0.5
     for keeper in keepers:
         keeper.close(timeout=0.0)  # all at once
     for keeper in keepers:
