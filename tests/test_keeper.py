@@ -138,6 +138,7 @@ def test_heartbeats_do_not_grow_with_the_leases(postgres_url: str) -> None:
             updated = [table for (table,) in query(postgres_url, "select what from updated")]
         finally:
             stop()
+        assert rows(postgres_url) == {"lease": 100, "beat": 1}
         assert {*updated} == {"beat"}
         assert len(updated) <= len(beats) + 1, "one of them may not be told of yet"
 

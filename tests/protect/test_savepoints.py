@@ -28,8 +28,8 @@ _urls: dict[int, str] = {}
 
 LEVELS = list(psycopg.IsolationLevel)[1:]
 PLACES = [*((NEWEST, level) for level in LEVELS), *zip(MAJORS[:-1], LEVELS[1:] * len(MAJORS), strict=False)]
-"""At every isolation level, because what a takeover is told apart by differs in each; and in every version, because how a
-row shows who has locked it is the server's own business."""
+"""Every isolation level, because what a takeover is told apart by differs in each; and every version, because how a row
+shows who has locked it is the server's own business."""
 
 
 @pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{place[1].name.lower()}")

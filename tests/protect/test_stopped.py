@@ -23,8 +23,8 @@ from tests.children import PATIENCE, Child, eventually
 from tests.subjects import ask, make_table, shared_postgres
 
 TTLS = (0.7, 5.0, 25.0)
-"""For a transaction that holds up its successor: the server ends it when it idles for a TTL. A machine that stands still
-for longer than one before the worker is where it is to be stopped has the next to show it."""
+"""Of a lease whose transaction holds up the successor: the server ends one that idles for a TTL. If the machine stands
+still for so long before the worker is where it is to be stopped, the next is longer."""
 _LONG = itertools.count(600)
 """Each another one, and so with a beat of its own: that it is over is said in its row."""
 EXPIRE = """
