@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.subjects import Subject, ask, entered, settled, shared_postgres
 
 ON_POSTGRES = [*subjects.POSTGRES, *subjects.ALCHEMY]
 ON_SQLITE = [*subjects.SQLITE, *subjects.ALCHEMY_SQLITE]
-FORMS = pytest.mark.parametrize("at", ["start", "commit"])
+AT = ("start", "commit")
 
 
 @pytest.fixture(params=ON_POSTGRES + ON_SQLITE)
@@ -39,64 +38,65 @@ def at_rest(subject: Subject) -> bool:
     return not subject.on_postgres or ask(subject.url, "select count(*) from holdfast.commit_check") == [(0,)]
 
 
-@FORMS
-async def test_the_holder_commits_a_transaction_opened_for_it(subject: Subject, at: Any) -> None:
+async def test_the_holder_commits_a_transaction_opened_for_it(subject: Subject) -> None:
+    for number, at in enumerate(AT, 1):
+        grant = await subject.acquire()
+        async with entered(grant.transaction(subject.connection, at=at)) as connection:
+            assert connection is subject.connection
+            await subject.write("done")
+        assert subject.rows() == ["done"] * number
+        assert at_rest(subject)
+        assert await settled(grant.release())
+
+
+async def test_the_holder_commits_its_own_transaction_and_learns_its_fence(subject: Subject) -> None:
     grant = await subject.acquire()
-    async with entered(grant.transaction(subject.connection, at=at)) as connection:
-        assert connection is subject.connection
+    for number, at in enumerate(AT):
+        await subject.begin()
+        assert await settled(grant.protect(subject.connection, at=at)) == grant.fence
         await subject.write("done")
-    assert subject.rows() == ["done"]
-    assert at_rest(subject)
-    assert await settled(grant.release())
+        assert subject.rows() == ["done"] * number
+        await subject.commit()
+        assert subject.rows() == ["done"] * (number + 1)
+        assert at_rest(subject)
 
 
-@FORMS
-async def test_the_holder_commits_its_own_transaction_and_learns_its_fence(subject: Subject, at: Any) -> None:
-    grant = await subject.acquire()
-    await subject.begin()
-    assert await settled(grant.protect(subject.connection, at=at)) == grant.fence
-    await subject.write("done")
-    assert subject.rows() == []
-    await subject.commit()
-    assert subject.rows() == ["done"]
-    assert at_rest(subject)
-
-
-@FORMS
-async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject, at: Any) -> None:
+async def test_a_superseded_holder_is_refused_when_it_begins(subject: Subject) -> None:
     """And its connection is as good as before, once it has rolled back."""
     grant = await subject.acquire()
     assert subject.supersede().fence > grant.fence
-    with pytest.raises(FencedOut, match=subject.name):
-        await subject.write_within(grant, at, "stale")
-    await subject.begin()
-    with pytest.raises(FencedOut):
-        await settled(grant.protect(subject.connection, at=at))
-    await subject.rollback()
-    await subject.begin()
-    await subject.write("unprotected")
-    await subject.commit()
-    assert subject.rows() == ["unprotected"]
+    for number, at in enumerate(AT, 1):
+        with pytest.raises(FencedOut, match=subject.name):
+            await subject.write_within(grant, at, "stale")
+        await subject.begin()
+        with pytest.raises(FencedOut):
+            await settled(grant.protect(subject.connection, at=at))
+        await subject.rollback()
+        await subject.begin()
+        await subject.write("unprotected")
+        await subject.commit()
+        assert subject.rows() == ["unprotected"] * number
 
 
-@FORMS
 @pytest.mark.parametrize("subject", ["psycopg", "session-asyncpg-async", "sqlite3", "sqlite3-async"], indirect=True)
-async def test_a_holder_whose_time_is_over_is_refused_although_nobody_has_taken_over(subject: Subject, at: Any) -> None:
+async def test_a_holder_whose_time_is_over_is_refused_although_nobody_has_taken_over(subject: Subject) -> None:
     grant = await subject.acquire(ttl=0.05, auto_renew=False)
     eventually(lambda: subject.other.leases.get(subject.name) is None, "the TTL has passed")
-    with pytest.raises(FencedOut):
-        await settled(grant.protect(subject.connection, at=at))
+    for at in AT:
+        with pytest.raises(FencedOut):
+            await settled(grant.protect(subject.connection, at=at))
+        await subject.rollback()
 
 
-@FORMS
-async def test_an_error_in_the_block_rolls_back_and_stays_the_error_it_was(subject: Subject, at: Any) -> None:
+async def test_an_error_in_the_block_rolls_back_and_stays_the_error_it_was(subject: Subject) -> None:
     grant = await subject.acquire()
-    with pytest.raises(KeyError, match="mine"):
-        await subject.write_within(grant, at, "never", lambda: dict[str, int]()["mine"])
-    assert subject.rows() == []
-    assert at_rest(subject)
-    await subject.write_within(grant, at, "next")
-    assert subject.rows() == ["next"]
+    for number, at in enumerate(AT):
+        with pytest.raises(KeyError, match="mine"):
+            await subject.write_within(grant, at, "never", lambda: dict[str, int]()["mine"])
+        assert subject.rows() == ["next"] * number
+        assert at_rest(subject)
+        await subject.write_within(grant, at, "next")
+        assert subject.rows() == ["next"] * (number + 1)
 
 
 async def test_a_superseded_holder_is_refused_by_its_own_commit(on_postgres: Subject) -> None:
@@ -122,6 +122,7 @@ async def test_a_superseded_holder_is_refused_at_the_end_of_the_block(on_postgre
     assert at_rest(subject)
 
 
+@pytest.mark.parametrize("subject", ["psycopg", "sqlite3"], indirect=True)
 async def test_without_protection_the_stale_write_goes_through(subject: Subject) -> None:
     """What all of this is for: nothing else stops it."""
     await subject.acquire()
@@ -137,35 +138,37 @@ async def test_without_protection_the_stale_write_goes_through(subject: Subject)
     assert subject.rows() == ["stale"]
 
 
-@FORMS
-async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject, at: Any) -> None:
+async def test_a_rolled_back_transaction_leaves_nothing(subject: Subject) -> None:
     """Tables the user made in it included; and the lease is free to go at once."""
-    grant = await subject.acquire()
-    await subject.begin()
-    await settled(grant.protect(subject.connection, at=at))
-    await subject.run(f"create table {subject.table}_more (what text)")
-    await subject.rollback()
-    assert at_rest(subject)
-    with pytest.raises(Exception, match="_more"):
-        ask(subject.url, f"select * from {subject.table}_more")
-    assert await settled(grant.release())
-    assert subject.other.lease(subject.name).acquire().fence > grant.fence
+    for at in AT:
+        grant = await subject.acquire()
+        await subject.begin()
+        await settled(grant.protect(subject.connection, at=at))
+        await subject.run(f"create table {subject.table}_more (what text)")
+        await subject.rollback()
+        assert at_rest(subject)
+        with pytest.raises(Exception, match="_more"):
+            ask(subject.url, f"select * from {subject.table}_more")
+        assert await settled(grant.release())
+        with subject.other.lease(subject.name) as heir:
+            assert heir.fence > grant.fence
 
 
-@FORMS
-async def test_an_open_transaction_is_not_opened_again(subject: Subject, at: Any) -> None:
+async def test_an_open_transaction_is_not_opened_again(subject: Subject) -> None:
     if getattr(subject.connection, "autocommit", None) is False and not subject.on_postgres:
         pytest.skip("this connection always has one open, and nobody can tell whether it has written")
     grant = await subject.acquire()
     await subject.begin()
     await subject.write("first")
-    with pytest.raises(ValueError, match=r"already open.*grant\.protect"):
-        async with entered(grant.transaction(subject.connection, at=at)):
-            raise AssertionError
+    for at in AT:
+        with pytest.raises(ValueError, match=r"already open.*grant\.protect"):
+            async with entered(grant.transaction(subject.connection, at=at)):
+                raise AssertionError
     await subject.commit()
     assert subject.rows() == ["first"]
 
 
+@pytest.mark.parametrize("subject", ["psycopg", "sqlite3-async"], indirect=True)
 async def test_only_two_forms_are_known(subject: Subject) -> None:
     grant = await subject.acquire()
     with pytest.raises(ValueError, match="'start' or 'commit', not 'never'"):

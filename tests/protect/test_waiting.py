@@ -125,7 +125,7 @@ def test_an_open_transaction_delays_nobody_else(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While a forced release waits for it, here until it ends, and a release from SQL in the server, leases come and go,
+    """While a forced release waits for it, here until it ends, and one from SQL in the server, leases come and go,
     and the heartbeat of the protected one goes on."""
     monkeypatch.setattr("holdfast._sync.primitives.leases._PATIENCE", 3600.0)
     monkeypatch.setitem(Engine.call_when_free.__kwdefaults__, "timeout", 3600.0)
@@ -235,7 +235,7 @@ def test_a_release_inside_its_own_protected_transaction_leaves_the_transaction_u
     with grant.transaction(connection):
         connection.execute(f"insert into {table} values ('kept')".encode())
         with pytest.raises(EngineError, match="commit or roll back first"):
-            grant.release()
+            grant.release(timeout=3600)
     assert given[0] <= 30
     assert ask(url, f"select what from {table}") == [("kept",)]
 
