@@ -76,12 +76,12 @@ AN_HOUR = 3600.0
 def calls_that_may_take_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless they are given a limit that is shorter."""
     for grant, flavour in ((_sync_grant.LeaseGrant, "_sync"), (_async_grant.AsyncLeaseGrant, "_async")):
-        monkeypatch.setitem(grant.release.__kwdefaults__, "timeout", AN_HOUR)
+        monkeypatch.setitem(grant.release.__kwdefaults__ or {}, "timeout", AN_HOUR)
         for module in ("primitives.grant", "primitives.lease", "recipes.shards"):
             monkeypatch.setattr(f"holdfast.{flavour}.{module}.CALL_TIMEOUT", AN_HOUR)
     for engine in (_sync_engine.Engine, _async_engine.AsyncEngine):
         for function in (engine.call, engine.call_when_free):
-            monkeypatch.setitem(function.__kwdefaults__, "timeout", AN_HOUR)
+            monkeypatch.setitem(function.__kwdefaults__ or {}, "timeout", AN_HOUR)
 
 
 @pytest.mark.usefixtures("calls_that_may_take_an_hour")

@@ -128,7 +128,7 @@ def test_an_open_transaction_delays_nobody_else(
     """While a forced release waits for it, here until it ends, and one from SQL in the server, leases come and go,
     and the heartbeat of the protected one goes on."""
     monkeypatch.setattr("holdfast._sync.primitives.leases._PATIENCE", 3600.0)
-    monkeypatch.setitem(Engine.call_when_free.__kwdefaults__, "timeout", 3600.0)
+    monkeypatch.setitem(Engine.call_when_free.__kwdefaults__ or {}, "timeout", 3600.0)
     grant = client.lease(name, ttl=600, renew_every=0.05).acquire()
     grant.protect(connection)
 
