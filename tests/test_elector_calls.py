@@ -12,12 +12,11 @@ import pytest
 
 import holdfast
 from holdfast._sync.engines import engine
+from holdfast._sync.recipes import elector as elector_module
 from holdfast._wire.clock import now
-from tests.children import Child, eventually, until
-from tests.electors import SLOW, Replica, replicas, replicas_beside
+from tests.children import PATIENCE, Child, eventually, until
+from tests.electors import QUICK, SLOW, STEADY, Replica, expire_unless_renewed, replicas, replicas_beside
 from tests.interrupting import Interrupt
-
-BRIEF: dict[str, Any] = {"ttl": 4.0, "renew_every": 1.0, "retry_every": 0.2, "grace": 0.3}
 
 
 def closing(client: holdfast.Client) -> threading.Thread:
@@ -41,9 +40,9 @@ def test_a_client_that_is_closed_stops_the_work_before_it_releases_the_lease(eit
         one.hold.clear()
         eventually(lambda: other.leads, "the other one leads at once")
         assert one.log == ["begin", "end"]
-        closes.join(30)
+        closes.join(PATIENCE)
         assert not closes.is_alive()
-        one.thread.join(30)
+        one.thread.join(PATIENCE)
         assert not one.thread.is_alive(), "run has returned"
 
 
@@ -64,7 +63,7 @@ def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
         eventually(lambda: keeper._thread is None or keeper._asleep_until > now() + 30, "there is nothing else to keep")
         assert late.lease("work").try_acquire() is None
         one.hold.clear()
-        assert late.lease("work").acquire(timeout=30).fence > one.terms[0].fence
+        assert late.lease("work").acquire(timeout=PATIENCE).fence > one.terms[0].fence
 
 
 async def test_a_lease_goes_with_the_work_that_nobody_waits_for_any_more(sqlite_url: str) -> None:
@@ -91,16 +90,17 @@ async def test_a_lease_goes_with_the_work_that_nobody_waits_for_any_more(sqlite_
         with pytest.raises(RuntimeError, match="has not ended"):
             await elector.run(stubborn)
         ended.set()
-        await client.lease("work").acquire(timeout=30)
+        await client.lease("work").acquire(timeout=PATIENCE)
         assert elector.status().state == "ended"
 
 
 def test_a_client_that_is_closed_leaves_the_lease_of_work_that_does_not_stop_to_expire(postgres_url: str) -> None:
-    with replicas(postgres_url, 2, **BRIEF) as (one, other):
+    with replicas(postgres_url, 2, **STEADY) as (one, other):
         one.hold.set()
         one.client.close()
         assert holder(other) == one.elector.holder
         assert not other.leads
+        expire_unless_renewed(postgres_url)
         eventually(lambda: other.leads, "the other one leads when the TTL is over")
         assert one.log == ["begin"]
         assert one.terms[0].lost
@@ -124,7 +124,7 @@ async def test_on_a_loop_a_client_that_is_closed_lets_the_work_end_first(either:
         await until(lambda: log, "it leads")
         await client.close()
         assert log == ["begin", f"still held by {elector.holder}"]
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, PATIENCE)
         assert await onlooker.leases.list() == []
 
 
@@ -134,8 +134,8 @@ async def test_work_that_closes_its_own_client_is_cancelled_and_its_lease_expire
     async def work(term: Any) -> None:
         await client.close()
 
-    elector = client.elector("work", **BRIEF)
-    await asyncio.wait_for(elector.run(work), 30)
+    elector = client.elector("work", **QUICK)
+    await asyncio.wait_for(elector.run(work), PATIENCE)
     with holdfast.Client(postgres_url) as onlooker:
         await asyncio.to_thread(eventually, lambda: not onlooker.leases.list(), "nothing is left")
 
@@ -167,7 +167,7 @@ def test_work_that_begins_as_an_interrupt_comes_keeps_the_lease_until_it_ends(
         client.leases.list()
         monkeypatch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            client.elector("work").run(lambda term: go.wait(30))
+            client.elector("work").run(lambda term: go.wait(PATIENCE))
         assert client.leases.get("work") is not None
         go.set()
         eventually(lambda: client.leases.get("work") is None, "it goes with the work")
@@ -222,7 +222,10 @@ def test_resigning_twice_is_resigning_once(either: str) -> None:
         assert one.log == ["begin", "end"]
 
 
-def test_a_callback_that_hangs_holds_up_neither_a_leader_nor_a_standby(either: str) -> None:
+def test_a_callback_that_hangs_holds_up_neither_a_leader_nor_a_standby(
+    either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elector_module, "_FAREWELL", 0.05)
     hangs, told = threading.Event(), []
 
     def hang(leader: str) -> None:
@@ -260,7 +263,7 @@ async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_th
 
     async with holdfast.AsyncClient(postgres_url) as client:
         running = asyncio.create_task(client.elector("work", **SLOW, on_new_leader=hang).run(work))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await told.wait()
             await leads.wait()
             running.cancel()
@@ -313,7 +316,7 @@ def work(term):
     time.sleep(float(sys.argv[2]))
     print("held" if onlooker.leases.get("work") else "free", flush=True)
 client, onlooker, leading = holdfast.Client(sys.argv[1]), holdfast.Client(sys.argv[1]), threading.Event()
-elector = client.elector("work", ttl=60, renew_every=10, retry_every=1)
+elector = client.elector("work", ttl=600, renew_every=100, retry_every=1, grace=float(sys.argv[3]))
 threading.Thread(target=elector.run, args=(work,), daemon=True).start()
 leading.wait()
 """
@@ -321,14 +324,14 @@ leading.wait()
 
 def test_a_process_that_ends_stops_the_work_before_the_lease_is_released(either: str) -> None:
     """The main thread has nothing more to do; the work is in a thread that nobody waits for."""
-    with Child(IN_THE_BACKGROUND, either, 0.2) as child, holdfast.Client(either) as onlooker:
+    with Child(IN_THE_BACKGROUND, either, 0.2, 60) as child, holdfast.Client(either) as onlooker:
         child.expect("leading", "told to stop", "held")
         assert child.wait() == 0
         assert [each.outcome for each in onlooker.leases.history("work")] == ["released"]
 
 
 def test_a_process_that_ends_leaves_the_lease_of_work_that_does_not_stop_to_expire(postgres_url: str) -> None:
-    with Child(IN_THE_BACKGROUND, postgres_url, 60) as child, holdfast.Client(postgres_url) as onlooker:
+    with Child(IN_THE_BACKGROUND, postgres_url, 600, 0.2) as child, holdfast.Client(postgres_url) as onlooker:
         child.expect("leading", "told to stop")
         assert child.wait() == 0
         assert onlooker.leases.get("work") is not None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-import threading
 
 import pytest
 
 import holdfast
-from tests.children import Child, eventually
-from tests.electors import QUICK, SLOW, replicas_beside
+from tests.children import Child, eventually, pass_time
+from tests.electors import QUICK, SLOW, logged, replicas_beside
 
 _FORKED = """
 import os, sys, threading, time, holdfast
-elector = holdfast.Client(sys.argv[1]).elector("a", ttl=6, renew_every=2, retry_every=0.1)
+elector = holdfast.Client(sys.argv[1]).elector("a", ttl=600, renew_every=100, retry_every=0.1)
 os.fork()
 threading.Thread(target=elector.run, args=(lambda term: term.stopping.wait(60),), daemon=True).start()
 while elector.status().leader is None:
@@ -32,7 +32,7 @@ _FORKED_LEADER = """
 import os, sys, threading, holdfast
 begun, seen = threading.Event(), threading.Event()
 client, tell = holdfast.Client(sys.argv[1]), lambda _: seen.set()
-elector = client.elector("a", ttl=6, renew_every=2, retry_every=0.1, on_new_leader=tell)
+elector = client.elector("a", ttl=600, renew_every=100, retry_every=0.1, on_new_leader=tell)
 def work(term):
     begun.set()
     term.stopping.wait()
@@ -86,20 +86,23 @@ def test_a_killed_leader_is_succeeded(postgres_url: str, ttl: float, failover: s
         with replicas_beside(postgres_url, **SLOW, failover=failover) as standby:
             eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
             leader.kill()
-            eventually(lambda: standby.leads, "the standby leads", timeout=10)
+            eventually(lambda: standby.leads, "the standby leads")
 
 
 def test_on_one_file_a_killed_leader_is_succeeded_and_a_stopped_one_is_not(sqlite_url: str) -> None:
     """The kernel knows which process lives: no heartbeat is needed, so none can be late."""
     with Child(LEADER, sqlite_url, 0.5, "ttl") as leader:
         assert leader.line().startswith("leading")
-        with replicas_beside(sqlite_url, **QUICK) as standby:
+        with logged(logging.DEBUG) as said, replicas_beside(sqlite_url, **QUICK) as standby:
             leader.signal(signal.SIGSTOP)
             eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
-            threading.Event().wait(1.0)  # twice the TTL
+            pass_time(0.6)  # more than the TTL
+            looked = len(said)
+            eventually(lambda: len(said) > looked + 2, "the standby looks again")
+            assert {each.getMessage().partition(",")[0] for each in said} == {"elector 'work': standing by"}
             assert not standby.log
             leader.kill()
-            eventually(lambda: standby.leads, "the standby leads", timeout=10)
+            eventually(lambda: standby.leads, "the standby leads")
 
 
 def test_a_stopped_leader_is_succeeded_and_stops_when_it_goes_on(postgres_url: str) -> None:
