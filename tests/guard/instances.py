@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 from holdfast.testing.server import until
-from tests.children import Child, query
+from tests.children import Child, eventually, query
 
-TTL, HEARTBEAT = 3.0, 1.0
+TTL, HEARTBEAT = 3.0, 0.5
+"""Seconds. A process that stands still for so long loses its guard, as it must: tests use it for what is to be lost."""
+LONG: dict[str, Any] = {"ttl": 600.0, "heartbeat": 100.0}
+"""For what must not be lost. In the test process itself a guard that is lost would end all tests."""
 
 SYNC = """
 import atexit, os, sys, threading, time, logging, holdfast
@@ -24,7 +33,7 @@ def hang():
 def toil():
     while True:
         os.write(work, b"x")
-        time.sleep(0.0005)
+        time.sleep(0.002)
 
 def begin():
     os.write(work, b"began")
@@ -90,6 +99,49 @@ class Instance(Child):
         while (line := self.line()) != "<end>":
             lines.append(line)
         return "\n".join(lines)
+
+
+def begun(stack: ExitStack, begin: Callable[[], Instance]) -> Instance:
+    """One that works. When the machine stands still as it begins, it must not: then begin another one."""
+    for _ in range(5):
+        instance = stack.enter_context(begin())
+        if instance.line() == "works":
+            return instance
+        instance.kill()
+    raise AssertionError("none of five instances has begun to work")
+
+
+def halted(stack: ExitStack, begin: Callable[[], Instance], which: Callable[[Instance], int]) -> Instance:
+    """One that was stopped while it worked and its guard was held; ``which`` is the pid to stop."""
+    for _ in range(5):
+        instance = begun(stack, begin)
+        eventually(lambda of=instance: len(of.work()) > len(b"began"), "all its threads have begun")  # type: ignore[misc]
+        halt(instance.url, pid := which(instance))
+        if _state(pid) in "Tt" and ends_at(instance.url, instance.key) > time.time() + TTL / 3:
+            return instance
+        instance.kill()
+    raise AssertionError("none of five instances was stopped while its guard was held")
+
+
+def halt(url: str, pid: int) -> None:
+    """Stop it, but not while it holds a lock of an SQLite file: all others would wait for it."""
+    stand_still(pid)
+    while url.startswith("sqlite") and _state(pid) in "Tt" and not _is_free(url.removeprefix("sqlite:///")):
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
+        stand_still(pid)
+
+
+def _is_free(path: str) -> bool:
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=1.0)) as file:
+            file.execute("begin immediate")
+            file.execute("rollback")
+        with Path(f"{path}.holdfast-turn").open("rb") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (sqlite3.OperationalError, BlockingIOError):
+        return False
+    return True
 
 
 def ends_at(url: str, key: str) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import psycopg
 import pytest
 
 import holdfast
-from tests.children import NONE, eventually, rows
-from tests.guard.instances import GUARDED, Instance, ends_at
+from tests.children import NONE, PATIENCE, eventually, rows
+from tests.guard.instances import GUARDED, LONG, Instance, begun, ends_at
+from tests.standstill import Standstill
 
 Connect = Callable[..., Any]
 TIMERS = Path("/proc/self/timers")
@@ -26,7 +30,7 @@ def timers() -> int:
 
 def test_neither_a_release_nor_a_close_inside_the_block_frees_the_lease(connect: Connect, either: str) -> None:
     client, other = connect(either), connect(either)
-    with client.guard("key") as grant:
+    with client.guard("key", **LONG) as grant:
         for free in (grant.release, client.close):
             with pytest.raises(RuntimeError, match="block"):
                 free()
@@ -41,10 +45,13 @@ def test_neither_a_release_nor_a_close_inside_the_block_frees_the_lease(connect:
     client.close()
 
 
-def test_a_guard_left_with_a_transaction_open_that_it_protects_is_free_when_that_ends(postgres_url: str) -> None:
+def test_a_guard_left_with_a_transaction_open_that_it_protects_is_free_when_that_ends(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It cannot be given back before; and a process that goes on must not renew it for ever."""
+    monkeypatch.setattr("holdfast._sync.primitives.grant._RELEASE_PATIENCE", 0.1)
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as connection:
-        with client.guard("key", ttl=1, heartbeat=0.1) as grant:
+        with client.guard("key", ttl=600, heartbeat=0.1) as grant:
             grant.protect(connection)
         connection.rollback()
         eventually(lambda: client.leases.list() == [], "it is free")
@@ -64,34 +71,36 @@ def test_a_fork_may_close_its_client_inside_the_block(sqlite_url: str, tmp_path:
     begin()
 """,
     )
-    with Instance(sqlite_url, "key", tmp_path, program=program) as instance:
+    with Instance(sqlite_url, "key", tmp_path, program=program, **LONG) as instance:
         instance.expect("works")
         instance.say("end")
         instance.expect("done")
         assert instance.wait() == 0
 
 
-def test_a_process_that_ends_while_a_thread_is_in_the_block_does_not_free_it(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_process_that_ends_while_a_thread_is_in_the_block_does_not_free_it(
+    sqlite_url: str, tmp_path: Path, standstill: Standstill
+) -> None:
     """The thread goes on while the hooks run: the lease expires, and the kernel's timer is still armed."""
     body = GUARDED.partition("with client.guard")
     held = ("with client.guard" + body[2]).replace("\n", "\n    ").replace("sys.stdin.readline()", "hang()")
     program = (
         f"{body[0]}def hold():\n    {held}\nthreading.Thread(target=hold, daemon=True).start()\nsys.stdin.readline()\n"
     )
-    with Instance(sqlite_url, "key", tmp_path, "hang", program=program) as instance:
-        instance.expect("works")
+    started, numbers = time.monotonic(), itertools.count(1)
+
+    def begin() -> Instance:
+        return Instance(sqlite_url, f"key {next(numbers)}", tmp_path, "hang", program=program)
+
+    with ExitStack() as stack, holdfast.Client(sqlite_url) as client:
+        instance = begun(stack, begin)
         instance.say("end")
-        with holdfast.Client(sqlite_url) as client, client.lease("key", timeout=60):
+        with client.lease(instance.key, timeout=PATIENCE):
             assert instance.wait() == -signal.SIGKILL
-        work = instance.work()
-        assert instance.file.stat().st_mtime <= client_saw_it_end(sqlite_url)
-        assert work.startswith(b"began")
-
-
-def client_saw_it_end(url: str) -> float:
-    with holdfast.Client(url) as client:
-        [record] = [each for each in client.leases.history("key") if each.outcome == "expired"]
-        return record.ended_at.timestamp()
+        assert instance.work().startswith(b"began")
+        [record] = [each for each in client.leases.history(instance.key) if each.outcome == "expired"]
+        late = instance.worked_until() - record.ended_at.timestamp()
+        assert late <= standstill.seconds(started)
 
 
 @pytest.mark.skipif(not TIMERS.exists(), reason="the kernel does not show its timers")
@@ -102,10 +111,10 @@ def test_no_guard_leaves_a_timer_or_a_handler_behind(connect: Connect, either: s
     closed.close()
     with other.lease("key"):
         for _ in range(3):
-            for attempt in (client.guard("key"), closed.guard("key")):
+            for attempt in (client.guard("key", **LONG), closed.guard("key", **LONG)):
                 with pytest.raises(SystemExit), attempt:
                     pytest.fail("nothing runs")
-    guard = client.guard("key")
+    guard = client.guard("key", **LONG)
     for _ in range(2):
         with guard:
             assert timers() == before[0] + 1
@@ -119,7 +128,7 @@ def test_one_that_is_entered_twice_at_once_keeps_its_timer(sqlite_url: str) -> N
     """The second, in another thread, comes when the first is granted and not in its block yet."""
     before, late = timers(), []
     with holdfast.Client(sqlite_url) as client:
-        guard: Any = client.guard("key")
+        guard: Any = client.guard("key", **LONG)
         begin = guard._begin
 
         def enter() -> None:
@@ -142,7 +151,7 @@ def test_one_that_is_entered_twice_at_once_keeps_its_timer(sqlite_url: str) -> N
 def test_a_heartbeat_that_comes_as_the_block_is_left_arms_nothing(sqlite_url: str) -> None:
     """It was under way when the lease was released, and comes back when the guard has stood down."""
     with holdfast.Client(sqlite_url) as client:
-        guard: Any = client.guard("key")
+        guard: Any = client.guard("key", **LONG)
         with guard as grant:
             pass
         guard._heard(None, False)
@@ -163,7 +172,7 @@ def test_a_heartbeat_that_fails_before_the_gate_closes_it(sqlite_url: str, lost:
     """Between the grant and the block, in the keeper's thread: nothing is entered, and nothing is wiped any more."""
     with holdfast.Client(sqlite_url) as client:
         client.lease("other", ttl=60, auto_renew=False).acquire()
-        guard: Any = client.guard("key", wipe_on_start=True)
+        guard: Any = client.guard("key", wipe_on_start=True, **LONG)
         begin = guard._begin
 
         def late(grant: Any) -> None:
@@ -182,9 +191,9 @@ def test_a_heartbeat_that_fails_before_the_gate_closes_it(sqlite_url: str, lost:
 
 
 def test_a_refused_guard_frees_nothing_of_the_others(either: str) -> None:
-    with holdfast.Client(either) as client, client.guard("key", ttl=60, heartbeat=20):
+    with holdfast.Client(either) as client, client.guard("key", **LONG):
         latest = ends_at(either, "key")
-        with holdfast.Client(either) as other, pytest.raises(SystemExit), other.guard("key"):
+        with holdfast.Client(either) as other, pytest.raises(SystemExit), other.guard("key", **LONG):
             pytest.fail("nothing runs")
         assert ends_at(either, "key") >= latest
         assert os.getpid() > 0

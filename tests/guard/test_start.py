@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ import pytest
 
 import holdfast
 from holdfast._sync.primitives.lease import Lease
+from holdfast._sync.recipes.gate import GateLease
 from holdfast._sync.recipes.guard import _GuardLease
 from holdfast._wire.clock import now
-from tests.children import NONE, Child, eventually, last_queries, pass_time, query, rows
-from tests.cli.command import SCRIPT, at, environment
+from tests.children import NONE, PATIENCE, Child, eventually, query, rows
+from tests.cli.command import PROGRAM, at, environment
 from tests.conftest import server
-from tests.guard.instances import ASYNC, GUARDED, Instance
+from tests.guard.instances import ASYNC, GUARDED, LONG, Instance
 from tests.raw import trials
 
 BOTH = pytest.mark.parametrize("program", [GUARDED, ASYNC], ids=["sync", "async"])
@@ -39,7 +42,7 @@ import psycopg, holdfast._sync.client, holdfast._sync.recipes.guard, holdfast._w
 def instance(go, over):
     os.read(go, 1)
     work = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with holdfast.Client(url) as client, client.guard("system:orchestrator:guard_lock", ttl=15, heartbeat=5):
+    with holdfast.Client(url) as client, client.guard("system:orchestrator:guard_lock", ttl=600, heartbeat=100):
         os.write(work, b"x")
         os.read(over, 1)  # until the other has ended
 
@@ -73,7 +76,7 @@ for _ in range(rounds):
 @pytest.mark.timeout(900)
 def test_of_two_instances_started_together_exactly_one_runs(either: str, tmp_path: Path) -> None:
     """The other ends with the code that says so, while the first still runs, and has done nothing."""
-    number = trials(20)
+    number = trials(8)
     with holdfast.Client(either) as client:
         client.leases.list()  # the file is there
     with Child(TWINS, either, number, tmp_path / "work") as twins:
@@ -132,8 +135,11 @@ def clearing(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield broom
 
 
-def hindered(client: Any, broom: psycopg.Connection[Any]) -> list[float]:
+def hindered(client: Any, broom: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the row be gone when it was asked for so long that a lease would have given up; when it was asked for."""
+    for patient in (_GuardLease, GateLease):
+        assert patient._while_busy > 20 * Lease._while_busy
+        monkeypatch.setattr(patient, "_while_busy", PATIENCE)
     asked: list[float] = []
     call = client._engine.call
 
@@ -150,11 +156,11 @@ def hindered(client: Any, broom: psycopg.Connection[Any]) -> list[float]:
 
 @pytest.mark.parametrize("what", ["guard", "gate"])
 def test_a_row_that_is_just_being_cleared_away_is_nobodys_lease(
-    postgres_url: str, clearing: psycopg.Connection[Any], what: str
+    postgres_url: str, clearing: psycopg.Connection[Any], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holdfast.Client(postgres_url) as client:
-        entered = client.guard("key") if what == "guard" else client.gate("door", actor="joe", reason="why")
-        asked = hindered(client, clearing)
+        entered = client.guard("key", **LONG) if what == "guard" else client.gate("door", actor="joe", reason="why")
+        asked = hindered(client, clearing, monkeypatch)
         with entered as grant:
             grant.check()
         assert asked[-1] > asked[0] + 2 * Lease._while_busy
@@ -164,7 +170,7 @@ def test_one_that_stays_in_doubt_is_not_told_as_somebodys(
     postgres_url: str, clearing: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_GuardLease, "_while_busy", 0.2)
-    with holdfast.Client(postgres_url) as client, pytest.raises(SystemExit) as ended, client.guard("key"):
+    with holdfast.Client(postgres_url) as client, pytest.raises(SystemExit) as ended, client.guard("key", **LONG):
         pytest.fail("nothing runs")
     assert ended.value.code == 69
     assert not clearing.closed
@@ -173,12 +179,19 @@ def test_one_that_stays_in_doubt_is_not_told_as_somebodys(
 def test_nor_is_it_for_a_command_that_is_run(
     postgres_url: str, clearing: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
-    command = [SCRIPT, *at(postgres_url, "run", "--guard", "key", "--", "touch", str(tmp_path / "ran"))]
-    with subprocess.Popen(command, env=environment()) as process:
-        eventually(lambda: any("lease_acquire" in each for each in last_queries(postgres_url)), "it is asked for")
-        pass_time(0.5)
+    patient = f"import importlib; importlib.import_module('holdfast.cli.run')._UNSETTLED = {PATIENCE}; {PROGRAM}"
+    command = [*at(postgres_url, "run", "--guard", "key", "--", "touch", str(tmp_path / "ran"))]
+    asked = "select query_start from pg_stat_activity where datname = current_database() and query ~ 'lease_acquire'"
+    moments: set[datetime] = set()
+
+    def asks_for_long() -> bool:
+        moments.update(moment for (moment,) in query(postgres_url, f"{asked} and application_name = 'holdfast'"))
+        return bool(moments) and max(moments) - min(moments) > timedelta(seconds=10 * Lease._while_busy)
+
+    with subprocess.Popen([sys.executable, "-c", patient, *command], env=environment()) as process:
+        eventually(asks_for_long, "it asks for longer than a lease would")
         clearing.commit()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     assert (tmp_path / "ran").exists()
 
 
@@ -191,7 +204,7 @@ def test_paused_between_the_grant_and_the_gate_it_does_nothing_when_it_goes_on(e
     ):
         client.leases.list()  # the file is there
         eventually(lambda: rows(either)["lease"] == 1, "it is granted")
-        with client.lease("key", timeout=30):
+        with client.lease("key", timeout=PATIENCE):
             instance.signal(signal.SIGCONT)
             assert instance.wait() in (69, -signal.SIGKILL)
             assert instance.work() == b""
@@ -200,7 +213,7 @@ def test_paused_between_the_grant_and_the_gate_it_does_nothing_when_it_goes_on(e
 def test_a_client_that_fails_in_ways_nobody_thought_of_ends_it_too(either: str) -> None:
     client = holdfast.Client(either)
     client.close()
-    with pytest.raises(SystemExit) as ended, client.guard("key"):
+    with pytest.raises(SystemExit) as ended, client.guard("key", **LONG):
         pytest.fail("nothing runs")
     assert ended.value.code == 69
 
@@ -208,13 +221,13 @@ def test_a_client_that_fails_in_ways_nobody_thought_of_ends_it_too(either: str) 
 def test_the_owner_is_this_very_instance_and_the_key_is_as_given(connect: Any, either: str) -> None:
     client = connect(either)
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGTERM)
-    guard = client.guard("system:orchestrator:guard_lock")
+    guard = client.guard("system:orchestrator:guard_lock", **LONG)
     with guard as grant:
         assert [each.name for each in client.leases.list()] == ["system:orchestrator:guard_lock"]
         host, pid, nonce = grant.holder.split(":")
         assert (host, pid) == (os.uname().nodename, str(os.getpid()))
         assert int(nonce, 16) >= 0
-        with pytest.raises(SystemExit) as ended, client.guard("system:orchestrator:guard_lock"):
+        with pytest.raises(SystemExit) as ended, client.guard("system:orchestrator:guard_lock", **LONG):
             pytest.fail("not even for ourselves")
         assert ended.value.code == 75
     assert client.leases.list() == []
@@ -236,11 +249,11 @@ def test_a_ttl_that_is_not_clearly_above_the_heartbeat_is_refused(
 def test_a_wipe_on_start_happens_under_the_guard_and_not_without_it(either: str) -> None:
     with holdfast.Client(either) as client, holdfast.Client(either) as other:
         other.lease("left over", ttl=600, auto_renew=False).acquire()
-        with other.guard("key"):
-            with pytest.raises(SystemExit), client.guard("key", wipe_on_start=True):
+        with other.guard("key", **LONG):
+            with pytest.raises(SystemExit), client.guard("key", wipe_on_start=True, **LONG):
                 pytest.fail("refused")
             assert [each.name for each in client.leases.list()] == ["key", "left over"]
-        with client.guard("key", wipe_on_start=True):
+        with client.guard("key", wipe_on_start=True, **LONG):
             assert [each.name for each in client.leases.list()] == ["key"]
 
 
