@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import holdfast
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,11 +30,11 @@ def test_records_follow_the_folders_and_the_second_replica_goes_on(sqlite_url: s
             (folders / "one" / "ready").touch()
             eventually(lambda: phase() == "Ready", "it is ready")
             replicas[0].terminate()
-            replicas[0].wait(30)
+            replicas[0].wait(PATIENCE)
             (folders / "one" / "failed").touch()
             eventually(lambda: phase() == "Error", "the other one goes on")
             assert client.objects.get("folder", "one").payload["owner"] == "jane"  # type: ignore[union-attr]
         finally:
             for each in replicas:
                 each.terminate()
-                each.wait(30)
+                each.wait(PATIENCE)

@@ -21,5 +21,20 @@ def place(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A failing driver is left alone for a moment instead of up to a minute; after how many failures, each time."""
+    asked: list[int] = []
+
+    def pause_after(failures: int, most: float) -> float:
+        asked.append(failures)
+        return 0.05
+
+    for flavour in ("_sync", "_async"):
+        for module in ("reconciler", "mend"):
+            monkeypatch.setattr(f"holdfast.{flavour}.recipes.{module}.pause_after", pause_after)
+    return asked
+
+
+@pytest.fixture
 def records(place: tuple[str, str]) -> Records:
     return Records(place[0])

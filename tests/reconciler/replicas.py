@@ -11,9 +11,9 @@ from typing import Any
 import holdfast
 from holdfast import MustCreate
 from holdfast.testing.yard import AsyncYard, Yard
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 
-SLOW: dict[str, Any] = {"ttl": 600.0, "renew_every": 100.0, "retry_every": 60.0}
+SLOW: dict[str, Any] = {"ttl": 3600.0, "renew_every": 600.0, "retry_every": 600.0}
 NEVER = 80_000.0
 Hook = Callable[..., object]
 
@@ -30,7 +30,7 @@ class Replica:
         arguments = (url, yard, elector or SLOW, options)
         self.thread = threading.Thread(target=self._run, args=(target, arguments), daemon=True)
         self.thread.start()
-        assert self.ready.wait(30)
+        assert self.ready.wait(PATIENCE)
 
     def _run(self, target: Hook, arguments: tuple[Any, ...]) -> None:
         try:
@@ -63,11 +63,11 @@ class Replica:
                 yield
             return
         block = self.reconciler.exclusive(id)
-        asyncio.run_coroutine_threadsafe(block.__aenter__(), self.loop).result(30)
+        asyncio.run_coroutine_threadsafe(block.__aenter__(), self.loop).result(PATIENCE)
         try:
             yield
         finally:
-            asyncio.run_coroutine_threadsafe(block.__aexit__(None, None, None), self.loop).result(30)
+            asyncio.run_coroutine_threadsafe(block.__aexit__(None, None, None), self.loop).result(PATIENCE)
 
     @property
     def counts(self) -> Any:
@@ -75,7 +75,7 @@ class Replica:
 
     def end(self) -> None:
         self.elector.stop()
-        self.thread.join(30)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         assert self.error is None, self.error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def test_it_sweeps_every_minute_and_an_orphan_has_five_unless_told_otherwise(sql
 def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: Yard, records: Records) -> None:
     records.make("b-1")
     yard.put("b-1")
+    started = time.monotonic()
     with running(place, yard, sweep_every=0.05) as replica:
         records.becomes("b-1", "Ready")
         yard.put("b-1", False, terminal=True, tell=False)
@@ -58,7 +60,7 @@ def test_what_no_event_tells_a_sweep_finds(place: tuple[str, str], yard: Yard, r
         eventually(lambda: replica.counts.sweeps > sweeps + 1, "two more sweeps")
         assert replica.counts.written == 2, "what is true is not written again"
         assert replica.counts.sweep_seconds > 0
-        assert replica.counts.swept_ago < 30
+        assert 0 <= replica.counts.swept_ago < time.monotonic() - started
 
 
 def test_a_session_must_be_there_before_a_record_is_ready(place: tuple[str, str], yard: Yard, records: Records) -> None:
@@ -78,19 +80,29 @@ def test_an_orphan_goes_after_the_grace_and_one_whose_backend_comes_back_stays(
     for id in ("gone", "back"):
         records.make(id)
         yard.put(id)
-    with running(place, yard, sweep_every=0.05, grace=3.0) as replica:
+    grace = 600.0
+    with running(place, yard, sweep_every=0.05, grace=grace) as replica:
         records.becomes("gone", "Ready")
         records.becomes("back", "Ready")
         yard.remove("back", tell=False)
         eventually(lambda: "missing_since" in records.status("back"), "it is seen to be missing")
         yard.remove("gone")
         eventually(lambda: "missing_since" in records.status("gone"), "it is seen to be missing")
+        sweeps = replica.counts.sweeps
+        eventually(lambda: replica.counts.sweeps > sweeps + 1, "two more sweeps")
         assert records.phase("gone") == "Ready", "nothing else is said before the grace is over"
         yard.put("back", tell=False)
+        records.objects.update("box", "gone", lambda record: missing_for(record.payload, grace))
         records.becomes("gone", None)
         eventually(lambda: replica.counts.removed == 1, "it is counted")
         eventually(lambda: "missing_since" not in records.status("back"), "it is there again")
         assert records.phase("back") == "Ready"
+
+
+def missing_for(payload: Any, seconds: float) -> Any:
+    """As if it had been missing for so much longer."""
+    status = payload["status"]
+    return payload | {"status": status | {"missing_since": status["missing_since"] - seconds}}
 
 
 def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
@@ -100,17 +112,22 @@ def test_a_record_that_was_updated_since_the_sweep_began_is_left_alone(
     old = records.make("b-1", by="handler")
     yard.put("b-1")
     yard.before_watch = fail
-    once = iter([True])
+    once, looked = iter([True]), threading.Event()
 
     def write_during_the_sweep() -> None:
         if next(once, False):
             records.objects.put_if("box", "b-1", {"by": "a later handler"}, MatchVersion(old.version))
+        else:
+            looked.wait()
 
     yard.before_list = write_during_the_sweep
-    with running(place, yard, sweep_every=0.3) as replica:
-        eventually(lambda: replica.counts.sweeps == 1, "the first sweep")
-        assert replica.counts.left_alone == 1
-        assert records.objects.get("box", "b-1").payload == {"by": "a later handler"}  # type: ignore[union-attr]
+    with running(place, yard, sweep_every=0.05) as replica:
+        try:
+            eventually(lambda: replica.counts.sweeps == 1, "the first sweep")
+            assert replica.counts.left_alone == 1
+            assert records.objects.get("box", "b-1").payload == {"by": "a later handler"}  # type: ignore[union-attr]
+        finally:
+            looked.set()
         records.becomes("b-1", "Ready")
 
 
@@ -204,9 +221,9 @@ def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
                 deposed.set()
 
     yard.after_get, yard.before_watch = depose, fail
-    with running(place, yard, elector={"ttl": 600.0, "renew_every": 0.2, "retry_every": 60.0}) as replica:
+    with running(place, yard, elector={"ttl": 600.0, "renew_every": 0.2, "retry_every": 600.0}) as replica:
         eventually(deposed.is_set, "it is about to write")
-        eventually(lambda: not replica.elector.status().leading, "it stands by")
+        eventually(lambda: replica.elector.status().state == "standby", "it stands by")
         assert records.status("b-1") is None
         assert records.phase("b-2") == "Deleted"
         assert (replica.counts.written, replica.counts.removed, replica.counts.errors) == (0, 0, 0)

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.testing.yard import AsyncYard, Yard
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.reconciler.replicas import running
 
 
@@ -88,7 +88,7 @@ def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_thi
     def silent() -> Iterator[None]:
         yield None
         waits.set()
-        said.wait(30)
+        said.wait()
         try:
             yield None
         finally:
@@ -108,13 +108,13 @@ def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_thi
             term: Any = SimpleNamespace(stopping=threading.Event(), gained=0)
             running = threading.Thread(target=reconciler.run, args=(term,), daemon=True)
             running.start()
-            assert heard.wait(30)
+            assert heard.wait(PATIENCE)
             if heard is goes_on:
                 said.set()
-                assert ended.wait(30)
+                assert ended.wait(PATIENCE)
                 eventually(lambda: reconciler.status().watching, "this one still does")
             term.stopping.set()
-            running.join(30)
+            running.join(PATIENCE)
             assert not running.is_alive()
 
 

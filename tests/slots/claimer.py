@@ -49,7 +49,7 @@ def main(url: str, folder: str, name: str, threads: int) -> None:
         sys.stdin.readline()
         over.set()
         for thread in working:
-            thread.join(30)
+            thread.join()
     client.close()
 
 

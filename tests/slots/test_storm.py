@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,38 +17,33 @@ import pytest
 import holdfast
 from holdfast.testing import Proxy, check
 from holdfast.testing.faults import Fault, Nemesis, network, terminate
-from tests.children import NONE, eventually, rows
+from tests.children import NONE, Child, eventually, rows
 from tests.guard.instances import stand_still
 from tests.raw import trials
 from tests.slots.claimer import CAPACITY
 
-ROOT = Path(__file__).parent.parent.parent
 LONG = trials(1) > 1
-PROCESSES, THREADS, SECONDS = (8, 125, 10.0) if LONG else (3, 20, 1.5)
+PROCESSES, THREADS, KILLS, SECONDS = (8, 125, 2, 10.0) if LONG else (3, 8, 3, 0.0)
+"""``KILLS`` and ``SECONDS`` are the least: it goes on until enough slots were claimed, too."""
+PROGRAM = "import sys; from tests.slots.claimer import main; main(*sys.argv[1:4], int(sys.argv[4]))"
 
 
 class Storm:
     def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
         self.url, self.folder, self._stack, self._number = url, folder, stack, 0
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Child] = []
         for _ in range(PROCESSES):
             self.begin()
 
     def begin(self) -> None:
         self._number += 1
-        command = [sys.executable, "-m", "tests.slots.claimer", self.url, str(self.folder), f"p{self._number}"]
-        process = subprocess.Popen(
-            [*command, str(THREADS)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._stack.callback(self._end, process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "works\n"
-        self.processes.append(process)
+        child = self._stack.enter_context(Child(PROGRAM, self.url, self.folder, f"p{self._number}", THREADS))
+        child.expect("works")
+        self.processes.append(child)
 
     def kill_one(self) -> int:
         victim = self.processes.pop(random.randrange(len(self.processes)))
         victim.kill()
-        victim.wait()
         return victim.pid
 
     def stand_still(self) -> None:
@@ -58,21 +52,17 @@ class Storm:
 
     def go_on(self) -> None:
         for process in self.processes:
-            process.send_signal(signal.SIGCONT)
+            process.signal(signal.SIGCONT)
 
     def finish(self) -> None:
         for process in self.processes:
-            process.communicate("over\n", timeout=60)
-            assert process.returncode == 0
+            process.say("over")
+        for process in self.processes:
+            assert process.wait() == 0
 
-    @staticmethod
-    def _end(process: subprocess.Popen[str]) -> None:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
+    def claims(self) -> int:
+        """How many were believed in so far."""
+        return sum(file.read_text().count('"believe"') for file in self.folder.glob("p*.jsonl"))
 
 
 class Faults:
@@ -120,7 +110,7 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
         way, faults = stack.enter_context(nemesis(either))
         storm = Storm(way, tmp_path, stack)
         ends, kills, most = time.monotonic() + SECONDS, 0, 0
-        while time.monotonic() < ends:
+        while kills < KILLS or time.monotonic() < ends or storm.claims() <= 4 * PROCESSES:
             dead = storm.kill_one()
             kills += 1
             storm.stand_still()  # the truth holds still to be looked at
@@ -147,7 +137,7 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
         assert sorted(slots.claim().slot for _ in range(CAPACITY)) == [1, 2, 3, 4], "none is lost"
     report = check(tmp_path, sane_clocks=True)
     assert "C7" not in report.violated, report
-    claims = sum(file.read_text().count('"believe"') for file in tmp_path.glob("p*.jsonl"))
+    claims = storm.claims()
     assert claims > 4 * PROCESSES
     others = f", {faults.counts.total()} faults {dict(faults.counts)}" if faults.counts else ""
     sys.stdout.write(f"{claims} claims, {kills} kills{others}, at most {most} in use\n")
