@@ -130,7 +130,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 def test_objects_and_model_agree_on_every_answer(engine: str, sqlite_url: str) -> None:
     bounded = settings(
-        max_examples=trials(40),
+        max_examples=trials(20),
         stateful_step_count=30,
         derandomize=True,
         deadline=None,

@@ -23,7 +23,7 @@ from holdfast.testing import Proxy
 from holdfast.testing.object_contract import ObjectContract
 from holdfast.testing.object_watching import drain
 from holdfast.testing.server import until
-from tests.children import query
+from tests.children import PATIENCE, query
 from tests.conftest import MAJORS, shared
 from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
 
@@ -103,7 +103,7 @@ def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: s
                 until(lambda: changes() != written, what="the server has done it")
                 proxy.cut()
                 proxy.heal()
-                return answer.result(30)
+                return answer.result(PATIENCE)
 
         def changes() -> Any:
             return query(postgres_url, "select count(*) from holdfast.object_change")
@@ -261,7 +261,7 @@ def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_wit
         waiting = pool.submit(client.objects.put_if, "box", "b-1", 3, MatchVersion(made.version))
         until(taken, what="it is its turn, and it waits")
         mine.commit()
-        refused = waiting.exception(30)
+        refused = waiting.exception(PATIENCE)
         assert isinstance(refused, holdfast.Conflict)
         assert refused.current == told.version
         assert client.objects.get("box", "b-1") == told

@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast import operator
 from holdfast.operator import registry, running
-from tests.children import NONE, query, rows
+from tests.children import NONE, PATIENCE, query, rows
 from tests.cli.command import ask, at, call, valid
 
 ROOT = Path(__file__).parent.parent.parent
@@ -219,7 +219,7 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
 
 def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client: holdfast.Client, either: str) -> None:
     with holdfast.Client(either) as other:
-        guard = client.guard("key")
+        guard = client.guard("key", ttl=600, heartbeat=100)
         kept = other.lease("a", ttl=60).acquire()
         other.slots("tuner", 4).claim(owner="s")
         before = [(each.name, each.fence) for each in client.leases.list()]
@@ -257,7 +257,7 @@ def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url
         thread.start()
         assert client.leases.get("work") is not None
         mine.commit()
-        thread.join(60)
+        thread.join(PATIENCE)
         assert wiped == [1]
 
 
@@ -267,7 +267,7 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
     stale = client.lease("key").acquire()
     stale.release()
     names = ["a", "key"]
-    with client.guard("key") as grant:
+    with client.guard("key", ttl=600, heartbeat=100) as grant:
         wrong = [("unused", grant.token), ("key", stale.token), ("key", str(uuid4())), ("a", grant.token)]
         for guard, token in [*wrong, ("key", "no token"), ("@gate:x", grant.token)]:
             for dry_run in (True, False):

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import operator
-from holdfast.core.gate import runtime_terms
+from holdfast.core.gate import gate_terms, runtime_terms
 from holdfast.operator import registry, running
 from holdfast.operator.account import Stage, verdict
 from tests.children import eventually
@@ -23,10 +23,7 @@ class Unheard(holdfast.EngineError):
 
 
 class Quick(holdfast.Client):
-    """Its leases learn soon that they are lost."""
-
-    def gate(self, name: str, **terms: Any) -> Any:
-        return super().gate(name, ttl=3.0, **terms)
+    """Its leases learn soon that they are lost; see the fixture."""
 
     def holds(self, name: str) -> bool:
         pulses = list(self._engine.keeper._pulses)
@@ -35,8 +32,12 @@ class Quick(holdfast.Client):
 
 @pytest.fixture
 def client(either: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quick]:
-    terms = runtime_terms(3.0)._replace(renew_every=0.1)
+    terms = runtime_terms(600.0)._replace(renew_every=0.1)
     monkeypatch.setattr("holdfast._sync.recipes.gate.runtime_terms", lambda ttl: terms)
+    monkeypatch.setattr(
+        "holdfast.core.gate.gate_terms",
+        lambda name, **given: gate_terms(name, **given | {"ttl": 600.0})._replace(renew_every=0.1),
+    )
     with Quick(either) as made:
         yield made
 

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import operator
-from tests.children import Child, eventually
+from tests.children import PATIENCE, Child, eventually
 from tests.cli.command import ask, at, call
 
 JANE: dict[str, Any] = {"actor": "jane", "reason": "a new machine"}
@@ -25,7 +25,7 @@ def work(term):
     print("stopped", flush=True)
 
 with holdfast.Client(url) as client:
-    client.elector("reconciler", holder=name, ttl=30, renew_every=0.2, retry_every=20).run(work)
+    client.elector("reconciler", holder=name, ttl=600, renew_every=0.2, retry_every=600).run(work)
 """
 
 
@@ -67,7 +67,7 @@ def test_a_leader_that_does_not_stop_keeps_its_lease_and_the_audit_says_that_it_
     with Child(LEADER, either, "stubborn", 3600) as stubborn:
         stubborn.expect("leads")
         with pytest.raises(operator.CommandUnsettled, match="was asked to stop"):
-            operator.run(client, "leader.resign", {"name": "reconciler", "wait": 1.5}, **JANE)
+            operator.run(client, "leader.resign", {"name": "reconciler", "wait": 0.3}, **JANE)
         assert leader(client) == "stubborn"
         [entry] = [each for each in client.audit.list() if each.action == "leader.resign"]
         assert (entry.outcome or "").startswith("unknown: ")
@@ -86,7 +86,7 @@ def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Clien
 
 def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client) -> None:
     """It is granted, and asked back before it knows: that is not forgotten."""
-    elector: Any = client.elector("reconciler", ttl=30, renew_every=0.05, retry_every=20)
+    elector: Any = client.elector("reconciler", ttl=600, renew_every=0.05, retry_every=20)
     lead, keeper = elector._lead, elector._keeper
 
     def late(got: Any, work: Any) -> None:
@@ -96,7 +96,7 @@ def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client)
 
     elector._lead = late
     told: list[bool] = []
-    leading = threading.Thread(target=elector.run, args=(lambda term: told.append(term.stopping.wait(30)),))
+    leading = threading.Thread(target=elector.run, args=(lambda term: told.append(term.stopping.wait(PATIENCE)),))
     leading.start()
     eventually(lambda: told == [True], "it is told to stop")
     elector.stop()

@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import MatchVersion, MustCreate, Unconditional
-from holdfast.testing.object_watching import Connect, WatchingContract
+from holdfast.testing.object_watching import PATIENCE, Connect, WatchingContract
 
 PAYLOADS: list[Any] = [
     None, True, False, 0, -1, 2**70, 0.1, 1e300, "", "text", "é \u0000 \ud800 \U0001f600", [], [1, [None, "a"]], {},
@@ -94,7 +94,7 @@ class ObjectContract(WatchingContract):
             barrier = threading.Barrier(len(objects))
 
             def create(number: int, round: int = round, barrier: threading.Barrier = barrier) -> int | None:
-                barrier.wait(30)
+                barrier.wait(PATIENCE)
                 try:
                     objects[number].put_if("box", f"b-{round}", number, MustCreate(), name=f"name-{round}")
                 except holdfast.AlreadyExists:
@@ -233,19 +233,19 @@ class ObjectContract(WatchingContract):
         objects = connect(url).objects
         objects.put_if("box", "b-1", 0, MustCreate())
         asked: list[int] = []
+        with holdfast.Client(url) as other:  # not on the loop that waits for what it writes
 
-        def change(record: Any) -> int:
-            asked.append(record.version)
-            with holdfast.Client(url) as other:  # not on the loop that waits for this
+            def change(record: Any) -> int:
+                asked.append(record.version)
                 other.objects.put_if("box", "b-1", -1, Unconditional())
-            return 1
+                return 1
 
-        with pytest.raises(holdfast.Conflict):
-            objects.update("box", "b-1", change)
-        assert len(asked) == len(set(asked)) > 3
-        assert objects.get("box", "b-1").payload == -1
-        with pytest.raises(holdfast.Conflict, match="does not exist"):
-            objects.update("box", "b-2", change)
+            with pytest.raises(holdfast.Conflict):
+                objects.update("box", "b-1", change)
+            assert len(asked) == len(set(asked)) > 3
+            assert objects.get("box", "b-1").payload == -1
+            with pytest.raises(holdfast.Conflict, match="does not exist"):
+                objects.update("box", "b-2", change)
 
 
 def _inner(grant: Any) -> Any:

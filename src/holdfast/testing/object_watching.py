@@ -12,6 +12,8 @@ import holdfast
 from holdfast import MatchVersion, MustCreate
 
 Connect = Callable[..., Any]
+PATIENCE = 60.0
+"""Seconds to wait for what will come, however busy the machine is."""
 
 
 class WatchingContract:
@@ -55,18 +57,18 @@ class WatchingContract:
         assert watch.cursor is None
         assert watch.next(timeout=0) is None
         objects.put_if("box", "after", 1, MustCreate())
-        assert watch.next(timeout=30).id == "after"
+        assert watch.next(timeout=PATIENCE).id == "after"
 
     def test_a_watch_that_waits_is_told(self, connect: Connect, url: str) -> None:
         watch, writer = connect(url).objects.watch(), connect(url).objects
         watch.begin()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(watch.next, timeout=30)
+            waiting = pool.submit(watch.next, timeout=PATIENCE)
             writer.put_if("box", "b-1", 1, MustCreate())
-            assert waiting.result(30).id == "b-1"
-            waiting = pool.submit(watch.next, timeout=30)
+            assert waiting.result(PATIENCE).id == "b-1"
+            waiting = pool.submit(watch.next, timeout=PATIENCE)
             watch.close()
-            assert waiting.result(30) is None
+            assert waiting.result(PATIENCE) is None
 
     def test_a_cursor_that_is_none_is_refused(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects
