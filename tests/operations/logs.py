@@ -13,7 +13,7 @@ from tests.children import query
 
 Connect = Callable[..., Any]
 
-LATER = timedelta(minutes=1)
+LATER = timedelta(hours=1)
 
 
 def table(url: str, name: str) -> str:

@@ -7,6 +7,7 @@ should: a process that was stopped for longer than its lease lives comes too lat
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import sqlite3
@@ -22,7 +23,7 @@ import psycopg
 import holdfast
 from holdfast.testing.history import Recorder
 
-TTL = 3.0
+TTL = 3.0 if os.environ.get("HOLDFAST_STORM") else 1.5
 TABLES = (
     "create table proof_effect (name text not null, value text not null)",
     "create table store (name text primary key, fence bigint not null, value text)",
@@ -64,7 +65,7 @@ class Runner:
                 time.sleep(random.uniform(0.0, 0.03))
                 return value
 
-            return str(self._client.operation(key, tx=mine, timeout=30).run(effect).result)
+            return str(self._client.operation(key, tx=mine, timeout=60).run(effect).result)
 
     def outside(self, key: str) -> str:
         def effect(op: Any) -> str:
@@ -76,7 +77,7 @@ class Runner:
         def undo(op: Any) -> None:
             self._store(key, op.fence, None)
 
-        operation = self._client.operation(key, rollback=undo, timeout=30, ttl=TTL, max_attempts=1000)
+        operation = self._client.operation(key, rollback=undo, timeout=60, ttl=TTL, max_attempts=1000)
         return str(operation.run(effect).result)
 
     def _store(self, key: str, fence: int, value: str | None) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import interrupted, leave_half_done, name
+from holdfast.testing.operation_stage import LONG, interrupted, leave_half_done, name
 from holdfast.testing.proxy import Proxy
-from tests.children import query
+from tests.children import eventually, query
 
 Connect = Callable[..., Any]
 
@@ -25,18 +25,18 @@ def test_a_late_owner_is_refused_by_its_fence(either: str) -> None:
 
     def late() -> str:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(LONG)
         return "late"
 
     with holdfast.Client(either) as client, holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
         zombie = pool.submit(lambda: client.operation(key).run(late))
-        assert begun.wait(30)
+        assert begun.wait(LONG)
         [lease] = other.leases.list()
         other.leases.force_release(lease.name, actor="test", reason="it stands still")
         assert other.operation(key, rollback=int).run(lambda: "in time").attempt == 2
         go_on.set()
         with pytest.raises(holdfast.FencedOut):
-            zombie.result(30)
+            zombie.result(LONG)
         assert other.operation(key).run(int).result == "in time"
         assert other.operations.verify(key).broken == ()
 
@@ -113,21 +113,29 @@ async def test_what_a_function_leaves_behind_does_not_stand_in_the_way_of_its_en
 
 @pytest.mark.parametrize("moment", ["to_server", "to_client"])
 def test_an_end_whose_answer_was_lost_is_written_once(postgres_url: str, moment: Any) -> None:
-    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
+    entries = "select count(*) from holdfast.wal"
+    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client, ThreadPoolExecutor(1) as pool:
 
         def work() -> str:
             proxy.stall(moment)
-            threading.Timer(0.3, heal).start()
+            healed.append(pool.submit(heal, proxy.messages))
             return "done"
 
-        def heal() -> None:
+        def heal(sent: int) -> None:
+            if moment == "to_server":
+                eventually(lambda: proxy.messages > sent, "the end is sent")
+                assert query(postgres_url, entries) == [(1,)]
+            else:
+                eventually(lambda: query(postgres_url, entries) == [(2,)], "the end is written")
             proxy.cut()
             proxy.heal()
 
-        outcome = client.operation("k", ttl=60).run(work)
+        healed: list[Any] = []
+        outcome = client.operation("k", ttl=600).run(work)
         assert (outcome.result, outcome.attempt) == ("done", 1)
+        healed[0].result(LONG)
         assert client.operation("k").run(int).result == "done"
-    assert query(postgres_url, "select count(*) from holdfast.wal") == [(2,)], "the claim and the end"
+    assert query(postgres_url, entries) == [(2,)], "the claim and the end"
 
 
 def test_what_is_mended_from_outside_is_run_by_nobody_meanwhile(either: str, attempt: Any) -> None:

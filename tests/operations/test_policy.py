@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import Allow, Deny, PolicyContext, PolicyDenied, Review
-from holdfast.testing.operation_stage import name, running
+from holdfast.testing.operation_stage import LONG, name, running
 from tests.operations.governing import BY_ELDER, answer, fail, governed, key
 
 
@@ -109,14 +109,14 @@ def test_what_becomes_a_retry_while_it_is_waited_for_is_asked_about_as_one(eithe
     with governed(either, rule) as client, holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
 
         def theirs() -> None:
-            mine.append(pool.submit(lambda: client.operation(unique, timeout=60).run(int)))
-            assert waiting.wait(30)
+            mine.append(pool.submit(lambda: client.operation(unique, timeout=LONG).run(int)))
+            assert waiting.wait(LONG)
             raise ValueError("broken")
 
         with pytest.raises(ValueError, match="broken"):
             other.operation(unique).run(theirs)
         with pytest.raises(PolicyDenied, match="no retries"):
-            mine[0].result(30)
+            mine[0].result(LONG)
 
 
 def test_a_replay_is_denied_where_the_policy_says_so(either: str, attempt: Any) -> None:

@@ -50,7 +50,7 @@ async def test_a_result_that_cannot_be_kept_undoes_the_effect(kind: str, tmp_pat
         assert each.rows() == []
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "psycopg-async", "sqlite3", "session-psycopg"])
+@pytest.mark.parametrize("kind", ["psycopg", "sqlite3"])
 async def test_results_are_replayed_exactly(kind: str, tmp_path: Path) -> None:
     async with opened(kind, tmp_path) as each:
         for result in RESULTS:

@@ -3,8 +3,10 @@ database, somebody else who is at it, and somebody who dies."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -63,6 +65,25 @@ def running(url: str, key: Any, **options: Any) -> Iterator[Callable[[], Future[
             yield finish
         finally:
             go_on.set()
+
+
+def gives_up(run: Callable[[], Any], *, after: float) -> None:
+    """``run`` finds the operation locked, and raises OperationInProgress when it has waited for ``after`` seconds.
+
+    A wait of less than a second gives the database one second to answer. On a machine that stands still for longer it
+    ends with an EngineError, which says nothing of the lock: ``run`` is called again.
+    """
+    until = time.monotonic() + LONG
+    while True:
+        try:
+            with pytest.raises(holdfast.OperationInProgress, match=r"waited \d+\.\d s") as refused:
+                run()
+        except holdfast.EngineError:
+            assert time.monotonic() < until, "the database never answers"
+        else:
+            waited = re.findall(r"waited (\d+\.\d) s", str(refused.value))
+            assert float(waited[0]) >= after, refused.value
+            return
 
 
 def leave_half_done(url: str, key: Any, note: Any = None, **options: Any) -> None:
