@@ -63,7 +63,8 @@ succession: $(STAMP) ## Take the leader away a hundred times, and check that rec
 
 .PHONY: storm
 storm: $(STAMP) ## Run 400 operations in 16 processes that are killed and stopped: one effect, one result each (minutes)
-	@HOLDFAST_STORM=1 exec $(BIN)/python -m pytest tests/operations/test_storm.py -n 0 -s --timeout 1800 $(ARGS)
+	@HOLDFAST_STORM=1 HOLDFAST_INTERRUPT_STRIDE=1 exec $(BIN)/python -m pytest \
+		tests/operations/test_storm.py tests/operations/test_interrupted.py -n 0 -s --timeout 1800 $(ARGS)
 
 .PHONY: lineage
 lineage: $(STAMP) ## Break relay, sink and database for a minute: every event arrives, in order (ARGS="-k sqlite")

@@ -1,6 +1,6 @@
 """A shop under a real server: FastAPI, with middleware of the kind that cancels on both sides of ours.
 
-    python -m tests.integrations.asgi_shop URL EFFECTS
+    python -m tests.integrations.asgi_shop URL EFFECTS TTL
 
 Says its port, and what it does. An order waits in the middle of its effect until it is told to go on.
 """
@@ -23,7 +23,7 @@ from fastapi.responses import StreamingResponse
 import holdfast
 from holdfast.integrations.asgi import IdempotencyMiddleware
 
-_, URL, EFFECTS = sys.argv
+_, URL, EFFECTS, TTL = sys.argv
 orders = asyncio.Queue[str]()
 
 
@@ -54,7 +54,7 @@ app.middleware("http")(passing)
 app.add_middleware(
     IdempotencyMiddleware, client=lambda scope: scope["app"].state.client,
     principal=lambda scope: dict(scope["headers"]).get(b"authorization", b"nobody").decode(),
-    on_partial=is_to_be_tried_again, ttl=1.0, linger=0.0,
+    on_partial=is_to_be_tried_again, ttl=float(TTL), linger=0.0,
 )  # fmt: skip
 app.middleware("http")(passing)
 

@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.integrations.asgi import IdempotencyMiddleware
+from tests.children import PATIENCE
 from tests.integrations.asker import JSON, Client, Shop, ask, guarded
 from tests.test_readme import blocks
 
@@ -76,7 +77,7 @@ async def test_two_keys_are_no_key(client: holdfast.AsyncClient) -> None:
 
 
 async def test_while_it_runs_a_retry_hears_so_or_waits(client: holdfast.AsyncClient) -> None:
-    app, patient = guarded(shop := Shop(), client), guarded(shop, client, wait=20.0)
+    app, patient = guarded(shop := Shop(), client), guarded(shop, client, wait=PATIENCE)
     shop.go_on.clear()
     first = asyncio.ensure_future(ask(app))
     await shop.entered.wait()

@@ -69,6 +69,7 @@ def quoted(key: str) -> str:
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+@settings(deadline=None)
 @given(
     st.text(PRINTABLE, min_size=1, max_size=LONGEST), st.sampled_from(["", " ", ";a", '; b="x;\\"y";c=?1;*d=tok/en'])
 )
@@ -76,12 +77,13 @@ def test_every_string_comes_back(key: str, rest: str) -> None:
     assert parse((quoted(key) + rest).encode()) == key
 
 
+@settings(deadline=None)
 @given(st.text(BARE, min_size=1, max_size=LONGEST))
 def test_every_bare_key_is_what_it_is_in_quotes(key: str) -> None:
     assert parse(key.encode()) == parse(quoted(key).encode()) == key
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @example('1"\t ')
 @given(st.text('"\\;=a b?1*-,é\t', max_size=12))
 def test_what_begins_with_a_quote_is_a_key_if_the_rfc_says_so(text: str) -> None:
@@ -94,6 +96,7 @@ def test_what_begins_with_a_quote_is_a_key_if_the_rfc_says_so(text: str) -> None
     assert found == (expected or None), "and an empty one is none"
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_whatever_is_sent_it_is_a_key_or_malformed(value: bytes) -> None:
     try:
@@ -105,9 +108,10 @@ def test_whatever_is_sent_it_is_a_key_or_malformed(value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "evil", ['"' + "\\" * 100_000, '"a"' + ";a" * 50_000 + "!", '"a";a="' + '\\"' * 50_000, "a" * 100_000]
+    "evil", ['"' + "\\" * 1_000_000, '"a"' + ";a" * 500_000 + "!", '"a";a="' + '\\"' * 500_000, "a" * 1_000_000]
 )
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)
 def test_a_long_one_is_refused_at_once(evil: str) -> None:
+    """With steps in proportion to the square of its length it would take minutes."""
     with pytest.raises(ValueError, match="it must "):
         parse(evil.encode())

@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 import holdfast
-from tests.children import Child, eventually
+from tests.children import PATIENCE, Child, eventually
 
-ROOT = Path(__file__).parent.parent.parent
 PROGRAM = "import runpy; runpy.run_module('tests.integrations.asgi_shop', run_name='__main__', alter_sys=True)"
 
 
@@ -28,7 +27,7 @@ class Shop:
         return self._effects.read_text().split()
 
     def post(self, path: str, body: str, key: str) -> httpx.Response:
-        return httpx.post(f"http://127.0.0.1:{self.port}{path}", content=body, headers=headers(key), timeout=30)
+        return httpx.post(f"http://127.0.0.1:{self.port}{path}", content=body, headers=headers(key), timeout=PATIENCE)
 
     def hang_on(self, path: str, body: str, key: str) -> socket.socket:
         """A request whose answer nobody has read yet."""
@@ -39,7 +38,7 @@ class Shop:
 
     def when_over(self, path: str, body: str, key: str) -> httpx.Response:
         """A retry, sent again for as long as the first is under way."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE
         while (reply := self.post(path, body, key)).status_code == 409 and "running" in reply.json()["type"]:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -51,21 +50,21 @@ def headers(key: str) -> dict[str, str]:
 
 
 @contextmanager
-def opened(url: str, effects: Path) -> Iterator[Shop]:
+def opened(url: str, effects: Path, *, ttl: float = 600.0) -> Iterator[Shop]:
     effects.touch()
-    with Child(PROGRAM, url, effects) as child:
+    with Child(PROGRAM, url, effects, ttl) as child:
         yield Shop(child, effects)
 
 
-def test_after_kill_9_nothing_is_done_twice_unless_that_is_declared(either: str, tmp_path: Path) -> None:
+def test_after_kill_9_nothing_is_done_twice_unless_that_is_declared(sqlite_url: str, tmp_path: Path) -> None:
     with (
-        opened(either, tmp_path / "effects") as shop,
+        opened(sqlite_url, tmp_path / "effects", ttl=1.0) as shop,
         shop.hang_on("/orders", "once", "once"),
         shop.hang_on("/orders", "again", "again"),
     ):
         shop.child.expect("entered", "entered")
         shop.child.kill()
-    with opened(either, tmp_path / "effects") as shop:
+    with opened(sqlite_url, tmp_path / "effects") as shop:
         refused = shop.when_over("/orders", "once", "once")
         assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (409, "interrupted")
         assert shop.effects().count("once") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import pytest
 import holdfast
 from holdfast.integrations.asgi import Answer
 from holdfast.testing import Postgres
+from tests.children import PATIENCE
 from tests.conftest import migrated
 from tests.integrations.asker import Shop, ask, guarded
 
 BY = {"actor": "ann", "reason": "the bank says that it never arrived"}
 
 
-@pytest.mark.parametrize("wait", [0.0, 30.0])
+@pytest.mark.parametrize("wait", [0.0, PATIENCE])
 async def test_of_fifty_at_once_on_two_replicas_one_has_an_effect(either: str, wait: float) -> None:
     async with holdfast.AsyncClient(either) as one, holdfast.AsyncClient(either) as two:
         shop = Shop()
@@ -46,10 +46,8 @@ async def test_while_the_store_is_down_nothing_is_done() -> None:
             assert (await ask(app, key="before")).status == 201
             server.stop("immediate")
             for key in ("before", "new"):
-                began = time.monotonic()
-                refused = await ask(app, key=key)
+                refused = await asyncio.wait_for(ask(app, key=key), PATIENCE)
                 assert (refused.status, refused.kind, refused.headers["retry-after"]) == (503, "unavailable", "1")
-                assert time.monotonic() - began < 15.0
             assert len(shop.effects) == 1
             assert (await ask(app, key=None)).status == 201, "who sends no key needs no store"
             server.start()
@@ -82,7 +80,7 @@ async def test_a_store_that_is_lost_in_the_middle_takes_no_answer_away(caplog: p
             assert ((await asked).status, (await asked).body) == (201, b"done")
             assert "could not be recorded" in caplog.text
             server.start()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while (refused := await ask(app)).kind != "interrupted":
                     assert refused.kind in ("running", "unavailable")
                     await asyncio.sleep(0.05)

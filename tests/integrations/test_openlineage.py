@@ -21,6 +21,7 @@ from openlineage.client.transport.console import ConsoleConfig, ConsoleTransport
 import holdfast
 from holdfast.integrations import openlineage
 from holdfast.integrations.openlineage import OpenLineage
+from tests.children import PATIENCE
 
 SCHEMA = json.loads(openlineage.SCHEMA_FILE.read_text(encoding="utf-8"))
 
@@ -155,7 +156,7 @@ def answering(status: int, *more: tuple[str, str]) -> Iterator[tuple[str, list[A
         def log_message(self, *_: Any) -> None: ...
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", got
@@ -206,8 +207,8 @@ def test_by_http_only_a_server_that_says_so_has_it(events: list[holdfast.Event])
 
 @pytest.mark.parametrize("begins", [b"HTTP/1.1 201 ", b"HTTP/1.1 201 Created\r\nContent-Length: 100000\r\n\r\n"])
 def test_by_http_an_answer_that_comes_drop_by_drop_is_none(events: list[holdfast.Event], begins: bytes) -> None:
-    """In its head or after it. Each drop comes well within the time that the whole has; the server gives up at last, so
-    that this fails if we do not."""
+    """In its head or after it. Each drop comes well within the time that the whole has; the server goes on for as long
+    as it is listened to, and gives up at last, so that this fails if we do not."""
     late = threading.Event()
 
     def serve() -> None:
@@ -215,7 +216,8 @@ def test_by_http_an_answer_that_comes_drop_by_drop_is_none(events: list[holdfast
         with closing(one), suppress(OSError):
             one.recv(65536)
             one.sendall(begins)
-            for _ in range(100):
+            until = time.monotonic() + PATIENCE
+            while time.monotonic() < until:
                 time.sleep(0.03)
                 one.sendall(b"x")
             late.set()

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Postgres
-from tests.children import eventually, query
+from tests.children import PATIENCE, eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
 from tests.lineage.sinks import Kept, once
 from tests.lineage.stage import key
@@ -94,8 +94,9 @@ def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) ->
         eventually(lambda: len(sink) == 4, "the other one goes on")
         relays[1 - relays.index(first)].stop()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
+        assert sink.told() == [(label, type) for label in "ab" for type in ("START", "COMPLETE")]
         assert [each.holder for each in client.relays.list()] == [None]
 
 
@@ -164,7 +165,7 @@ def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
 
     def hold_up(events: Any) -> None:
         runs.set()
-        goes_on.wait(60)
+        goes_on.wait(PATIENCE)
 
     sink.trouble = hold_up
     with holdfast.Client(either) as client, holdfast.Client(either) as operator:
@@ -173,13 +174,13 @@ def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
         thread = threading.Thread(target=made.run)
         thread.start()
         try:
-            assert runs.wait(60)
+            assert runs.wait(PATIENCE)
             with pytest.raises(holdfast.NotAcquired, match="@relay:r"):
                 operator.relays.remove("r", actor="jane", reason="no longer run")
         finally:
             goes_on.set()
             made.stop()
-            thread.join(60)
+            thread.join(PATIENCE)
         assert [each.told for each in client.relays.list()] == [2]
         assert operator.relays.remove("r", actor="jane", reason="no longer run")
         [done, refused] = client.audit.list()

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_stage import leave_half_done, name
 from holdfast.testing.proxy import Proxy
-from tests.children import query
+from tests.children import eventually, query
 from tests.subjects import ask
 
 Connect = Callable[..., Any]
@@ -64,7 +64,7 @@ def test_an_error_that_cannot_say_what_it_is_is_recorded_as_any_other(sqlite_url
         with pytest.raises(holdfast.OperationFailed, match="precondition 'fail' does not hold: Mute"):
             client.operation("b", preconditions=[fail]).run(int)
         assert [each.status for each in client.operations.list()] == ["failure", "failure"]
-        assert client.leases.list() == []
+        eventually(lambda: client.leases.list() == [], "no lease is held")
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -95,7 +95,7 @@ def test_an_error_that_is_its_own_cause_or_has_an_origin_of_its_own_is_recorded_
                 with pytest.raises(holdfast.OperationFailed, match="remembered"):
                     client.operation(key).run(int)
         assert not mine.in_transaction
-        assert not client.leases.list()
+        eventually(lambda: client.leases.list() == [], "no lease is held")
 
 
 async def test_a_block_is_an_operation_async(either: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_stage import name
+from tests.children import eventually
 from tests.operations.governing import BY_ELDER, POINT, connected, fail, governed, key
 
 
@@ -113,7 +114,7 @@ def test_what_is_committed_while_the_policy_is_asked_counts_as_well(postgres_url
             assert record is not None
             assert (record.status, record.effect_started) == ("failure", False), "it was ours, and is not any more"
             assert client.operations.verify().passed
-            assert client.leases.list() == []
+            eventually(lambda: client.leases.list() == [], "no lease is held")
 
 
 def test_a_lock_that_somebody_else_has_is_refused_where_that_was_declared(either: str) -> None:

@@ -140,7 +140,7 @@ def test_a_sovereign_dataset_is_locked_whole_whatever_is_done_to_it(either: str,
         [review] = client.reviews.list(key=other(graves))
         client.reviews.approve(review.id, **BY_ELDER)
         assert attempt(client, other(graves), int).result == 0
-        assert client.leases.list() == []
+        eventually(lambda: client.leases.list() == [], "no lease is held")
 
 
 def test_what_was_run_as_sovereign_is_mended_as_that_by_a_client_without_a_policy(either: str) -> None:
@@ -183,7 +183,7 @@ def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_u
                 client.operation(other, tx=yours).run(fail)
             again = holdfast.OperationKey(pipeline="etl", task="clean", dataset=graves, operation="index")
             assert client.operation(again, tx=mine).run(int).result == 0, "it is in nobody's way but others'"
-        assert client.leases.list() == []
+        eventually(lambda: client.leases.list() == [], "no lease is held")
 
 
 def test_wherever_it_is_interrupted_no_lease_stays(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
