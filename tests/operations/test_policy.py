@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -22,24 +22,22 @@ def test_the_matrix_through_a_client(either: str) -> None:
     classes: dict[str, dict[str, Any]] = {"open": {}, "graves": {"sovereign": True}, "burials": {"sensitive": True}}
     classes["both"] = {"sovereign": True, "sensitive": True}
     with holdfast.Client(either, policy=holdfast.Policy(classes)) as client:
-        for number, (kind, busy, tried, said) in enumerate(
-            product(classes, (False, True), (0, 1, 2), (None, "the council agreed"))
-        ):
-            subject = key(kind, f"task-{number}", checksum=f"input-{number}")
-            for _ in range(tried):
-                with pytest.raises(ValueError, match="broken"):
-                    client.operation(subject, justification="the council agreed").run(fail)
-            needs = kind in ("burials", "both") and said is None
-            expected = PolicyDenied if needs else holdfast.OperationInProgress if busy else None
-            with ExitStack() as stack:
-                if busy:
-                    stack.enter_context(running(either, key(kind, f"other-{number}")))
-                if expected is not None:
-                    stack.enter_context(pytest.raises(expected))
-                outcome = client.operation(subject, justification=said, when_locked="fail").run(int)
-                assert (expected, outcome.attempt) == (None, tried + 1)
-            reviews = [each.reason for each in client.reviews.list(key=subject)]
-            assert reviews == (["locked"] if busy and not needs and kind in ("graves", "both") else [])
+        for kind, busy in product(classes, (False, True)):
+            cases = list(product((0, 1, 2), (None, "the council agreed")))
+            subjects = [key(kind, f"{busy}-{number}", checksum=f"{busy}-{number}") for number in range(len(cases))]
+            for subject, (tried, _) in zip(subjects, cases, strict=True):
+                for _ in range(tried):
+                    with pytest.raises(ValueError, match="broken"):
+                        client.operation(subject, justification="the council agreed").run(fail)
+            with running(either, key(kind, "other")) if busy else nullcontext():
+                for subject, (tried, said) in zip(subjects, cases, strict=True):
+                    needs = kind in ("burials", "both") and said is None
+                    expected = PolicyDenied if needs else holdfast.OperationInProgress if busy else None
+                    with nullcontext() if expected is None else pytest.raises(expected):
+                        outcome = client.operation(subject, justification=said, when_locked="fail").run(int)
+                        assert (expected, outcome.attempt) == (None, tried + 1)
+                    reviews = [each.reason for each in client.reviews.list(key=subject)]
+                    assert reviews == (["locked"] if busy and not needs and kind in ("graves", "both") else [])
 
 
 def test_every_moment_is_asked_about_and_a_retry_never_bypasses_it(either: str, attempt: Any) -> None:

@@ -186,7 +186,7 @@ def test_a_sovereign_dataset_that_a_transaction_is_at_is_locked_whole(postgres_u
         eventually(lambda: client.leases.list() == [], "no lease is held")
 
 
-def test_wherever_it_is_interrupted_no_lease_stays(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wherever_it_is_interrupted_no_lease_stays(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are two of them, and one that stays is renewed for as long as the process lives."""
 
     class Interruption(BaseException):
@@ -200,7 +200,7 @@ def test_wherever_it_is_interrupted_no_lease_stays(either: str, monkeypatch: pyt
         client.operations.rollback(subject, **BY_ELDER)
         client.operations.reset(subject, **BY_ELDER)
 
-    with holdfast.Client(either, policy=holdfast.Policy({"graves*": {"sovereign": True}})) as client:
+    with holdfast.Client(sqlite_url, policy=holdfast.Policy({"graves*": {"sovereign": True}})) as client:
         client.operations.register("undo", rollback=int)
         call, calls, last = client._engine.call, 0, 0
 
