@@ -91,8 +91,8 @@ class Receiver:
     def wait_for_more(self, number: int) -> None:
         """There is little to break where nothing goes on."""
         with self._lock:
-            wanted = sum(self.moods.values()) + number
-            assert self._grown.wait_for(lambda: sum(self.moods.values()) >= wanted, PATIENCE), "nothing is told"
+            for _ in range(number):
+                assert self._grown.wait(PATIENCE), "nothing is told"
 
     def answer(self, handler: BaseHTTPRequestHandler, text: str) -> None:
         moods = ("well", "fails", "lies", "stalls", "hangs up", "refuses", "sends away")
@@ -158,7 +158,7 @@ class Load(threading.Thread):
             return number
 
         try:
-            client.operation(key, tx=tx, timeout=60).run(work)
+            client.operation(key, tx=tx, timeout=600).run(work)
             self.done[key.digest] = number % 3
         except ValueError:
             self.failed.add(key.digest)

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -210,7 +211,7 @@ def test_a_batch_whose_lease_is_lost_calls_no_more(either: str) -> None:
     """Whoever has it now may be at the very ones that are left."""
     keys, called = keys_of(name(), 3), list[Any]()
     beats = "holdfast_beat" if either.startswith("sqlite") else "holdfast.beat"
-    with holdfast.Client(either) as client, client.lease(name(), ttl=LONG, renew_every=0.1) as witness:
+    with holdfast.Client(either) as client, client.lease(name(), ttl=600, renew_every=0.1) as witness:
 
         def work(key: Any) -> None:
             called.append(key)
@@ -218,7 +219,7 @@ def test_a_batch_whose_lease_is_lost_calls_no_more(either: str) -> None:
             eventually(lambda: witness.lost, "the heartbeat has learned of it")
 
         with pytest.raises((holdfast.LeaseLost, holdfast.FencedOut)):
-            client.operations.run_many(keys, work, ttl=LONG)
+            client.operations.run_many(keys, work, ttl=600)
     assert called == keys[:1]
 
 
@@ -231,7 +232,7 @@ def test_a_batch_that_finds_its_lock_taken_does_what_it_was_told_to(connect: Con
         assert [each.status for each in skipped] == ["success", "skipped", "skipped"]
         assert skipped[0].result == "done before"
         for patient in ("wait", "backoff"):
-            gives_up(lambda how=patient: many(keys, lambda _: 1, when_locked=how, timeout=0.1), after=0.1)
+            gives_up(partial(many, keys, lambda _: 1, when_locked=patient, timeout=0.1), after=0.1)
         with pytest.raises(holdfast.OperationInProgress, match="up for review as number"):
             many(keys, lambda _: 1, when_locked="escalate")
         finish().result(LONG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_nobody_waits_in_the_server_for_a_lock_that_a_transaction_has(postgres_u
             for tx in (None, mine, mine):
                 assert other.operation(key("second"), tx=tx, when_locked="skip").run(int).status == "skipped"
                 waiter = other.operation(key("second"), tx=tx, timeout=0.1)
-                gives_up(lambda waiter=waiter: waiter.run(int), after=0.1)  # type: ignore[misc]
+                gives_up(partial(waiter.run, int), after=0.1)
                 mine.execute("select 1")  # the third time, the transaction is joined
             with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
                 other.operations.run_many([key("third")], int, when_locked="fail")

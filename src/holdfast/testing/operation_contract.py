@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ class OperationContract(MendingContract):
                 client.operation(key, when_locked="escalate").run(effects.do())
             for patient in ("wait", "backoff"):
                 waiter = client.operation(key, when_locked=patient, timeout=0.1)
-                gives_up(lambda waiter=waiter: waiter.run(effects.do()), after=0.1)
+                gives_up(partial(waiter.run, effects.do()), after=0.1)
             assert finish().result(LONG).result == "theirs"
         assert effects == []
         assert client.operation(key).run(effects.do()).result == "theirs"

@@ -50,7 +50,7 @@ def running(url: str, key: Any, **options: Any) -> Iterator[Callable[[], Future[
 
     def work() -> str:
         begun.set()
-        assert go_on.wait(LONG)
+        assert go_on.wait(10 * LONG)  # for as long as the block takes
         return "theirs"
 
     with holdfast.Client(url) as other, ThreadPoolExecutor(1) as pool:
