@@ -79,7 +79,7 @@ def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) ->
     sink = Kept()
     with holdfast.Client(either) as client:
         relays = [connect(either).relay("r", sink, poll=0.01) for _ in range(2)]
-        threads = [threading.Thread(target=each.run) for each in relays]
+        threads = [threading.Thread(target=each.run, daemon=True) for each in relays]
         for thread in threads:
             thread.start()
         client.operation("a").run(lambda: 1)
