@@ -89,13 +89,13 @@ class Forked:
 
 
 def finish(
-    program: str, *arguments: str, timeout: float, cwd: Path | None, env: dict[str, str]
+    program: str, *arguments: str, timeout: float, cwd: Path | None, env: dict[str, str], also: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """One that has nothing to read, to its end; what it says goes through pipes."""
     (out, said), (err, complained) = os.pipe(), os.pipe()
     with open(os.devnull) as nothing:  # noqa: PTH123
         streams = (nothing.fileno(), said, complained)
-        process = Forked(program, *arguments, streams=streams, buffered=True, cwd=cwd, env=env)
+        process = Forked(program, *arguments, streams=streams, buffered=True, also=also, cwd=cwd, env=env)
     os.close(said)
     os.close(complained)
     with ThreadPoolExecutor(2) as pool:

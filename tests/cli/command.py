@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "json"
 SCRIPT = str(Path(sys.executable).with_name("holdfast"))
 PROGRAM = "import sys; from holdfast.cli import main; sys.exit(main())"  # which is all there is in the script
+SERVED = ("fastapi", "jinja2", "uvicorn")
+"""What `holdfast serve` imports besides: two seconds of a processor."""
 _OURS = ("HOLDFAST_", "_HOLDFAST_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_", "TERM", "PG")
 
 Finished = subprocess.CompletedProcess[str]
@@ -39,19 +41,19 @@ def environment(**more: str) -> dict[str, str]:
 
 def call(*arguments: str, cwd: Path | None = None, **more: str) -> Finished:
     """Run it in a pipe, to its end. Whatever happens, nobody is shown a traceback."""
-    done = _finish([SCRIPT, *arguments], cwd, environment(**more))
+    done = _finish([SCRIPT, *arguments], cwd, environment(**more), SERVED if "serve" in arguments else ())
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
-def _finish(command: list[str], cwd: Path | None, env: dict[str, str]) -> Finished:
+def _finish(command: list[str], cwd: Path | None, env: dict[str, str], also: tuple[str, ...]) -> Finished:
     """With its imports done, unless it is told what an interpreter reads when it begins."""
     if any(name.startswith("PYTHON") and value != os.environ.get(name) for name, value in env.items()):
         return subprocess.run(
             command, capture_output=True, text=True, encoding="utf-8", timeout=PATIENCE * 2, check=False, cwd=cwd,
             env=env, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    return finish(PROGRAM, *command, timeout=PATIENCE * 2, cwd=cwd, env=env)
+    return finish(PROGRAM, *command, timeout=PATIENCE * 2, cwd=cwd, env=env, also=also)
 
 
 def ask(*arguments: str, cwd: Path | None = None, **more: str) -> str:

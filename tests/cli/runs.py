@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tests.cli.command import SCRIPT, environment
-
-PATIENCE = 60.0
+from tests import nursery
+from tests.children import PATIENCE, eventually
+from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.nursery import Forked
 
 FAMILY = ("sh", "-c", "sleep 1000 & echo $$ $!; wait")
 """A command with a child of its own; it prints both pids."""
@@ -25,42 +26,50 @@ STUBBORN = ("sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo $$ $!; while :;
 
 
 def finish(
-    url: str, *arguments: str | bytes, more: Mapping[str, str] | None = None, **options: Any
+    url: str, *arguments: str | bytes, more: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`holdfast run …`, and how it ended."""
+    """`holdfast run …`, and how it ended. With ``options`` of ``subprocess.run``, in an interpreter of its own."""
+    env = environment(HOLDFAST_URL=url, **(more or {}))
+    if not options:
+        command = [SCRIPT, "run", *map(os.fsdecode, arguments)]
+        return nursery.finish(PROGRAM, *command, timeout=PATIENCE, cwd=cwd, env=env)
     options = {"capture_output": True, "stdin": subprocess.DEVNULL, "text": True, **options}
-    return subprocess.run(
-        [SCRIPT, "run", *arguments], timeout=PATIENCE, check=False, env=environment(HOLDFAST_URL=url, **(more or {})),
-        **options,
-    )  # fmt: skip
+    return subprocess.run([SCRIPT, "run", *arguments], timeout=PATIENCE, check=False, cwd=cwd, env=env, **options)
 
 
 class Run:
-    """A `holdfast run` under way. Whatever it started is killed at the end of the block."""
+    """A `holdfast run` under way, forked off a process that has imported what it needs. Whatever it started is killed
+    at the end of the block. ``before`` is Python that is executed before the command line is. With ``own`` it has an
+    interpreter and a command line of its own, for a process list to show."""
 
     def __init__(
         self, url: str, *options: str, command: Sequence[str] = FAMILY, more: Mapping[str, str] | None = None,
-        name: str = "job",
+        name: str = "job", before: str = "", own: bool = False,
     ) -> None:  # fmt: skip
-        self.process = subprocess.Popen(
-            [SCRIPT, "run", *options, name, "--", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=environment(HOLDFAST_URL=url, **(more or {})),
-        )
+        words = [SCRIPT, "run", *options, name, "--", *command]
+        env = environment(HOLDFAST_URL=url, **(more or {}))
+        (given, giving), (said, saying), (complained, complaining) = os.pipe(), os.pipe(), os.pipe()
+        streams = (given, saying, complaining)
+        self.process: Forked | subprocess.Popen[bytes]
+        if own:
+            self.process = subprocess.Popen(
+                words, stdin=given, stdout=saying, stderr=complaining, env=env, start_new_session=True
+            )
+        else:
+            program = f"{before}\n{PROGRAM}"
+            self.process = Forked(program, *words, streams=streams, buffered=True, env=env, new_session=True)
+        for stream in streams:
+            os.close(stream)
         self.pid = self.process.pid
         self.family: list[int] = []
+        self._stdin = os.fdopen(giving, "w")
         self._said: dict[str, queue.SimpleQueue[str]] = {}
-        self._readers = [self._listen("out", self.process.stdout), self._listen("err", self.process.stderr)]
+        self._readers = [self._listen("out", os.fdopen(said)), self._listen("err", os.fdopen(complained))]
 
-    def _listen(self, name: str, stream: IO[str] | None) -> threading.Thread:
+    def _listen(self, name: str, stream: IO[str]) -> threading.Thread:
         said = self._said[name] = queue.SimpleQueue()
 
         def read() -> None:
-            assert stream is not None
             with stream:
                 for line in stream:
                     said.put(line.rstrip("\n"))
@@ -75,9 +84,8 @@ class Run:
 
     def say(self, text: str) -> None:
         """A line for the command to read."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{text}\n")
-        self.process.stdin.flush()
+        self._stdin.write(f"{text}\n")
+        self._stdin.flush()
 
     def pids(self) -> list[int]:
         """The pids that the command prints when it runs."""
@@ -85,9 +93,22 @@ class Run:
         return self.family
 
     def watcher(self) -> int:
-        """The pid of the process that holdfast has beside the command."""
-        [watcher] = [pid for pid in children(self.pid) if os.getsid(pid) == pid]
-        return watcher
+        """The pid of the process that holdfast has beside the command, once it leads a session."""
+        leaders: list[int] = []
+
+        def is_there() -> bool:
+            leaders[:] = [pid for pid in children(self.pid) if session(pid) == pid]
+            return len(leaders) == 1
+
+        eventually(is_there, "the watcher leads a session of its own")
+        return leaders[0]
+
+    def waits(self) -> None:
+        """Until it has forked the command and its watcher, and has the threads of a client that asks for the lease."""
+        eventually(lambda: len(children(self.pid)) == 2 and threads(self.pid) > 1, "it waits for the lease")
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE)
@@ -111,8 +132,8 @@ class Run:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
         for reader in self._readers:
             reader.join(PATIENCE)
 
@@ -122,6 +143,21 @@ def _stat(pid: int | str) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ["X", "0"]
+
+
+def session(pid: int) -> int | None:
+    """The session that it belongs to; None when there is no such process."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def state(pid: int) -> str:

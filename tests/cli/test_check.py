@@ -29,16 +29,16 @@ def everything(url: str) -> dict[str, Any]:
     }
 
 
-def test_it_passes_and_nothing_stays(url: str) -> None:
-    with holdfast.Client(url) as client:
+def test_it_passes_and_nothing_stays(either: str) -> None:
+    with holdfast.Client(either) as client:
         client.lease("before", ttl=60).acquire().release()
         grant = client.lease("held", ttl=60).acquire()
-        before = everything(url)
-        lines = ask(*at(url, "check")).splitlines()
+        before = everything(either)
+        lines = ask(*at(either, "check")).splitlines()
         assert [line[:9] for line in lines[:7]] == [f"{number}  ok    " for number in range(1, 8)]
         assert lines[7] == "7/7  the lease contract holds"
         assert len(lines) == 8
-        assert everything(url) == before
+        assert everything(either) == before
         grant.check()
         assert client.lease("after", ttl=60).acquire().fence > grant.fence
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import PATIENCE
+from tests.cli.command import call
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8").partition("## Completion")[2]
 ASKED = {
@@ -22,27 +25,28 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("words", ASKED, ids=" ".join)
-def test_bash_completes_commands_options_and_choices(words: tuple[str, ...]) -> None:
+def test_bash_completes_commands_options_and_choices() -> None:
     [line] = re.findall(r"^(eval .*bash_source.*?)  +#", PAGE, re.MULTILINE)
-    script = f"""{line}
-COMP_WORDS=(holdfast {" ".join(words)}); COMP_CWORD={len(words)}
-_holdfast_completion holdfast; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    asks = [
+        f"COMP_WORDS=(holdfast {' '.join(words)}); COMP_CWORD={len(words)}; _holdfast_completion holdfast; "
+        """echo "${COMPREPLY[@]}" """
+        for words in ASKED
+    ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     bash = shutil.which("bash")
     assert bash is not None
     done = subprocess.run(
-        [bash, "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=60, check=False
-    )
-    assert (set(done.stdout.split()), done.stderr) == (ASKED[words], "")
+        [bash, "-c", "\n".join([line, *asks])], capture_output=True, text=True, env={**os.environ, "PATH": path},
+        timeout=2 * PATIENCE, check=False,
+    )  # fmt: skip
+    found = [set(line.split()) for line in done.stdout.splitlines()]
+    assert (found, done.stderr) == ([*ASKED.values()], "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_that_the_page_names_has_a_script(shell: str) -> None:
     assert f"_HOLDFAST_COMPLETE={shell}_source holdfast" in PAGE
-    environment = {**os.environ, "_HOLDFAST_COMPLETE": f"{shell}_source"}
-    command = [str(Path(sys.executable).with_name("holdfast"))]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    done = call(_HOLDFAST_COMPLETE=f"{shell}_source")
     assert (done.returncode, done.stderr) == (0, "")
     if found := shutil.which(shell):
-        subprocess.run([found, "-n"], input=done.stdout, text=True, timeout=60, check=True)
+        subprocess.run([found, "-n"], input=done.stdout, text=True, timeout=PATIENCE, check=True)

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 import holdfast
-from tests.children import Child, eventually, query
+from tests.children import PATIENCE, Child, eventually, query
 from tests.cli.command import SCRIPT, Running, ask, at, call, columns_of, environment, on_terminal, valid
 from tests.conftest import server
 
@@ -28,7 +28,7 @@ WAIT = """
 import sys, holdfast
 with holdfast.Client(sys.argv[1]) as client:
     print("asking", flush=True)
-    client.lock(sys.argv[2], timeout=60).acquire()
+    client.lock(sys.argv[2], timeout=600).acquire()
     print("got it", flush=True)
     sys.stdin.readline()
 """
@@ -104,7 +104,7 @@ def test_a_client_knows_the_names_of_its_own_locks_at_once(connect: Callable[...
 def test_what_leases_lock_is_called_what_it_is(postgres_url: str) -> None:
     """A lease with a session of its own, a standby that watches that session, and one that waits to be told."""
     waits = (
-        "import sys, holdfast\nholdfast.Client(sys.argv[1]).lease('sweep', timeout=60, failover='session').acquire()"
+        "import sys, holdfast\nholdfast.Client(sys.argv[1]).lease('sweep', timeout=600, failover='session').acquire()"
     )
     with holdfast.Client(postgres_url) as client, ExitStack() as stack:
         client.lease("sweep", failover="session").acquire()
@@ -194,7 +194,7 @@ def test_watch_ends_with_whoever_reads_it(sqlite_url: str) -> None:
         assert watching.stdout.readline() == b"[]\n"
         watching.stdout.close()
         try:
-            assert watching.wait(20) == 0
+            assert watching.wait(PATIENCE) == 0
         finally:
             watching.kill()
 

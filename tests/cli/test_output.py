@@ -16,8 +16,9 @@ import pytest
 import holdfast
 from holdfast.cli.app import COMMANDS, app
 from holdfast.cli.output import clean, span
-from tests.children import query
-from tests.cli.command import ROOT, SCHEMAS, SCRIPT, ask, at, call, environment, on_terminal, valid
+from tests.children import PATIENCE, query
+from tests.cli.command import PROGRAM, ROOT, SCHEMAS, SCRIPT, ask, at, call, environment, on_terminal, valid
+from tests.nursery import Forked
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LONG = "a lease with a rather long name, as people give them " * 3
@@ -33,8 +34,14 @@ def busy(sqlite_url: str) -> str:
     return sqlite_url
 
 
-@pytest.mark.parametrize(("way", "columns"), [("terminal", 40), ("COLUMNS", 40), ("COLUMNS", 30)])
-@pytest.mark.parametrize("command", [("ls",), ("history",), ("check",), ("doctor",), ("version",)])
+@pytest.mark.parametrize(
+    ("command", "way", "columns"),
+    [
+        (("ls",), "terminal", 40), (("ls",), "COLUMNS", 30), (("history",), "COLUMNS", 40),
+        (("history",), "COLUMNS", 30), (("check",), "COLUMNS", 30), (("doctor",), "COLUMNS", 30),
+        (("version",), "COLUMNS", 30),
+    ],
+)  # fmt: skip
 def test_nothing_is_wider_than_a_narrow_terminal_and_nothing_is_cut_off(
     busy: str, command: tuple[str, ...], way: str, columns: int
 ) -> None:
@@ -236,13 +243,17 @@ PRINTING = [("ls",), ("history", "--json"), ("check",), ("doctor",), ("version",
 def test_a_full_disk_under_stdout_is_one_line_and_exit_code_1(
     busy: str, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    with holdfast.Client(busy) as client, Path("/dev/full").open("w") as full:
+    with (
+        holdfast.Client(busy) as client,
+        Path("/dev/full").open("w") as full,
+        Path("/dev/null").open() as nothing,
+        (tmp_path / "errors").open("w") as errors,
+    ):
         client.lease("sweep").acquire()
-        done = subprocess.run(
-            [SCRIPT, *at(busy, *command)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
-            cwd=tmp_path, env=environment(),
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, "holdfast: cannot write its output: No space left on device\n")
+        words, streams = [SCRIPT, *at(busy, *command)], (nothing.fileno(), full.fileno(), errors.fileno())
+        code = Forked(PROGRAM, *words, streams=streams, buffered=True, cwd=tmp_path, env=environment()).wait(PATIENCE)
+    said = (tmp_path / "errors").read_text()
+    assert (code, said) == (1, "holdfast: cannot write its output: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["history", "check"])

@@ -58,18 +58,24 @@ def test_of_two_the_second_says_who_holds_it_and_until_when(either: str) -> None
         skipped = finish(either, "--skip", "job", "--", "echo", "never")
         assert (skipped.returncode, skipped.stdout, skipped.stderr) == (0, "", ""), "cron would mail it"
         assert finish(either, "--timeout", "0.2", "job", "--", "echo", "never").returncode == 75
-        run.process.terminate()
+        run.terminate()
         assert run.wait() == 128 + signal.SIGTERM
         gone(family)
     assert finish(either, "job", "--", "echo", "now").stdout == "now\n"
 
 
-@pytest.mark.parametrize("patience", [("--wait",), ("--timeout", str(PATIENCE))])
-def test_a_waiting_run_starts_when_the_lease_is_released(either: str, patience: tuple[str, ...]) -> None:
-    with Run(either) as first:
+@pytest.mark.parametrize(
+    ("engine", "patience"), [("sqlite", ("--wait",)), ("postgres", ("--timeout", "600"))], ids=["sqlite", "postgres"]
+)
+def test_a_waiting_run_starts_when_the_lease_is_released(
+    request: pytest.FixtureRequest, engine: str, patience: tuple[str, ...]
+) -> None:
+    url = request.getfixturevalue(f"{engine}_url")
+    with Run(url) as first:
         family = first.pids()
-        with Run(either, *patience, command=("echo", "mine")) as second:
-            first.process.terminate()
+        with Run(url, *patience, command=("echo", "mine")) as second:
+            second.waits()
+            first.terminate()
             assert second.line() == "mine"
             assert not any(map(os.path.exists, (f"/proc/{pid}/exe" for pid in family)))
             assert second.wait() == 0
@@ -157,11 +163,12 @@ def test_no_secret_reaches_a_process_list_or_a_log() -> None:
     with Postgres.create() as server:
         server.execute("create role app login superuser password 's3cret'")
         url = migrated(server.database().replace("postgres@", "app:s3cret@"))
-        with Run(url, "--ttl", "1.5", command=("sh", "-c", "echo $$; echo $HOLDFAST_TOKEN; sleep 1000")) as run:
+        command = ("sh", "-c", "echo $$; echo $HOLDFAST_TOKEN; sleep 1000")
+        with Run(url, "--ttl", "9", command=command, own=True) as run:
             run.pids()
             token = run.line()
             lines = command_lines()
-            assert "run --ttl 1.5 job" in lines
+            assert "run --ttl 9 job" in lines
             assert "s3cret" not in lines
             assert token not in lines
             server.stop()

@@ -34,7 +34,7 @@ def test_it_is_renewed_as_often_as_told(sqlite_url: str) -> None:
         family = run.pids()
         for _ in range(3):
             latest = ends_at(sqlite_url, "job")
-            eventually(lambda latest=latest: ends_at(sqlite_url, "job") > latest, "a heartbeat", timeout=10)  # type: ignore[misc]
+            eventually(lambda latest=latest: ends_at(sqlite_url, "job") > latest, "a heartbeat")  # type: ignore[misc]
         run.process.send_signal(signal.SIGTERM)
         gone(family)
 

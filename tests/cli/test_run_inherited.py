@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import holdfast
-from tests.children import eventually, query
+from tests.children import eventually, pass_time, query
 from tests.cli.runs import Run
 
 BEGIN = """
@@ -72,7 +72,7 @@ def test_a_python_command_protects_its_own_transactions(
     refused when the lease was taken away, with holdfast stopped so that nothing else ends the program. The schema is
     another one than by default, and the program need not know it."""
     url = request.getfixturevalue(f"{engine}_url")
-    options, command = ("--schema", "tenant_a", "--ttl", "2"), (sys.executable, "-c", program)
+    options, command = ("--schema", "tenant_a", "--ttl", "9"), (sys.executable, "-c", program)
     with holdfast.Client(url, schema="tenant_a") as client:
         client.migrate()
     with holdfast.Client(url, schema="tenant_a") as client, Run(url, *options, command=command) as run:
@@ -84,6 +84,7 @@ def test_a_python_command_protects_its_own_transactions(
         assert known == ["job", lease.fence]
 
         def its_trust_is_over() -> bool:
+            pass_time(0.2)  # a transaction now and then is enough
             run.say("1")
             return {"done False": False, "done True": True}[run.line()]
 

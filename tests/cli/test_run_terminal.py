@@ -212,7 +212,7 @@ def test_in_a_pipeline_the_command_can_still_ask_the_terminal(sqlite_url: str) -
 @needs_a_shell
 def test_one_that_is_stopped_for_longer_than_its_ttl_is_ended_and_says_so(sqlite_url: str) -> None:
     with shell(sqlite_url) as screen:
-        screen.keys(f"{SCRIPT} run --ttl 1 job -- sh -c 'echo pid $$; exec cat'\n")
+        screen.keys(f"{SCRIPT} run --ttl 9 job -- sh -c 'echo pid $$; exec cat'\n")
         pid = screen.number("pid ")
         screen.keys(CTRL_Z)
         screen.sees("Stopped")

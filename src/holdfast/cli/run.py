@@ -16,6 +16,9 @@ from holdfast.cli.watcher import Watcher
 
 FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
 _VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str, "--heartbeat": float}
+GRACE = 0.5
+"""Seconds between TERM and KILL, or a twentieth of a shorter TTL: half of what is left of it when trust in the lease
+ends."""
 _GOODBYE = 3.0
 """Seconds in which the database must have taken the lease back."""
 _UNSETTLED = 2.0
@@ -105,7 +108,7 @@ def _run(
 ) -> int:
     """The two forks come first, before a client brings threads."""
     ttl = terms["ttl"]
-    grace = min(ttl * 0.1, 1.0) / 2  # half of what is left of the TTL when trust in the lease ends
+    grace = min(ttl * 0.05, GRACE)
     watcher = Watcher(grace)
     command: Command | None = None
     try:
