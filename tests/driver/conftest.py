@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import ProcessDriver
+from tests.children import PATIENCE
 from tests.driver.daemon import Daemon, clean
 
 
@@ -48,7 +49,7 @@ def raw(daemon: Daemon) -> Callable[[bytes], bytes]:
 
     def ask(data: bytes) -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(20)
+            line.settimeout(PATIENCE)
             line.connect(os.fspath(daemon.folder / "driver.sock"))
             line.sendall(data)
             answer = b""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,23 +13,30 @@ from typing import Any, Self
 import holdfast
 from holdfast.driver import store
 from tests.children import PATIENCE, eventually
-from tests.cli.command import SCRIPT, environment
+from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.nursery import Forked
 
 
 class Daemon:
-    def __init__(self, folder: Path, *options: str, **more: str) -> None:
+    """``options`` are flags of `holdfast driver`, ``more`` variables of its environment. ``before`` is Python that is
+    executed before the command line is."""
+
+    def __init__(self, folder: Path, *options: str, before: str = "", **more: str) -> None:
         self.folder, self._options, self._more = folder, options, more
+        self._program = f"{before}\n{PROGRAM}"
         self.start()
 
     def start(self) -> None:
-        with (self.folder.with_suffix(".err")).open("ab") as errors:
-            self.process = subprocess.Popen(
-                [SCRIPT, "driver", "--json", "--folder", str(self.folder), *self._options],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment(**self._more),
-                start_new_session=True,
-            )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        words = [SCRIPT, "driver", "--json", "--folder", str(self.folder), *self._options]
+        reader, writer = os.pipe()
+        with self.folder.with_suffix(".err").open("ab") as errors, Path(os.devnull).open() as nothing:
+            streams = (nothing.fileno(), writer, errors.fileno())
+            self.process = Forked(
+                self._program, *words, streams=streams, buffered=True, env=environment(**self._more), new_session=True
+            )
+        os.close(writer)
+        self._stdout = os.fdopen(reader, "rb")
+        line = self._stdout.readline()
         assert line, self.said()
         self.ready: dict[str, Any] = json.loads(line)
         self.address: str = self.ready["address"]
@@ -39,13 +45,12 @@ class Daemon:
         return self.folder.with_suffix(".err").read_text(encoding="utf-8")
 
     def client(self, **options: Any) -> holdfast.ProcessDriver:
-        return holdfast.ProcessDriver(self.address, **options)
+        return holdfast.ProcessDriver(self.address, **{"timeout": PATIENCE, **options})
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
         self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._stdout.close()
         assert "Traceback" not in self.said()
         assert '"failure"' not in self.said(), self.said()
         return code

@@ -102,7 +102,7 @@ class Forked:
         assert (line := forker.line()).startswith("holdfast driver: listening"), line
 
     def client(self, folder: Path) -> ProcessDriver:
-        return ProcessDriver(f"unix:{folder}/driver.sock")
+        return ProcessDriver(f"unix:{folder}/driver.sock", timeout=PATIENCE)
 
     def wait(self) -> None:
         eventually(lambda: not runs(self.pid), "it dies")
@@ -139,7 +139,7 @@ def test_a_driver_killed_at_any_step_of_create_and_delete_runs_nothing_twice_and
             reaches(client, "a", "Started")
 
         def delete(client: ProcessDriver = client) -> None:
-            assert client.delete("a", wait=20)
+            assert client.delete("a", wait=PATIENCE)
 
         for what, ask in (("create", create), ("delete", delete)):
             if not insist(ask):
@@ -173,7 +173,7 @@ def test_a_driver_killed_again_and_again_while_it_adopts_gets_there_in_the_end(c
     store.write(boxes.folder("unwanted") / "deleting", {"grace": 1.0})
     store.write(boxes.folder("lost") / "started.json", {"pid": 1, "supervisor": 1, "started_at": 1.0})
     (folder / "sandboxes" / ".new-one" / "work").mkdir(parents=True)
-    client, crashes, listens = ProcessDriver(f"unix:{folder}/driver.sock"), 0, False
+    client, crashes, listens = ProcessDriver(f"unix:{folder}/driver.sock", timeout=PATIENCE), 0, False
     while True:
         crashing.say(f"drive {crashes + 1} {folder}")
         pid = int(crashing.line())
@@ -229,7 +229,7 @@ def test_a_supervisor_killed_at_any_step_runs_the_program_at_most_once_and_leave
         assert len(pids) == 1 or reason == "SupervisorLost"
         assert not any(runs(int(pid)) for pid in pids)
         seen.add((reason, len(pids)))
-        assert client.delete(f"s{each}", wait=20)
+        assert client.delete(f"s{each}", wait=PATIENCE)
     assert seen >= {("Exited", 1), ("SupervisorLost", 0), ("SupervisorLost", 1)}
     driver.kill()
 
@@ -277,7 +277,7 @@ def test_sandboxes_live_on_without_a_driver_and_the_next_one_has_them_again(daem
     assert text(client, "ends") == "before\nafter\n"
     assert found["runs"].details == before["runs"]
     assert runs(pid)
-    assert client.delete("runs", wait=20)
+    assert client.delete("runs", wait=PATIENCE)
     assert not runs(pid)
 
 
@@ -301,7 +301,7 @@ def test_a_killed_supervisor_takes_its_sandbox_with_it_and_a_pid_that_is_another
         assert lost.conditions[0].terminal
         assert lost.details["exit_code"] is None
         eventually(lambda: not any(map(runs, pids)), "nothing of it runs")
-        assert client.delete("a", wait=20)
+        assert client.delete("a", wait=PATIENCE)
         assert innocent.poll() is None
     finally:
         innocent.kill()

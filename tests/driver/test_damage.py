@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.driver.daemon import Refused, Settings, run
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, runs, state, text
 
 
@@ -74,17 +74,18 @@ def test_damaged_folders_are_told_and_skipped_at_the_start_and_by_a_running_driv
         client.create("bad-spec", ["true"])
     assert refused.value.status == 409
     for name in DAMAGE:
-        assert client.delete(name, wait=20), name
+        assert client.delete(name, wait=PATIENCE), name
     assert {each.id for each in client.list()} == {"well", "made-since"}
-    assert client.delete("well", wait=20)
+    assert client.delete("well", wait=PATIENCE)
     assert not runs(pid)
     assert daemon.box("notes.txt").read_text() == "to be looked at", "what is no sandbox is none of its business"
     daemon.box("notes.txt").unlink()
 
 
-def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(daemon: Daemon) -> None:
+def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(start: Callable[..., Daemon]) -> None:
     """What fills the disk may be what it writes, and then nothing else would make room. A device that is always full
-    stands for the disk, wherever something is about to be written."""
+    stands for the disk, wherever something is about to be written. Its supervisor is never taken for one that hangs."""
+    daemon = start(before="from holdfast.driver import runs; runs.PATIENCE = 3600.0")
     client = daemon.client()
     client.create("hog", ["sh", "-c", "echo $$; exec sleep 1000"], grace=0.1)
     eventually(lambda: text(client, "hog"), "it runs")
@@ -95,7 +96,7 @@ def test_on_a_full_disk_the_driver_starts_and_a_sandbox_can_be_deleted(daemon: D
     (daemon.folder / "driver.lock").unlink()
     (daemon.folder / "driver.lock").symlink_to("/dev/full")
     daemon.start()
-    assert client.delete("hog", wait=4), "long before its supervisor is taken for one that hangs"
+    assert client.delete("hog", wait=PATIENCE)
     assert not runs(pid)
 
 
@@ -112,7 +113,7 @@ def test_a_folder_damaged_while_its_sandbox_runs_can_be_mended_or_deleted(daemon
         assert runs(pids[name]), "nothing is done to it"
     spoil(daemon.box("mended") / "started.json", started["mended"])
     reaches(client, "mended", "Started")
-    assert client.delete("deleted", grace=0, wait=20)
+    assert client.delete("deleted", grace=0, wait=PATIENCE)
     assert not runs(pids["deleted"])
 
 
@@ -120,22 +121,19 @@ def test_there_are_descriptors_for_all_that_may_be_there_and_sandboxes_get_the_u
     start: Callable[..., Daemon],
 ) -> None:
     """With a soft limit that is far too low for the driver, which would otherwise hit all at once."""
-    usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (150, hard))
-    try:
-        daemon = start("--most", "900")
-        client = daemon.client()
-        client.create("a", ["sh", "-c", "ulimit -n"])
-        client.create("b", ["sh", "-c", "ulimit -n"], limits={"open_files": 77})
-        for name, number in (("a", "150\n"), ("b", "77\n")):
-            reaches(client, name, "Exited")
-            assert text(client, name) == number
-        [line] = [
-            each for each in Path(f"/proc/{daemon.process.pid}/limits").read_text().splitlines() if "open files" in each
-        ]
-        assert int(line.split()[3]) >= 900 + 512
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (150, {hard}))"
+    daemon = start("--most", "900", before=low)
+    client = daemon.client()
+    client.create("a", ["sh", "-c", "ulimit -n"])
+    client.create("b", ["sh", "-c", "ulimit -n"], limits={"open_files": 77})
+    for name, number in (("a", "150\n"), ("b", "77\n")):
+        reaches(client, name, "Exited")
+        assert text(client, name) == number
+    [line] = [
+        each for each in Path(f"/proc/{daemon.process.pid}/limits").read_text().splitlines() if "open files" in each
+    ]
+    assert int(line.split()[3]) >= 900 + 512
 
 
 def test_more_sandboxes_than_the_kernel_gives_descriptors_for_are_refused_at_the_start(tmp_path: Path) -> None:

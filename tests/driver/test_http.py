@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.driver.daemon import Settings
 from holdfast.driver.spec import BadSpec, parse
+from tests.children import PATIENCE
 from tests.cli.command import call
 from tests.driver.daemon import Daemon
 
@@ -130,7 +131,7 @@ def test_a_body_that_is_too_large_is_heard_out_so_that_its_sender_learns_why(dae
 
 def test_a_connection_serves_many_requests_and_a_slow_one_arrives_whole(daemon: Daemon) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(20)
+        line.settimeout(PATIENCE)
         line.connect(str(daemon.folder / "driver.sock"))
         asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
         for byte in asked:
@@ -150,7 +151,7 @@ def test_streams_leave_room_for_whoever_asks_a_question(start: Callable[..., Dae
 
         def watch() -> int:
             line = lines.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            line.settimeout(20)
+            line.settimeout(PATIENCE)
             line.connect(str(daemon.folder / "driver.sock"))
             line.sendall(b"GET /v1/watch HTTP/1.1\r\nHost: x\r\n\r\n")
             return status(line.recv(100))

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 import holdfast
+from tests.children import PATIENCE
 
 OVER = threading.Event()
 
 
 @contextmanager
-def answering(answer: Callable[[socket.socket], object]) -> Iterator[holdfast.ProcessDriver]:
+def answering(answer: Callable[[socket.socket], object], timeout: float = PATIENCE) -> Iterator[holdfast.ProcessDriver]:
     def serve() -> None:
         with suppress(OSError):
             while True:
@@ -30,7 +31,7 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[holdfast.Pr
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         serves = threading.Thread(target=serve, daemon=True)
         serves.start()
-        yield holdfast.ProcessDriver(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=0.4)
+        yield holdfast.ProcessDriver(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=timeout)
         OVER.set()
         with suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)  # closing alone would let it wait for the next one for ever
@@ -61,7 +62,7 @@ ANSWERS: dict[str, tuple[Callable[[socket.socket], object], str]] = {
 @pytest.mark.parametrize(("answer", "told"), ANSWERS.values(), ids=ANSWERS)
 def test_what_is_no_answer_of_a_driver_is_told_as_none(answer: Any, told: str) -> None:
     OVER.clear()
-    with answering(answer) as driver:
+    with answering(answer, 0.4 if answer is drips else PATIENCE) as driver:
         for ask in (driver.list, lambda: driver.get("a"), lambda: driver.delete("a")):
             with pytest.raises(holdfast.DriverError, match=told) as refused:
                 ask()

@@ -19,7 +19,7 @@ from holdfast.driver.events import Events, Expired
 from holdfast.driver.http import Server
 from holdfast.driver.runs import Runs
 from holdfast.driver.supervisor.log import Log
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, reaches, text
 
 
@@ -90,7 +90,7 @@ def test_a_watch_that_was_cut_goes_on_with_what_it_missed_and_repeats_nothing(da
     first.close()
     client.create("w2", ["sh", "-c", "exit 2"])
     reaches(client, "w2", "Exited")
-    assert client.delete("w2", wait=20)
+    assert client.delete("w2", wait=PATIENCE)
     again = client.watch(since=first.cursor)
     missed = events(again, lambda seen: bool(seen) and seen[-1].kind == "deleted")
     again.close()
@@ -170,7 +170,7 @@ async def test_a_waiting_watcher_is_told_at_once() -> None:
     task: asyncio.Future[Any] = asyncio.ensure_future(anext(waiting))
     await asyncio.sleep(0)
     some.add("status", "a")
-    assert (await asyncio.wait_for(task, 20))["id"] == "a"
+    assert (await asyncio.wait_for(task, PATIENCE))["id"] == "a"
 
 
 @settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -216,4 +216,4 @@ def test_a_disk_that_is_full_does_not_stop_the_program(daemon: Daemon) -> None:
     (daemon.box("full") / "log.0").mkdir()
     (daemon.box("full") / "work" / "go").touch()
     assert reaches(client, "full", "Exited").details["exit_code"] == 4
-    eventually(lambda: client.delete("full", wait=20), "it can be deleted")
+    eventually(lambda: client.delete("full", wait=PATIENCE), "it can be deleted")

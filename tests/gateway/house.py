@@ -15,6 +15,7 @@ from holdfast.gateway.agents import records
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import Settings
+from tests.children import PATIENCE
 
 SAID = {"prompt": "make it green", "message": "may I?", "last_assistant_message": "It is green.", "tool_name": "Bash"}
 
@@ -74,6 +75,6 @@ async def house_of(url: str, tmp_path: Path, **settings: Any) -> AsyncIterator[H
 
 async def seen(house: House, status: str, by: str) -> None:
     """That the command ends so, by what goes on beside the requests."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while await house.commands() != [(status, by)]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from tests.children import PATIENCE
-from tests.cli.command import PROGRAM, SCRIPT, environment
+from tests.cli.command import PROGRAM, SCRIPT, SERVED, environment
 from tests.driver.daemon import Daemon, clean
 from tests.nursery import Forked
 
@@ -33,7 +33,9 @@ main()
 
 class Replica:
     """``options`` are flags of `holdfast serve`, ``more`` variables of its environment. Without ``driver=`` it starts
-    one beside itself, on ``folder / "d"``. ``room`` is Python that is run before, where ``room`` is one more."""
+    one beside itself, on ``folder / "d"``. ``room`` is Python that is run before, where ``room`` is one more.
+
+    However slow the machine, it is given the time to end: one that does not end by itself is never overdue here."""
 
     def __init__(
         self, url: str, folder: Path, *options: str, name: str = "replica", driver: str | None = None,
@@ -42,7 +44,7 @@ class Replica:
         self.url, self.folder, self.name = url, folder, name
         beside = ["--driver-folder", str(folder / "d")] if driver is None else ["--driver", driver]
         self._program = PROGRAM if room is None else _WITH_ROOM.format(room=dedent(room))
-        self._arguments = [SCRIPT, "serve", "--port", "0", "--json", *beside, *options]
+        self._arguments = [SCRIPT, "serve", "--port", "0", "--json", "--stop-within", "600", *beside, *options]
         self._environment = environment(HOLDFAST_URL=url, HOLDFAST_REPLICA_ID=name, **more)
         self.log = folder / f"{name}.log"
         self.begin()
@@ -53,7 +55,7 @@ class Replica:
         with self.log.open("ab") as errors, open(os.devnull) as nothing, os.fdopen(writer, "wb"):  # noqa: PTH123
             streams = (nothing.fileno(), writer, errors.fileno())
             self.process = Forked(
-                self._program, *self._arguments, streams=streams, buffered=True, also=("fastapi", "jinja2", "uvicorn"),
+                self._program, *self._arguments, streams=streams, buffered=True, also=SERVED,
                 cwd=self.folder, env=self._environment, new_session=True,
             )  # fmt: skip
         self._stdout = os.fdopen(reader, "rb")
@@ -104,12 +106,14 @@ class Replica:
 
 
 @contextmanager
-def fleet(url: str, folder: Path, *options: str, count: int = 3, **more: str) -> Iterator[list[Replica]]:
+def fleet(
+    url: str, folder: Path, *options: str, count: int = 3, room: str | None = None, **more: str
+) -> Iterator[list[Replica]]:
     """So many replicas on one database, with one driver that survives them; started side by side."""
     with ExitStack() as stack:
         driver = stack.enter_context(Daemon(folder / "d"))
         made = [
-            Replica(url, folder, *options, name=f"replica-{number}", driver=driver.address, **more)
+            Replica(url, folder, *options, name=f"replica-{number}", driver=driver.address, room=room, **more)
             for number in range(1, count + 1)
         ]
         try:

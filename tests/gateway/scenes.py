@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import holdfast
-from tests.children import eventually
+from tests.children import PATIENCE, eventually
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 """As a name: an element, both quotes, an entity, a template."""
@@ -51,7 +51,7 @@ def _leader(client: holdfast.Client, stack: ExitStack, mark: str) -> None:
     stack.callback(thread.join)
     stack.callback(over.set)
     stack.callback(elector.stop)
-    assert leading.wait(10)
+    assert leading.wait(PATIENCE)
 
 
 def _locks(client: holdfast.Client, other: holdfast.Client, url: str, stack: ExitStack, mark: str) -> None:

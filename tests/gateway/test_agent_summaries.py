@@ -19,6 +19,7 @@ from holdfast.gateway.agents.config_editor import merged
 from holdfast.gateway.agents.lifecycle import Turn
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.settings import KNOBS
+from tests.children import PATIENCE
 from tests.gateway.house import House, house_of
 
 PATH = "/agents/1/commands/1/summary"
@@ -34,7 +35,7 @@ class Slow:
     def __call__(self, turns: Sequence[Turn]) -> str:
         self.calls.append([turn.text for turn in turns])
         self.begun.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(PATIENCE)
         return f"summary {len(self.calls)}"
 
 
@@ -56,7 +57,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 
 async def test_a_summary_is_made_once_and_nobody_waits_for_it(house: House, slow: Slow, either: str) -> None:
     first = asyncio.create_task(house.http.post(PATH))
-    assert await asyncio.to_thread(slow.begun.wait, 30)
+    assert await asyncio.to_thread(slow.begun.wait, PATIENCE)
     second = await house.http.post(PATH)
     assert (second.status_code, second.headers["retry-after"], second.json()["text"]) == (202, "1", None)
     if either.startswith("postgres"):
@@ -83,7 +84,7 @@ async def test_a_summary_that_fails_or_is_broken_off_is_left_to_the_next(
         failed = await house.http.post(PATH)
     assert (failed.status_code, "secret" in failed.text) == (502, False)
     broken = asyncio.create_task(house.http.post(PATH))
-    assert await asyncio.to_thread(slow.begun.wait, 30)
+    assert await asyncio.to_thread(slow.begun.wait, PATIENCE)
     broken.cancel()
     assert (await broken).status_code == 503
     slow.go_on.set()

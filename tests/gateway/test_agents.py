@@ -44,9 +44,10 @@ async def test_a_hook_correlates_without_a_lock_then_takes_it_and_gives_up_in_ti
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert records.PATIENCE == 15.0
-    monkeypatch.setattr(records, "PATIENCE", 0.1)
     async with house.other.lock(("agent", 1)):
-        busy = await house.hook("session-start")
+        with monkeypatch.context() as patched:
+            patched.setattr(records, "PATIENCE", 0.1)
+            busy = await house.hook("session-start")
         assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
         assert busy.headers["content-type"] == "application/problem+json"
         assert busy.json().keys() >= {"title", "detail", "requestId", "agent"}

@@ -23,6 +23,7 @@ from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
 from holdfast.operator import running
+from tests.children import PATIENCE
 from tests.conftest import fresh
 from tests.gateway.scenes import HOSTILE, busy
 
@@ -213,8 +214,8 @@ async def test_a_wrong_order_is_told_what_is_wrong_and_changes_nothing(http: htt
 async def test_one_command_at_a_time_and_who_waits_in_vain_is_told(
     url: str, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_PATIENCE", 0.1)
-    with holdfast.Client(url) as client, client.gates.runtime():
+    with holdfast.Client(url) as client, client.gates.runtime(), monkeypatch.context() as patched:
+        patched.setattr(running, "_PATIENCE", 0.1)
         busy = await run(http, "wal.verify", 409)
     assert "another command is under way" in busy["detail"]
     gate = {"name": "dot_config", "seconds": 60}
@@ -236,7 +237,7 @@ async def test_what_has_no_end_yet_is_told_as_that(url: str, http: httpx.AsyncCl
         thread = threading.Thread(target=elector.run, args=(lead,))
         thread.start()
         try:
-            assert await asyncio.to_thread(leading.wait, 10)
+            assert await asyncio.to_thread(leading.wait, PATIENCE)
             told = await run(http, "leader.resign", 500, parameters={"name": "stubborn", "wait": 0})
             [entry] = [each for each in client.audit.list() if each.id == told["entry"]]
         finally:
@@ -301,7 +302,7 @@ async def test_only_a_few_are_under_way_at_once_and_the_end_waits_for_them(
             for _ in range(MOST):
                 with pytest.raises(Problem, match="can't start new thread"):
                     await desk.run(lambda client: client)
-        works = [asyncio.ensure_future(desk.run(lambda client: over.wait(30) and client)) for _ in range(MOST)]
+        works = [asyncio.ensure_future(desk.run(lambda client: over.wait(PATIENCE) and client)) for _ in range(MOST)]
         await asyncio.sleep(0)
         with pytest.raises(Problem) as refused:
             await desk.run(lambda client: client)

@@ -19,6 +19,7 @@ from holdfast.gateway.sandboxes.models import NewSandbox
 from holdfast.gateway.sandboxes.records import Step, due, made, matches, owner
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import parse
+from tests.children import PATIENCE
 from tests.gateway.conftest import Serving
 
 NEW: dict[str, Any] = {"argv": ["sleep", "1000"]}
@@ -172,7 +173,7 @@ async def test_a_write_does_not_wait_for_a_driver_that_hangs(
     """Watch and sweep do, with the record to themselves; but versions decide all the same."""
     monkeypatch.setattr(routes, "_PATIENCE", 0.01)
     await http.post("/sandboxes", json={**NEW, "id": "web"})
-    async with gateway.reconciler.exclusive("web"), asyncio.timeout(30):
+    async with gateway.reconciler.exclusive("web"), asyncio.timeout(PATIENCE):
         changed = await http.patch("/sandboxes/web", json={"metadata": {"a": 1}}, headers={"If-Match": "*"})
     assert changed.json()["metadata"] == {"a": 1}
 

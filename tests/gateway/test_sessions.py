@@ -92,11 +92,17 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient) -> None:
 
 async def test_one_that_falls_silent_fails_and_its_slot_is_free(gateway: Gateway, http: httpx.AsyncClient) -> None:
     """Our own heartbeats go on all the while, and do not keep it alive. The leader writes down what became of it."""
-    loud, silent = await claimed(http, ttl=1.0), await claimed(http, ttl=1.0)
+    loud, silent = await claimed(http, ttl=600.0), await claimed(http, ttl=1.0)
+    slot = f"@slot:default:{loud['slot']}"
+    before = await gateway.client.leases.get(slot)
     async with asyncio.timeout(PATIENCE):
         while silent["id"] in (await owners(gateway)).values():
             assert (await http.post(f"/sessions/{loud['id']}/heartbeat")).status_code == 200
             await asyncio.sleep(0.1)
+        after = await gateway.client.leases.get(slot)
+        assert before is not None
+        assert after is not None
+        assert after.expires_at > before.expires_at, "its heartbeats keep it"
         assert (await http.get(f"/sessions/{silent['id']}")).status_code == 410
         while not (failed := (await http.get("/sessions", params={"state": "FAILED"})).json()["items"]):
             await http.post(f"/sessions/{loud['id']}/heartbeat")
