@@ -28,8 +28,8 @@ ASKED = {
 def test_bash_completes_commands_options_and_choices() -> None:
     [line] = re.findall(r"^(eval .*bash_source.*?)  +#", PAGE, re.MULTILINE)
     asks = [
-        f"COMP_WORDS=(holdfast {' '.join(words)}); COMP_CWORD={len(words)}; _holdfast_completion holdfast; "
-        """echo "${COMPREPLY[@]}" """
+        f"COMP_WORDS=(holdfast {' '.join(words)}); COMP_CWORD={len(words)}; COMPREPLY=(); "
+        """_holdfast_completion holdfast; echo "${COMPREPLY[@]}" """
         for words in ASKED
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

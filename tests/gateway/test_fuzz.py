@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 from tests.children import PATIENCE
 from tests.gateway.replicas import Replica
 
-EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "3"))
 """Of each operation, as its description says and otherwise. More find more: 200 take minutes."""
 ENDLESS = {"/events"}
 LONG, LONG_TOO = (json.dumps(pattern) for pattern in (r"^[^\x00]*$", r"^$|^[^\x00]*$"))
@@ -41,6 +41,7 @@ def replica(folder: Path) -> Iterator[Replica]:
         assert made.end() == 0
 
 
+@pytest.mark.timeout(900)
 def test_no_request_of_any_operation_is_answered_with_5xx(replica: Replica) -> None:
     document = replica.http.get("/openapi.json").json()
     described = schemathesis.openapi.from_dict(json.loads(json.dumps(document).replace(LONG, LONG_TOO)))
@@ -113,11 +114,10 @@ def test_bodies_that_are_hardly_json_are_refused(replica: Replica) -> None:
     writes = [(path, method) for path, known in paths.items() for method in known if method in ("post", "put", "patch")]
     assert writes
     for path, method in writes:
-        for body in BODIES:
-            where = path.replace("{", "").replace("}", "")
-            for kind in ("application/json", "text/plain"):
-                answer = replica.http.request(method, where, content=body.encode(), headers={"Content-Type": kind})
-                assert answer.status_code < 500, (path, body[:80], answer.text)
+        where = path.replace("{", "").replace("}", "")
+        for body, kind in [*((body, "application/json") for body in BODIES), (BODIES[0], "text/plain")]:
+            answer = replica.http.request(method, where, content=body.encode(), headers={"Content-Type": kind})
+            assert answer.status_code < 500, (path, body[:80], answer.text)
 
 
 def _mangled(head: bytes, chance: random.Random) -> bytes:
