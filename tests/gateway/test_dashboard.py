@@ -19,7 +19,10 @@ from tests.gateway.replicas import Replica
 from tests.gateway.scenes import HOSTILE, busy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium"),
+    pytest.mark.timeout(900),  # a browser on a busy machine takes minutes for a page
+]
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -30,9 +33,16 @@ PATIENCE = 60_000
 expect.set_options(timeout=PATIENCE)
 
 
+PATIENT = """
+    from holdfast.gateway.pages import looking
+    looking.PATIENCE = 60.0
+"""
+"""No picture says that the database does not answer, however slow the machine is."""
+
+
 @pytest.fixture(scope="module")
 def replica(folder: Path) -> Iterator[Replica]:
-    with Replica(fresh(), folder) as made:
+    with Replica(fresh(), folder, room=PATIENT) as made:
         yield made
 
 

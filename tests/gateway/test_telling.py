@@ -52,7 +52,6 @@ async def test_however_many_watch_the_database_is_asked_once(gateway: Gateway, m
         await may_look.acquire()
         return await look(*arguments)
 
-    monkeypatch.setattr(looking, "PATIENCE", PATIENCE)
     monkeypatch.setattr(telling, "QUIET", 3600.0)
     monkeypatch.setattr(telling, "look", counted)
     teller: telling.Teller = gateway.rooms["pages"]
@@ -86,11 +85,8 @@ async def test_one_too_many_is_told_so(http: httpx.AsyncClient, monkeypatch: pyt
     assert answer.headers["retry-after"] == "10"
 
 
-async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(
-    postgres_url: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_standby_that_waits_for_its_leader_to_end_is_no_problem(postgres_url: str, gateway: Gateway) -> None:
     """It waits in the server for the leader's session, for as long as all is well."""
-    monkeypatch.setattr(looking, "PATIENCE", PATIENCE)
     with (
         holdfast.Client(postgres_url) as leader,
         holdfast.Client(postgres_url) as standby,
