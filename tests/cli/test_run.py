@@ -14,9 +14,9 @@ import pytest
 
 import holdfast
 from holdfast.testing import Postgres
-from tests.children import NONE, rows
+from tests.children import NONE, PATIENCE, rows
 from tests.cli.command import SCRIPT, call, environment
-from tests.cli.runs import PATIENCE, Run, command_lines, finish, gone
+from tests.cli.runs import Run, command_lines, finish, gone
 from tests.conftest import migrated
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.children import NONE, eventually, rows
+from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import PROGRAM, SCRIPT, environment
-from tests.cli.runs import PATIENCE, alive, gone
+from tests.cli.runs import alive, gone
 from tests.nursery import Forked
 
 LONG = 2 * PATIENCE

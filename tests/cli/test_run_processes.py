@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.children import NONE, eventually, rows
+from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import SCRIPT, environment
-from tests.cli.runs import FAMILY, PATIENCE, STUBBORN, Run, alive, children, finish, gone, state
+from tests.cli.runs import FAMILY, STUBBORN, Run, alive, children, finish, gone, state
 
 TOLD = """
 import os, signal, time

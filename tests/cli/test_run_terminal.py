@@ -20,9 +20,9 @@ from typing import Self
 
 import pytest
 
-from tests.children import NONE, eventually, rows
+from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import SCRIPT, environment
-from tests.cli.runs import PATIENCE, alive, children, gone, state
+from tests.cli.runs import alive, children, gone, state
 
 BASH = shutil.which("bash")
 needs_a_shell = pytest.mark.skipif(BASH is None, reason="no bash here")

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -22,6 +22,8 @@ from tests.cli.command import call
 from tests.driver.daemon import Daemon
 
 TOKEN = "a-token-that-nobody-guesses"
+SLOW = [HealthCheck.too_slow]
+"""How fast the machine makes examples says nothing about them."""
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +232,7 @@ def test_a_place_that_is_taken_is_refused_and_the_socket_of_a_dead_driver_is_not
 
 
 def test_bytes_that_make_no_sense_never_harm_it(raw: Callable[[bytes], bytes], daemon: Daemon) -> None:
-    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=SLOW)
     @given(st.binary(max_size=200), st.sampled_from([b"", GET, b"PUT /v1/sandboxes/a HTTP/1.1\r\nHost: x\r\n"]))
     def speak(noise: bytes, before: bytes) -> None:
         answer = raw(before + noise + b"\r\n\r\n\r\n\r\n")
@@ -249,7 +251,7 @@ JSON = st.recursive(
 FIELDS = ("argv", "env", "cwd", "limits", "grace", "log_bytes", "more")
 
 
-@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=SLOW)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.lists(st.text(max_size=3), min_size=1), max_size=5) | JSON)
 def test_a_spec_is_understood_or_its_mistakes_are_named(body: object) -> None:
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -29,10 +29,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield running
 
 
+SLOW = [HealthCheck.too_slow]
+"""How fast the machine makes examples says nothing about them."""
+
+
 def events(watch: Watch, enough: Callable[[list[holdfast.DriverEvent]], bool]) -> list[holdfast.DriverEvent]:
+    """What is told until it is ``enough``, but for the sandboxes of other tests, which share the driver."""
     seen: list[holdfast.DriverEvent] = []
     while not enough(seen):
-        if (event := next(watch)) is not None:
+        if (event := next(watch)) is not None and event.id.startswith("w"):
             seen.append(event)
     return seen
 
@@ -173,7 +178,7 @@ async def test_a_waiting_watcher_is_told_at_once() -> None:
     assert (await asyncio.wait_for(task, PATIENCE))["id"] == "a"
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=SLOW)
 @given(st.lists(st.binary(max_size=60), max_size=12), st.integers(2, 40), st.integers(0, 6), st.integers(1, 9))
 def test_any_part_of_a_log_can_be_read(
     tmp_path_factory: pytest.TempPathFactory, writes: list[bytes], most: int, lines: int, block: int

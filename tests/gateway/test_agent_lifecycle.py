@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.gateway.agents import upkeep
@@ -12,6 +12,8 @@ from holdfast.gateway.agents.transcript import CHUNK, Entry, entries, tokens, wh
 
 FRESH = Agent(number=7, created_at=0.0, seen_at=0.0)
 DELAY = 5.0
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""How fast the machine makes examples says nothing about them."""
 SPOKEN = Hook(prompt="do it", message="done", tool_name="Bash")
 
 events = st.one_of(
@@ -39,6 +41,7 @@ def step_of(agent: Agent, event: str, now: float) -> Step:
     return apply(agent, kind, SPOKEN, now=now, delay=DELAY)
 
 
+@UNHURRIED
 @given(st.lists(events, max_size=40))
 def test_whatever_happens_in_whatever_order_the_agent_makes_sense(happened: list[tuple[str, float]]) -> None:
     agent, now = FRESH, 0.0
@@ -134,6 +137,7 @@ def test_what_the_transcript_says_and_no_hook_told_becomes_a_turn() -> None:
     assert upkeep.reconcile(agent, [], [], 9.0, offset=1, whole=False).agent.reconciled_at == 0.0, "there is more"
 
 
+@UNHURRIED
 @given(st.binary(max_size=200))
 def test_no_transcript_is_too_strange_to_be_read(data: bytes) -> None:
     assert entries(data) == [] or all(each.text for each in entries(data))
