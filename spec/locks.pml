@@ -8,18 +8,26 @@
 
 proctype thief(byte me; byte n) {
     SESSION_VARIABLES;
+#ifdef ONCE
+    lease_acquire(me, n, me)
+#else
     do
     :: true -> lease_acquire(me, n, me)
     :: break
     od
+#endif
 }
 
 proctype heartbeat() {
     SESSION_VARIABLES;
+#ifdef ONCE
+    beat_renew(KEEPER(0), 0)
+#else
     do
     :: true -> beat_renew(KEEPER(0), 0)
     :: break
     od
+#endif
 }
 
 proctype operator(byte s; byte n) {
