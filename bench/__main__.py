@@ -10,6 +10,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +113,7 @@ def main() -> int:
         metavar="NAME",
         help=f"of {', '.join(BENCHMARKS)}, or locks, operations; all of them by default",
     )
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="few rounds, on servers that all share: does it run at all?")
     parser.add_argument("--json", action="store_true", help="for programs")
     arguments = parser.parse_args()
     names = [each for name in arguments.names for each in FAMILIES.get(name, [name])]
@@ -121,10 +122,12 @@ def main() -> int:
     began = time.monotonic()
     core = pin()
     results: list[Result] = []
-    for name in names or BENCHMARKS:
-        print(f"{name}: {BENCHMARKS[name].__doc__}", file=sys.stderr, flush=True)
-        with Place(Effort(arguments.quick)) as place:
-            results += BENCHMARKS[name](place)
+    with ExitStack() as kept:
+        shared = kept.enter_context(Place(Effort(quick=True))) if arguments.quick else None
+        for name in names or BENCHMARKS:
+            print(f"{name}: {BENCHMARKS[name].__doc__}", file=sys.stderr, flush=True)
+            with nullcontext(shared) if shared else Place(Effort(quick=False)) as place:
+                results += BENCHMARKS[name](place)
     about = machine(core)
     if arguments.json:
         judged = [{**each.aim._asdict(), "ratio": each.ratio, "met": each.met} for each in aims.judge(results)]

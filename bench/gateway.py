@@ -23,7 +23,7 @@ REPLICAS = (1, 3)
 SECONDS = 1.5
 MOST = 5_000
 """Requests of one client."""
-PATIENCE = 30.0
+PATIENCE = 60.0
 ROOT = Path(__file__).parent.parent
 ASKED = {
     "hook read": "GET /hook/status",

@@ -3,6 +3,7 @@ replicas that run sandboxes, an operation that is retried and applied once, and 
 
     python examples/demo.py              on an SQLite file in a temporary folder
     python examples/demo.py --postgres   on a real PostgreSQL, started for the occasion
+    python examples/demo.py --gateway    the second half alone
 
 Every process here is a real one, every number was measured in this run, and the exit status is 0 only if everything
 that is printed was true. Ctrl-C at any moment leaves no process and no folder behind.
@@ -33,7 +34,7 @@ from typing import Any
 import holdfast
 
 TTL = 2.0
-PATIENCE = 30.0
+PATIENCE = 60.0
 NAME = "nightly-import"
 
 
@@ -195,24 +196,29 @@ class Story:
         self.console.print(text, markup=False)
 
 
-def run(url: str, story: Story, folder: Path) -> None:
+def run(url: str, story: Story, folder: Path, *, gateway: bool) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from examples import demo_gateway
 
     with closing(connect(url)) as connection, holdfast.Client(url) as client:
         client.migrate()
-        connection.execute("create table import_log (pid int, fence bigint, how text)")
-        first, second = Process("A", url), Process("B", url)
-        contenders = [first, second]
-        for each in contenders:
-            each.hear("ready")
-        holder, fence = contend(story, contenders)
-        standby = second if holder is first else first
-        standby, fence = kill_holder(story, holder, standby, fence)
-        kill_session(story, url)
-        successor = pause_holder(story, url, connection, standby, fence)
-        show_numbers(story, client, connection, successor)
+        if not gateway:
+            contend_for_leases(url, story, connection, client)
         demo_gateway.run(url, story, folder, started, connection)
+
+
+def contend_for_leases(url: str, story: Story, connection: Any, client: Any) -> None:
+    connection.execute("create table import_log (pid int, fence bigint, how text)")
+    first, second = Process("A", url), Process("B", url)
+    contenders = [first, second]
+    for each in contenders:
+        each.hear("ready")
+    holder, fence = contend(story, contenders)
+    standby = second if holder is first else first
+    standby, fence = kill_holder(story, holder, standby, fence)
+    kill_session(story, url)
+    successor = pause_holder(story, url, connection, standby, fence)
+    show_numbers(story, client, connection, successor)
 
 
 def contend(story: Story, contenders: list[Process]) -> tuple[Process, int]:
@@ -353,7 +359,7 @@ def no_postgres() -> str | None:
     return None
 
 
-def show(postgres: bool) -> int:
+def show(postgres: bool, gateway: bool) -> int:
     story, began = Story(), time.monotonic()
     folder = Path(tempfile.gettempdir(), f"holdfast-demo-{secrets.token_hex(6)}")
     with ExitStack() as at_end:
@@ -368,7 +374,7 @@ def show(postgres: bool) -> int:
             url, engine = f"sqlite:///{folder}/demo.db", f"SQLite {sqlite3.sqlite_version}"
         at_end.callback(end_workers)
         story.console.print(f"holdfast {holdfast.__version__} on {engine}")
-        run(url, story, folder)
+        run(url, story, folder, gateway=gateway)
         count = len(started)
     verdict = "Everything above was true" if story.true else "NOT everything above was true"
     story.console.print(f"\n{verdict}: {count} processes, {time.monotonic() - began:.1f} s.")
@@ -394,6 +400,7 @@ def terminated(*_: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--postgres", action="store_true", help="on a real PostgreSQL instead of SQLite")
+    parser.add_argument("--gateway", action="store_true", help="only the second half: the gateway")
     parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -404,7 +411,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, terminated)
     try:
-        return show(arguments.postgres)
+        return show(arguments.postgres, arguments.gateway)
     except KeyboardInterrupt:
         print("\ninterrupted; no process and no folder is left behind", file=sys.stderr)
         return 130

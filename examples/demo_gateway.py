@@ -19,7 +19,7 @@ from typing import Any
 
 import holdfast
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 _BORN = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from holdfast.testing.server import until
 from holdfast.testing.watcher import family
+from tests.standstill import Standstill
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
 ENGINES = pytest.mark.parametrize("options", [[], ["--postgres"]], ids=["sqlite", "postgres"])
@@ -56,11 +58,24 @@ def leftovers(folder: Path) -> list[str]:
     return [str(each) for each in found]
 
 
+def played(options: list[str], standstill: Standstill) -> tuple[int, str, str]:
+    """Its exit status and output. Its leases are to be lost within seconds, so a machine that stood still for a second
+    spoils it: then it is run again."""
+    for _ in range(3):
+        began = time.monotonic()
+        with demo(options) as process:
+            said, complaints = process.communicate(timeout=280)
+        if process.returncode == 0 or max(standstill.pauses(began), default=0.0) < 0.5:
+            break
+    return process.returncode, said, complaints
+
+
 @ENGINES
-def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: list[str]) -> None:
-    with demo(options) as process:
-        said, complaints = process.communicate(timeout=90)
-    assert process.returncode == 0, said + complaints
+def test_the_demo_is_true_and_its_output_readable_without_a_terminal(
+    options: list[str], standstill: Standstill
+) -> None:
+    status, said, complaints = played(options, standstill)
+    assert status == 0, said + complaints
     assert complaints == ""
     assert "\x1b" not in said
     assert "NOT TRUE" not in said
@@ -79,41 +94,48 @@ def test_the_demo_is_true_and_its_output_readable_without_a_terminal(options: li
 
 @pytest.mark.parametrize(
     ("options", "moment"),
-    [([], "holdfast"), ([], "2."), ([], "5."), (["--postgres"], "4."), (["--postgres"], "9.")],
-    ids=["sqlite-starting", "sqlite-waiting", "sqlite-resuming", "postgres-paused", "postgres-serving"],
+    [([], "holdfast"), (["--postgres"], "4."), (["--gateway"], "3.")],
+    ids=["sqlite-starting", "postgres-paused", "sqlite-serving"],
 )
 def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str, folder: Path) -> None:
     for _ in range(5):  # until it is hit: a test that was held up may find that it is over
         with demo(options, folder) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(moment):
-                    break
-            else:
-                pytest.fail(f"the demo ended before {moment!r}")
+            reached = comes_to(process, moment)
             born = list(family(process.pid))
             os.killpg(process.pid, signal.SIGINT)
-            _, complaints = process.communicate(timeout=30)
-        if process.returncode != 0 and (born or moment == "holdfast"):
+            _, complaints = process.communicate(timeout=120)
+        if reached and process.returncode != 0 and (born or moment == "holdfast"):
             break
+    assert reached, f"the demo ended before {moment!r}"
     assert born or moment == "holdfast"
     assert process.returncode == 130, complaints
     assert complaints.strip() == "interrupted; no process and no folder is left behind"
-    until(lambda: not any(alive(pid) for pid in born), what="every process of the demo is gone", timeout=10)
+    until(lambda: not any(alive(pid) for pid in born), what="every process of the demo is gone")
     assert leftovers(folder) == []
 
 
+def comes_to(process: subprocess.Popen[str], moment: str) -> bool:
+    """False when it has ended before: on a machine that stood still it may."""
+    assert process.stdout is not None
+    return any(line.startswith(moment) for line in process.stdout)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with its parent")
-@pytest.mark.parametrize("moment", ["4.", "9."], ids=["paused", "serving"])
-def test_a_demo_that_is_killed_takes_its_workers_with_it(folder: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "moment"), [([], "4."), (["--gateway"], "3.")], ids=["paused", "serving"]
+)
+def test_a_demo_that_is_killed_takes_its_workers_with_it(options: list[str], folder: Path, moment: str) -> None:
     """Paused ones, too: nobody would ever resume them; and a driver ends its sandboxes."""
-    with demo([], folder) as process:
-        assert process.stdout is not None
-        next(line for line in process.stdout if line.startswith(moment))
-        born = list(family(process.pid))
-        assert born
-        process.kill()
-    until(lambda: not any(alive(pid) for pid in born), what="every worker is gone", timeout=10)
+    for _ in range(5):
+        with demo(options, folder) as process:
+            reached = comes_to(process, moment)
+            born = list(family(process.pid))
+            process.kill()
+        if reached and born:
+            break
+    assert reached, f"the demo ended before {moment!r}"
+    assert born
+    until(lambda: not any(alive(pid) for pid in born), what="every worker is gone")
 
 
 def test_without_postgresql_it_says_what_to_install() -> None:
@@ -122,7 +144,7 @@ def test_without_postgresql_it_says_what_to_install() -> None:
         "sys.modules['holdfast.testing.binaries'].available = dict;"
         f"sys.argv = ['demo', '--postgres']; runpy.run_path({str(DEMO)!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stdout
     assert "pip install 'holdfast[postgres,testing]'" in done.stdout

@@ -25,6 +25,7 @@ import pytest
 import holdfast
 from holdfast.cli.app import app
 from holdfast.testing import available
+from tests.children import PATIENCE, query
 from tests.conftest import NEWEST, server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +84,7 @@ def test_every_python_block_runs_on_postgresql(postgres_url: str, known: dict[st
 def test_every_sql_block_runs_in_psql(postgres_url: str) -> None:
     psql = [str(available()[NEWEST] / "psql"), postgres_url, "-v", "ON_ERROR_STOP=1", "-qAt"]
     for block in blocks("sql"):
-        done = subprocess.run(psql, input=block, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(psql, input=block, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         assert "f\n" not in done.stdout  # renew and release say t
 
@@ -93,7 +94,7 @@ def test_the_page_on_testing_is_a_test_module_and_passes(tmp_path: Path) -> None
     (tmp_path / "test_page.py").write_text("\n".join(blocks("python", page)), encoding="utf-8")
     chosen = ["-k", "not MyEngine or a_grant_says_what_it_is"]  # the contract is run elsewhere
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout or "5 passed, 1 skipped" in done.stdout, done.stdout
 
@@ -173,7 +174,7 @@ import asyncio, os, signal, threading
 
 def stop_when_it_is_removed():
     with holdfast.Client(url) as client, client.objects.watch("sandbox", since=since) as watch:
-        while watch.next(timeout=20).kind != "deleted":
+        while watch.next(timeout=200).kind != "deleted":
             pass
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -196,16 +197,17 @@ def test_a_page_runs_as_a_program_from_its_first_block_to_its_last(name: str, tm
         body = body.replace(old, new)
     (tmp_path / "page.py").write_text(f"{begin}\n{body}\n{end}\nclient.close()", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
-    """The job as it is printed, but that its work ends when it is told to, and with a shorter TTL."""
+    """The job as it is printed, but that its work ends when it is told to. Its TTL is over when we say so: what is
+    waited for in real time would also pass while the machine stands still."""
     page = (ROOT / "docs" / "tutorials" / "first-lease.md").read_text(encoding="utf-8")
     [job] = blocks("python", page)
-    (tmp_path / "job.py").write_text(job.replace("time.sleep(20)", "input()").replace("ttl=5", "ttl=1"), "utf-8")
+    (tmp_path / "job.py").write_text(job.replace("time.sleep(20)", "input()").replace("ttl=5", "ttl=600"), "utf-8")
     environment = {**os.environ, "HOLDFAST_URL": "sqlite:///app.db"}
     started: list[subprocess.Popen[str]] = []
 
@@ -222,9 +224,9 @@ def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
         assert child.stdout is not None
         return child.stdout.readline()
 
-    def import_when_free() -> subprocess.Popen[str]:
-        while "importing, with fence" not in first_of(child := start()):
-            child.wait(10)
+    def import_after_the_ttl() -> subprocess.Popen[str]:
+        query(f"sqlite:///{tmp_path / 'app.db'}", "update holdfast_beat set expires_at = 0 where dead = 0")
+        assert first_of(child := start()).startswith("importing, with fence")
         return child
 
     def pause(child: subprocess.Popen[str]) -> None:
@@ -242,12 +244,12 @@ def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
         assert first_of(killed).startswith("importing, with fence")
         assert first_of(start()) == "somebody else is importing\n"
         killed.kill()
-        paused = import_when_free()
+        paused = import_after_the_ttl()
         pause(paused)
-        after = import_when_free()
+        after = import_after_the_ttl()
         paused.send_signal(signal.SIGCONT)
-        assert "holdfast.core.errors.FencedOut: lease 'nightly-import' has passed on" in paused.communicate("\n", 20)[1]
-        assert after.communicate("\n", 20) == ("done\n", "")
+        assert "holdfast.core.errors.FencedOut: lease 'nightly-import' has passed on" in paused.communicate("\n", PATIENCE)[1]
+        assert after.communicate("\n", PATIENCE) == ("done\n", "")
         with holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}") as client:
             assert [each.outcome for each in client.leases.history()] == ["released", "expired", "expired"]
     finally:
@@ -262,7 +264,7 @@ def test_the_tutorial_goes_to_postgresql_as_it_says(postgres_url: str, tmp_path:
     job = for_postgres(job.replace("time.sleep(20)", "time.sleep(0)"), postgres_url)
     environment = {**os.environ, "HOLDFAST_URL": postgres_url}
     command = [sys.executable, "-c", job]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.endswith("done\n"), done.stderr
 
 
@@ -346,7 +348,7 @@ def test_the_reference_has_every_method_of_every_collection_with_its_defaults() 
 
 def test_the_door_shows_what_is_behind_it_before_any_of_it_is_imported() -> None:
     look = "import holdfast; assert set(holdfast.__all__) < set(dir(holdfast)), dir(holdfast)"
-    subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=240)
 
 
 def anchors_of(document: Path) -> set[str]:
@@ -401,7 +403,7 @@ def test_python_in_documents_is_valid(document: Path) -> None:
 def test_the_command_that_the_readme_names_migrates() -> None:
     url = server().database()
     command = [sys.executable, "-c", "from holdfast.cli import main; main()", "--url", url, "migrate"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     with holdfast.Client(url) as client, client.lease("x", ttl=30):
         pass

@@ -289,6 +289,13 @@ def test_c8_everything_is_acquired_again_in_time(after: float | None, ok: bool) 
     assert (found.ok, found.counted, len(found.violations)) == (ok, 2, int(not ok))
 
 
+def test_c8_does_not_count_what_the_machine_stood_still() -> None:
+    assert verdict("C8", told("reacquired", after=6.0, bound=1.0, standstill=5.0)).ok
+    [found] = verdict("C8", told("reacquired", after=6.1, bound=1.0, standstill=5.0)).violations
+    assert found == "'job' was acquired after 6.100 s, 5.000 s of which the machine stood still, not within 1.000 (w)"
+    assert verdict("C8", told("reacquired", after=None, bound=1.0, standstill=5.0)).violations
+
+
 @pytest.mark.parametrize("what", ["connections", "locks", "rows", "processes"])
 def test_c9_nothing_is_left_over(what: str) -> None:
     assert verdict("C9", told("leftover", what=what, count=0)).ok

@@ -220,6 +220,6 @@ def test_holdfast_run_imports_them_only_when_they_are_set(sqlite_url: str, setti
     )
     environment = {**os.environ, VARIABLE: setting}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.stdout.strip(), done.returncode) == (imported, 0), done.stderr

@@ -18,7 +18,7 @@ from holdfast._sync.engines.engine import Engine
 from holdfast.testing import Nemesis, Postgres, Proxy, faults, watcher
 from holdfast.testing.faults import Clock, Fault, Pair
 from holdfast.testing.server import until
-from tests.children import Child, backends, eventually, query
+from tests.children import PATIENCE, Child, backends, eventually, query
 from tests.conftest import migrated, server
 
 _COUNTS = """
@@ -46,10 +46,10 @@ def pair() -> Iterator[Pair]:
         yield pair
 
 
-def answers(postgres: Postgres) -> bool:
-    """At once, if at all: a server that stands still takes connections, too."""
+def answers(postgres: Postgres, within: int = 60) -> bool:
+    """A server that stands still takes connections, too."""
     try:
-        with psycopg.connect(postgres.url, connect_timeout=2, autocommit=True) as connection:
+        with psycopg.connect(postgres.url, connect_timeout=within, autocommit=True) as connection:
             return connection.execute("select 1").fetchone() == (1,)
     except psycopg.OperationalError:
         return False
@@ -88,7 +88,7 @@ def test_pause_makes_a_process_stand_still_until_it_is_healed() -> None:
 
 def test_terminate_ends_the_sessions_that_were_meant(postgres_url: str) -> None:
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url, application_name="user") as user:
-        grant = client.lease("a", ttl=20).acquire()
+        grant = client.lease("a", ttl=60).acquire()
         before = backends(postgres_url)
         assert before
         faults.terminate(postgres_url).begin()
@@ -115,7 +115,7 @@ def test_a_server_that_is_down_or_still_answers_again_when_healed(own: Postgres,
     assert (fault.kind, fault.on) == (kind, own)
     recovered = own.log(10**6).count(_RECOVERED)
     fault.begin()
-    assert not answers(own)
+    assert not answers(own, within=2)
     fault.heal()
     assert answers(own)
     assert own.execute(f"select * from during_{kind}") == [(1,)]
@@ -162,7 +162,7 @@ def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
 ) -> None:
     """Whoever still finds it there gets no lease, and a write in doubt; the new one goes on with the lease's names. An
     answer that does not come is waited for, here for less long."""
-    monkeypatch.setattr(Engine.call, "__kwdefaults__", {**(Engine.call.__kwdefaults__ or {}), "timeout": 3.0})
+    hurried = {**(Engine.call.__kwdefaults__ or {}), "timeout": 1.0}
     url = migrated(pair.primary.database())
     table = f"holdfast_{url.rpartition('/')[2]}"
     query(url, f"create table {table} (what int)")
@@ -178,13 +178,15 @@ def test_an_old_primary_that_comes_back_answers_no_commit_and_is_undone(
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(query, url, f"insert into {table} values (1) returning what")
-        with pytest.raises(holdfast.EngineError, match="did not answer"):
+        left.leases.list()  # connected: what is waited for below is an answer
+        with monkeypatch.context() as patch, pytest.raises(holdfast.EngineError, match="did not answer"):
+            patch.setattr(Engine.call, "__kwdefaults__", hurried)
             left.lease("a", ttl=2).acquire()
         with moved.lease("a", ttl=60) as grant:
             assert grant.fence >> 40 > 1, "of the new timeline"
         assert not waiting.done()
         fault.heal()
-        assert waiting.exception(10) is not None
+        assert waiting.exception(PATIENCE) is not None
     assert not pair.standby.is_primary
     assert pair.primary.execute(f"select * from {table}", dbname=database) == []
 
@@ -218,21 +220,21 @@ def test_a_servers_clock_steps_and_drifts_while_it_runs() -> None:
         return float(seconds) - time.time()
 
     with Clock() as clock, Postgres.create(environment=clock.environment) as postgres:
-        assert abs(ahead()) < 5
+        assert abs(ahead()) < 100
         with psycopg.connect(postgres.url, autocommit=True) as session:
             step = faults.clock_step(clock, 1000)
             step.begin()
             [(seconds,)] = session.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
-            assert 995 < seconds - time.time() < 1005, "sessions that were there before see it"
+            assert 900 < seconds - time.time() < 1100, "sessions that were there before see it"
         step.heal()
-        assert abs(ahead()) < 5
-        drift = faults.clock_drift(clock, -50)
+        assert abs(ahead()) < 100
+        drift = faults.clock_drift(clock, -500)
         drift.begin()
-        eventually(lambda: ahead() < -10, "it loses 50 seconds a second")
+        eventually(lambda: ahead() < -1000, "it loses 500 seconds a second")
         first = ahead()
         eventually(lambda: ahead() < first, "and goes on doing so")
         drift.heal()
-        assert abs(ahead()) < 5
+        assert abs(ahead()) < 100
         assert clock.offset == 0
 
 
@@ -242,7 +244,7 @@ def test_a_standby_lives_under_the_same_clock() -> None:
         clock.step(-1000)
         for one in (pair.primary, pair.standby):
             [(seconds,)] = one.execute("select extract(epoch from clock_timestamp())::float8")
-            assert -1005 < seconds - time.time() < -995
+            assert -1100 < seconds - time.time() < -900
 
 
 @pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed")
@@ -261,8 +263,8 @@ def test_a_clock_may_be_a_processs_too_and_nothing_of_it_stays_when_that_is_kill
             child.stdin.write("now\n")
             child.stdin.flush()
             wall, monotonic = map(float, child.stdout.readline().split())
-            assert 995 < wall - time.time() < 1005
-            assert abs(monotonic - time.monotonic()) < 5
+            assert 900 < wall - time.time() < 1100
+            assert abs(monotonic - time.monotonic()) < 100
             child.kill()
     assert not list(Path("/dev/shm").glob(f"*faketime*_{pid}"))
     assert not list(Path("/dev/shm").glob(f"*holdfast-clock-{os.getpid()}-*"))
@@ -348,7 +350,7 @@ def test_a_client_under_everything_at_once_gets_its_lease_in_the_end(postgres_ur
             faults.terminate(postgres_url),
         ]
         nemesis = Nemesis(choice, seed=int(os.environ.get("SEED", "11")), every=(0, 0.1), lasting=(0, 0.1))
-        assert sum(nemesis.run(1.5).values()) > 5
-        with client.lease("a", ttl=20, timeout=30) as grant:
+        assert nemesis.run(lambda: nemesis.counts.total() > 5).total() > 5
+        with client.lease("a", ttl=60, timeout=PATIENCE) as grant:
             grant.check()
         assert server().is_primary

@@ -19,7 +19,7 @@ from holdfast.testing.history import Operation, operations
 from tests.proof.simulation import World, operation
 
 LEASE = ("acquire", "renew", "release")
-some = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+some = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 randoms = st.integers(0, 2**32).map(random.Random)
 
 
@@ -117,7 +117,7 @@ def some_register(source: random.Random, **when: Any) -> Operation:
 def test_of_any_history_it_says_what_trying_every_order_says(make: Callable[..., Operation], model: Any) -> None:
     """Small ones, right or wrong, with much at once: whatever the search leaves out may be left out."""
     source, verdicts = random.Random(11), Counter[bool]()
-    for _ in range(4000):
+    for _ in range(2000):
         history = []
         for number in range(source.randrange(2, 7)):
             outcome, start = source.choice(["ok", "ok", "fail", "unknown"]), source.randrange(10)
@@ -126,7 +126,7 @@ def test_of_any_history_it_says_what_trying_every_order_says(make: Callable[...,
         possible = by_hand(history, model)
         assert (check(history, model) == []) is possible, history
         verdicts[possible] += 1
-    assert min(verdicts.values()) > 500
+    assert min(verdicts.values()) > 250
 
 
 def test_operations_that_overlap_may_have_happened_in_either_order() -> None:
@@ -218,11 +218,11 @@ def test_it_judges_a_register_as_well(history: list[Operation], possible: bool) 
     assert (check(history, RegisterModel()) == []) is possible
 
 
-def test_a_hundred_thousand_operations_with_lost_answers_are_judged() -> None:
+def test_tens_of_thousands_of_operations_with_lost_answers_are_judged() -> None:
     """Twelve workers at three names. A search that kept every order, or every lost answer, would never end."""
     source = random.Random(7)
-    history = simulated(source, 400_000, names=3, workers=12, unknown=0.01)
-    assert len(history) > 100_000
+    history = simulated(source, 100_000, names=3, workers=12, unknown=0.01)
+    assert len(history) > 25_000
     assert check(history, LeaseModel()) == []
     wrong = max((each for each in history if (each.op, each.outcome) == ("renew", "ok")), key=lambda each: each.invoked)
     assert check([each._replace(fence=1) if each is wrong else each for each in history], LeaseModel())

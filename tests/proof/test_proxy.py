@@ -19,7 +19,7 @@ import pytest
 import holdfast
 from holdfast.testing import Proxy
 from holdfast.testing.faults import network
-from tests.children import eventually, query
+from tests.children import PATIENCE, eventually, query
 from tests.conftest import MAJORS, server
 
 SOON = 0.3
@@ -39,7 +39,7 @@ def connect(proxy: Proxy) -> Iterator[Connect]:
     made: list[psycopg.Connection[Any]] = []
 
     def one() -> psycopg.Connection[Any]:
-        made.append(psycopg.connect(proxy.url, autocommit=True, connect_timeout=10, application_name="through"))
+        made.append(psycopg.connect(proxy.url, autocommit=True, connect_timeout=int(PATIENCE), application_name="through"))
         return made[-1]
 
     yield one
@@ -54,6 +54,10 @@ def works(connection: psycopg.Connection[Any]) -> bool:
 def silent(connection: psycopg.Connection[Any], statement: str = "select 1") -> bool:
     """Ask, and see that nothing comes; the question stays asked."""
     connection.pgconn.send_query(statement.encode())
+    return silent_still(connection)
+
+
+def silent_still(connection: psycopg.Connection[Any]) -> bool:
     with socket.socket(fileno=socket.dup(connection.pgconn.socket)) as ours:
         ours.settimeout(SOON)
         try:
@@ -67,7 +71,7 @@ def answer(connection: psycopg.Connection[Any]) -> bytes | None:
     """What comes in the end to a question that was asked before."""
     pgconn = connection.pgconn
     with socket.socket(fileno=socket.dup(pgconn.socket)) as ours:
-        ours.settimeout(10)
+        ours.settimeout(PATIENCE)
         ours.recv(1, socket.MSG_PEEK)
     result = pgconn.get_result()
     assert result is not None
@@ -76,12 +80,17 @@ def answer(connection: psycopg.Connection[Any]) -> bytes | None:
 
 def ended_by_reset(connection: psycopg.Connection[Any]) -> bool:
     with socket.socket(fileno=socket.dup(connection.pgconn.socket)) as ours:
-        ours.settimeout(10)
+        ours.settimeout(PATIENCE)
         try:
             ours.recv(1)
         except ConnectionResetError:
             return True
     return False
+
+
+def lost_something(proxy: Proxy) -> int:
+    """Connections of which a message got lost."""
+    return sum(connection.spoilt for connection in proxy._open)
 
 
 def refused(connect: Connect) -> bool:
@@ -151,7 +160,8 @@ def test_stall_of_the_answers_lets_the_server_act(proxy: Proxy, connect: Connect
     proxy.stall("to_client")
     assert silent(connection, "insert into done values ('written') returning what")
     direct = server()._url(urlsplit(proxy.url).path[1:])
-    assert query(direct, "select what from done") == [("written",)]
+    eventually(lambda: query(direct, "select what from done") == [("written",)], "the server has done it")
+    assert silent_still(connection)
     proxy.heal()
     assert answer(connection) == b"written"
 
@@ -163,6 +173,7 @@ def test_drop_to_the_server_loses_what_was_asked_and_that_connection_never_goes_
     connection.execute("create table done (what text)")
     proxy.drop("to_server")
     assert silent(connection, "insert into done values ('lost') returning what")
+    eventually(lambda: lost_something(proxy) == 1, "the question got lost")
     proxy.heal()
     assert ended_by_reset(connection)
     assert works(idle), "nothing of this one was lost"
@@ -174,6 +185,7 @@ def test_drop_to_the_client_loses_the_answer_but_not_what_was_asked(proxy: Proxy
     connection.execute("create table done (what text)")
     proxy.drop("to_client")
     assert silent(connection, "insert into done values ('first') returning what")
+    eventually(lambda: lost_something(proxy) == 1, "the answer got lost")
     proxy.heal()
     assert ended_by_reset(connection)
     assert works(idle)
@@ -229,12 +241,12 @@ def line() -> Iterator[Line]:
     """The proxy between two sockets, for what no database would say."""
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        listening.settimeout(10)
+        listening.settimeout(PATIENCE)
         proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{listening.getsockname()[1]}"))
         place = ("127.0.0.1", urlsplit(proxy.url).port or 0)
-        client = stack.enter_context(socket.create_connection(place, timeout=10))
+        client = stack.enter_context(socket.create_connection(place, timeout=PATIENCE))
         behind = stack.enter_context(listening.accept()[0])
-        behind.settimeout(10)
+        behind.settimeout(PATIENCE)
         yield proxy, client, behind
 
 
@@ -263,6 +275,7 @@ def test_a_direction_that_drops_leaves_the_other_alone(line: Line) -> None:
         behind.sendall(b"lost")
         client.sendall(number)
         assert heard(behind, 1) == number
+    eventually(lambda: lost_something(proxy) == 1, "it got lost")
     proxy.heal()
     with pytest.raises(ConnectionResetError):
         client.recv(1)
@@ -272,11 +285,12 @@ def test_an_end_that_got_lost_is_told_when_healed(line: Line) -> None:
     proxy, client, behind = line
     proxy.drop("to_server")
     client.close()
+    eventually(lambda: lost_something(proxy) == 1, "the end got lost")
     behind.settimeout(SOON)
     with pytest.raises(TimeoutError):
         behind.recv(1)
     proxy.heal()
-    behind.settimeout(10)
+    behind.settimeout(PATIENCE)
     with pytest.raises(ConnectionResetError):
         behind.recv(1)
 
@@ -287,12 +301,12 @@ def test_a_stalled_newcomer_does_not_reach_the_server_before_it_is_healed() -> N
         Proxy(f"tcp://127.0.0.1:{listening.getsockname()[1]}") as proxy,
     ):
         proxy.stall()
-        with socket.create_connection(("127.0.0.1", urlsplit(proxy.url).port or 0), timeout=10):
+        with socket.create_connection(("127.0.0.1", urlsplit(proxy.url).port or 0), timeout=PATIENCE):
             listening.settimeout(SOON)
             with pytest.raises(TimeoutError):
                 listening.accept()
             proxy.heal()
-            listening.settimeout(10)
+            listening.settimeout(PATIENCE)
             listening.accept()[0].close()
 
 
@@ -326,7 +340,7 @@ def test_it_leads_to_one_server(url: str) -> None:
 def test_a_client_goes_on_after_each_of_its_faults(postgres_url: str) -> None:
     with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
         for fault in network(proxy, delay=0.02):
-            with client.lease(fault.kind, ttl=20) as grant:
+            with client.lease(fault.kind, ttl=600) as grant:
                 fault.begin()
                 fault.heal()
                 grant.renew()

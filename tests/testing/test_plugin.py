@@ -30,23 +30,21 @@ def test_a_client_on_a_fresh_database_of_one_server(pytester: pytest.Pytester) -
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
 
 
-def test_a_client_on_a_file_where_there_is_no_server(pytester: pytest.Pytester) -> None:
+def test_where_there_is_no_server_a_client_has_a_file_and_a_test_of_the_server_is_skipped(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makeconftest(_NO_SERVERS)
     pytester.makepyfile(
         """
         def test_lease(holdfast_client, tmp_path):
             with holdfast_client.lease("nightly", ttl=30):
                 assert list(tmp_path.iterdir())
+
+        def test_server(holdfast_postgres): ...
         """
     )
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
-
-
-def test_the_server_is_skipped_where_there_is_none_and_it_says_why(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(_NO_SERVERS)
-    pytester.makepyfile("def test_server(holdfast_postgres): ...")
     result = pytester.runpytest_subprocess("-rs")
-    result.assert_outcomes(skipped=1)
+    result.assert_outcomes(passed=1, skipped=1)
     result.stdout.fnmatch_lines("SKIPPED*there is no PostgreSQL on this machine: pip install 'holdfast?testing?'*")
 
 

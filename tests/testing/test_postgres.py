@@ -34,7 +34,7 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-def eventually(condition: Callable[[], bool], *, timeout: float = 15.0) -> None:
+def eventually(condition: Callable[[], bool], *, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -130,7 +130,7 @@ def test_stop_and_start_keep_the_data_and_the_port() -> None:
         server.stop()
         assert not server.running
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port), timeout=5)
+            socket.create_connection(("127.0.0.1", server.port), timeout=60)
         server.stop()
         server.start()
         assert server.url == url
@@ -167,19 +167,19 @@ def test_a_paused_server_takes_connections_and_does_not_answer() -> None:
     with Postgres.create() as server, psycopg.connect(server.url, autocommit=True) as connection:
         server.pause()
         assert server.running
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as silent:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent:
             silent.settimeout(0.3)
             silent.sendall(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")  # SSLRequest
             with pytest.raises(TimeoutError):
                 silent.recv(1)
             server.resume()
-            silent.settimeout(5)
+            silent.settimeout(60)
             assert silent.recv(1) == b"N"
         assert connection.execute("select 1").fetchone() == (1,)
         server.pause()
 
 
-@pytest.mark.parametrize("major", available())
+@pytest.mark.parametrize("major", sorted({min(available(), default=0), max(available(), default=0)}))
 def test_failover_with_a_synchronous_standby_and_back(major: int) -> None:
     waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
     with Postgres.create(major=major) as primary:
@@ -246,7 +246,7 @@ def test_what_a_killed_owner_had_to_leave_is_removed_by_the_next_one() -> None:
 def test_an_owner_that_ends_leaves_no_server() -> None:
     owner, pid, folder = spawn_owner(end="")
     with owner:
-        assert owner.wait(timeout=15) == 0
+        assert owner.wait(timeout=60) == 0
     assert not lives(pid)
     assert not folder.exists()
 

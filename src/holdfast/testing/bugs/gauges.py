@@ -64,7 +64,7 @@ def lost_meanwhile(stage: Stage) -> None:
     grants = []
     for name in ("kept", "taken"):
         with record.invoke("acquire", name, kept=True) as call:
-            grant = gauges.client.lease(name, ttl=3.0, renew_every=0.05, on_lost=lost).acquire()
+            grant = gauges.client.lease(name, ttl=600.0, renew_every=0.05, on_lost=lost).acquire()
             call.ok(grant.fence)
         gauges.note(+1)
         grants.append(grant)

@@ -29,6 +29,9 @@ _LOCKS = (
 class Locker(Holdfast):
     """The real implementation."""
 
+    patience = 60.0
+    """Seconds to wait for what is given back in the end."""
+
     def time_out(self, url: str, key: Key, late: Callable[[], object]) -> None:
         """Wait for the lock until the time is up, say that it is, and go on living."""
         self._client = holdfast.Client(url)
@@ -93,6 +96,9 @@ class BoundToASession(Locker):
 class Careless(Locker):
     """Locks on any session, and takes a question that it no longer waits for to be one that was never asked."""
 
+    patience = 0.5
+    """What it does not give back at once it never does: there is nothing that could."""
+
     def time_out(self, url: str, key: Key, late: Callable[[], object]) -> None:
         self._client = _ask(url, key)
         threading.Event().wait(LIMIT)
@@ -149,7 +155,7 @@ def _late(stage: Stage, wait: Callable[[Locker, str, Key, Callable[[], object]],
         grant.release()
         waiting.result(60)
         with suppress(TimeoutError):
-            until(lambda: not _locks(stage, granted=True), timeout=3 * LIMIT, what="nothing is locked")
+            until(lambda: not _locks(stage, granted=True), timeout=user.patience, what="nothing is locked")
         with Recorder(stage.folder, "operator") as record:
             record.info("leftover", what="locks", count=len(_locks(stage, granted=True)))
 

@@ -174,8 +174,9 @@ class Belief:
     def end(self) -> None:
         """It is given back, or lost."""
         if self._grant is not None:
+            at = now()  # read before the trust: whatever holds us up in between, it was not over at that moment
             left = 0.0 if self._grant.lost else self._grant.remaining()
-            self._tell(min(now(), max(self._until, now() + left if left else 0.0), self._told), sure=left > 0)
+            self._tell(min(at, self._told) if left > 0 else min(at, self._until, self._told), sure=left > 0)
             self._grant = None
 
     def lost(self, grant: Any) -> None:

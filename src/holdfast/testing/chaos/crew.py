@@ -60,7 +60,7 @@ class Crew:
         for member in self._members[::2]:
             _close(member)
 
-    def wait(self, patience: float = 30.0) -> list[int]:
+    def wait(self, patience: float = 60.0) -> list[int]:
         """Those that are still there after a while."""
         deadline = time.monotonic() + patience
         for member in self._members:

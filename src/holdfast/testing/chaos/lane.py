@@ -15,10 +15,13 @@ from holdfast.testing.chaos.places import LANES, STEP, Place, force
 from holdfast.testing.checker import Report, check
 from holdfast.testing.faults import Nemesis, kill, pause
 from holdfast.testing.history import Database, Recorder, now, write_database
+from holdfast.testing.standstill import Standstill
 
 NAMES = ["a", "b", f"{SESSION}c", f"{FORCED}d"]
 POLL = 1.5
 """Seconds between two looks of a waiter, at most."""
+PATIENCE = 60.0
+"""Seconds after which something that has not happened will not happen: a limit, however busy the machine is."""
 _LEFT = {
     "rows": "select 'beat', cast(id as text), label from {0}beat union all select 'lease', name, holder from {0}lease",
     "locks": "select pid, classid, objid, mode from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",
@@ -66,13 +69,13 @@ class Lane:
         error = ""
         crew: Crew | None = None
         try:
-            with LANES[self.name]() as place:
+            with LANES[self.name]() as place, Standstill() as standstill:
                 self._prepare(place)
                 nemesis = self._nemesis(place, lambda: [] if crew is None else crew.pids())
                 errand = Errand("", str(self.folder), "", NAMES, self._ttl, self._seed, place.sane_clocks)
                 with Crew(place.urls, errand, self._size) as crew:
                     nemesis.run(over)
-                    self._leave(place, crew)
+                    self._leave(place, crew, standstill)
         except ValueError:
             raise
         except Exception:
@@ -95,32 +98,32 @@ class Lane:
         ttl = self._ttl
         return Nemesis(chosen, self._seed, record=self._fault, every=(0.3 * ttl, 2 * ttl), lasting=(0.1 * ttl, 2 * ttl))
 
-    def _leave(self, place: Place, crew: Crew) -> None:
+    def _leave(self, place: Place, crew: Crew, standstill: Standstill) -> None:
         """In peace again: everything can be had, though half of the holders were killed, and then nothing is left."""
         bound = self._ttl + POLL + 1 + (0 if place.sane_clocks else 2 * STEP)
         began = now()
         crew.dismiss()
         with ThreadPoolExecutor(len(NAMES)) as pool:
-            for name, after in zip(
-                NAMES, pool.map(lambda name: self._again(place, name, began, bound), NAMES), strict=True
-            ):
-                self._record.info("reacquired", name, after=after, bound=bound)
-        alive = crew.wait()
+            for name, after in zip(NAMES, pool.map(lambda name: self._again(place, name, began), NAMES), strict=True):
+                lost = standstill.seconds(began, now() if after is None else began + after)
+                self._record.info("reacquired", name, after=after, bound=bound, standstill=lost)
+        alive = crew.wait(PATIENCE)
         place.retire()
-        for what, found in (*self._left_over(place, patience=bound * 2).items(), ("processes", alive)):
+        for what, found in (*self._left_over(place, PATIENCE).items(), ("processes", alive)):
             self._record.info("leftover", what=what, count=len(found), found=[str(each) for each in found[:10]])
+        self._record.info("standstill", **standstill.figures())
         write_database(self.folder, _database(place))
 
-    def _again(self, place: Place, name: str, began: float, bound: float) -> float | None:
+    def _again(self, place: Place, name: str, began: float) -> float | None:
         """Seconds from the last fault until it could be had again, and the server answered. Recorded as the others'
         are: one that has just come may be refused because of us before it hears that it is to go."""
         with Recorder(self.folder, f"nemesis-{name}") as record:
-            while now() < began + 3 * bound:
+            while now() < began + PATIENCE:
                 try:
                     with holdfast.Client(place.direct()) as client:
                         with record.invoke("acquire", name) as call:
                             try:
-                                grant = client.lease(name, ttl=self._ttl, timeout=bound * 3).acquire()
+                                grant = client.lease(name, ttl=self._ttl, timeout=PATIENCE).acquire()
                             except holdfast.NotAcquired as refusal:
                                 call.fail(holder=refusal.holder)
                                 return None

@@ -118,7 +118,7 @@ def sqlite() -> Iterator[Place]:
             client.migrate()
 
         def query(text: str) -> Rows:
-            with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
+            with closing(sqlite3.connect(file, timeout=60)) as connection, connection:
                 return connection.execute(text).fetchall()
 
         for text in (*ledger.TABLES, _ALL_GRANTS, _KEEP_SQLITE):
@@ -145,7 +145,7 @@ def _prepared(url: str) -> str:
 def _rows(url: str, text: str) -> Rows:
     import psycopg
 
-    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+    with psycopg.connect(url, autocommit=True, connect_timeout=60) as connection:
         cursor = connection.execute(text.encode())
         return cursor.fetchall() if cursor.description else []
 

@@ -41,10 +41,12 @@ def summary(outcome: Outcome) -> str:
     if outcome.report is None:
         return "could not be played to its end"
     figures = figures_of(outcome)
+    still = figures["standstill"]
     return (
         f"{figures['seconds']:.0f} s, {sum(outcome.faults.values())} faults, {outcome.processes} processes, "
         f"{figures['grants']} grants, {figures['takeovers']} taken over, {figures['failovers']} failovers, longest "
-        f"time without a write {figures['gap']:.1f} s, two believed at once for {figures['overlap']['total']:.3f} s"
+        f"time without a write {figures['gap']:.1f} s, two believed at once for {figures['overlap']['total']:.3f} s, "
+        f"the machine stood still for {still['total']:.1f} s, {still['longest']:.1f} s at the longest"
     )
 
 

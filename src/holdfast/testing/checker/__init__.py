@@ -69,6 +69,7 @@ def _figures(history: History) -> dict[str, Any]:
     begun = [event.data["fault"] for event in history.told("fault") if event.data["phase"] == "begin"]
     found = overlaps(history.told("believe"))
     events = history.events
+    still = [event.data for event in history.told("standstill")]
     return {
         "seconds": round(events[-1].time - events[0].time, 3) if events else 0.0,
         "workers": len({event.worker for event in events}),
@@ -80,4 +81,5 @@ def _figures(history: History) -> dict[str, Any]:
             "total": round(sum(each.total for each in found), 6),
             "longest": round(max((each.longest for each in found), default=0.0), 6),
         },
+        "standstill": still[-1] if still else {"total": 0.0, "longest": 0.0},
     }

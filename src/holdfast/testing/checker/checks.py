@@ -198,16 +198,17 @@ def beliefs_do_not_overlap(history: History) -> Verdict:
 
 
 def acquired_again_in_time(history: History) -> Verdict:
-    """C8."""
+    """C8. What the machine stood still is not counted: nothing can be acquired meanwhile."""
     told = history.told("reacquired")
     violations = []
     for event in told:
-        after, bound = event.data["after"], event.data["bound"]
+        after, bound, lost = event.data["after"], event.data["bound"], event.data.get("standstill", 0.0)
+        still = f", {lost:.3f} s of which the machine stood still" if lost else ""
         if after is None:
             violations.append(f"{event.name!r} could not be acquired any more within {bound:.3f} s ({event.worker})")
-        elif after > bound:
+        elif after - lost > bound:
             violations.append(
-                f"{event.name!r} was acquired after {after:.3f} s, not within {bound:.3f} ({event.worker})"
+                f"{event.name!r} was acquired after {after:.3f} s{still}, not within {bound:.3f} ({event.worker})"
             )
     return Verdict.of("C8", len(told), violations)
 

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds until true again": {
             "median": round(statistics.median(play.gaps), 2), "longest": round(max(play.gaps), 2),
         },
+        "seconds the machine stood still": play.standstill.figures(),
         "verdicts": {each.check: {"ok": each.ok, "counted": each.counted} for each in verdicts},
         "violations": [violation for each in verdicts for violation in each.violations],
     }  # fmt: skip

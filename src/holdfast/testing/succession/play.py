@@ -19,6 +19,7 @@ from holdfast.testing.history import Recorder
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.server import until
+from holdfast.testing.standstill import Standstill
 from holdfast.testing.succession.judge import Truth, judge
 from holdfast.testing.succession.replica import ELECTOR, TYPE, Errand
 from holdfast.testing.yard import Yard
@@ -45,6 +46,7 @@ class Play:
         self._replicas: dict[str, tuple[Proxy, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> Self:
+        self.standstill = self._stage.enter_context(Standstill())
         server = self._stage.enter_context(Postgres.create())
         url = server.database()
         self._client = self._stage.enter_context(holdfast.Client(url))
@@ -117,12 +119,15 @@ class Play:
 
     def _blink(self, id: str) -> None:
         """It is gone for a moment, far shorter than the grace, and this is told."""
+        gone = time.time()
         self._yard.remove(id)
         self._yard.put(id, self._truth.ready[id], terminal=True)
+        if time.time() - gone >= self._truth.grace:  # we stood still meanwhile: it may rightly have been removed
+            self._lose(id, gone)
 
-    def _lose(self, id: str) -> None:
+    def _lose(self, id: str, gone: float | None = None) -> None:
         del self._truth.ready[id]
-        self._truth.lost[id] = time.time()
+        self._truth.lost[id] = time.time() if gone is None else gone
         self._yard.remove(id, tell=self._random.random() < 0.5)
 
     def _records(self) -> list[Any]:
@@ -182,6 +187,6 @@ class Play:
                 process.stdin.close()
         for _, process in self._replicas.values():
             with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(_PATIENCE)
             process.kill()
             process.wait()
