@@ -113,7 +113,9 @@ def main() -> int:
         metavar="NAME",
         help=f"of {', '.join(BENCHMARKS)}, or locks, operations; all of them by default",
     )
-    parser.add_argument("--quick", action="store_true", help="few rounds, on servers that all share: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds, on servers that all share: does it run at all?"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     arguments = parser.parse_args()
     names = [each for name in arguments.names for each in FAMILIES.get(name, [name])]

@@ -57,7 +57,9 @@ def objects(place: Place) -> list[Result]:
             url = place.postgres_url(server)
             found += _compared(place, loop, label, url, _psycopg(place, loop, url))
         for label, folder in (("SQLite", place.folder), ("SQLite in memory", place.memory)):
-            found += _compared(place, loop, label, f"sqlite:///{folder}/objects.db", _sqlite(place, f"{folder}/raw.db"))
+            found += _compared(
+                place, loop, label, f"sqlite:///{folder}/objects.db", _sqlite(place, f"{folder}/raw-objects.db")
+            )
     return found
 
 

@@ -121,9 +121,7 @@ def comes_to(process: subprocess.Popen[str], moment: str) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with its parent")
-@pytest.mark.parametrize(
-    ("options", "moment"), [([], "4."), (["--gateway"], "3.")], ids=["paused", "serving"]
-)
+@pytest.mark.parametrize(("options", "moment"), [([], "4."), (["--gateway"], "3.")], ids=["paused", "serving"])
 def test_a_demo_that_is_killed_takes_its_workers_with_it(options: list[str], folder: Path, moment: str) -> None:
     """Paused ones, too: nobody would ever resume them; and a driver ends its sandboxes."""
     for _ in range(5):

@@ -226,7 +226,8 @@ def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
 
     def import_after_the_ttl() -> subprocess.Popen[str]:
         query(f"sqlite:///{tmp_path / 'app.db'}", "update holdfast_beat set expires_at = 0 where dead = 0")
-        assert first_of(child := start()).startswith("importing, with fence")
+        child = start()
+        assert first_of(child).startswith("importing, with fence")
         return child
 
     def pause(child: subprocess.Popen[str]) -> None:
@@ -248,7 +249,10 @@ def test_the_tutorial_is_true_to_its_last_step(tmp_path: Path) -> None:
         pause(paused)
         after = import_after_the_ttl()
         paused.send_signal(signal.SIGCONT)
-        assert "holdfast.core.errors.FencedOut: lease 'nightly-import' has passed on" in paused.communicate("\n", PATIENCE)[1]
+        assert (
+            "holdfast.core.errors.FencedOut: lease 'nightly-import' has passed on"
+            in paused.communicate("\n", PATIENCE)[1]
+        )
         assert after.communicate("\n", PATIENCE) == ("done\n", "")
         with holdfast.Client(f"sqlite:///{tmp_path / 'app.db'}") as client:
             assert [each.outcome for each in client.leases.history()] == ["released", "expired", "expired"]

@@ -9,15 +9,15 @@ import psycopg
 import pytest
 
 import holdfast
-from tests.conftest import MAJORS, NEWEST, server
+from tests.conftest import server
 
 THEIRS = ("create function {}.price(text) returns int language sql as 'select 7'", "create table {}.orders ()")
 SCHEMAS = ("app", "holdfast", "public")
 
 
-@pytest.fixture(params=sorted({MAJORS[0], NEWEST}))
-def bare(request: pytest.FixtureRequest) -> str:
-    return server(request.param).database()
+@pytest.fixture
+def bare() -> str:
+    return server().database()
 
 
 def execute(url: str, *sql: str) -> None:

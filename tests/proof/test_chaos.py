@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -18,12 +19,14 @@ from typing import Any
 import pytest
 
 from holdfast.testing.chaos.__main__ import main
-from holdfast.testing.chaos.contender import Errand
+from holdfast.testing.chaos.contender import Belief, Errand
 from holdfast.testing.chaos.crew import Crew
 from holdfast.testing.chaos.lane import Lane, Outcome
 from holdfast.testing.chaos.places import LANES, Place, playable
 from holdfast.testing.chaos.report import Run, as_html, as_json, as_text, status
 from holdfast.testing.checker import check
+from holdfast.testing.history import Recorder, now, read
+from holdfast.testing.standstill import Standstill
 from tests.children import eventually
 from tests.cli.runs import command_lines, state
 
@@ -184,3 +187,53 @@ def test_told_to_end_it_leaves_no_process_and_no_folder(tmp_path: Path, number: 
         assert process.wait(60) == 130
     assert list((tmp_path / "temporary").iterdir()) == []
     eventually(lambda: str(kept) not in command_lines(), "every contender is gone")
+
+
+class HeldUp:
+    """A grant whose holder is held up for five seconds whenever it has looked at its trust."""
+
+    name, fence, lost = "a", 7, False
+
+    def __init__(self) -> None:
+        self.time, self.trusted_until = 100.0, 103.0
+
+    def remaining(self) -> float:
+        left = max(0.0, self.trusted_until - self.time)
+        self.time += 5.0
+        return left
+
+
+@pytest.mark.parametrize("last", ["look", "end"])
+def test_no_belief_is_recorded_past_the_end_of_its_trust_by_a_worker_that_is_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """The checker would see two who believe at once, and neither was wrong."""
+    grant = HeldUp()
+    monkeypatch.setattr("holdfast.testing.chaos.contender.now", lambda: grant.time)
+    with Recorder(tmp_path, "w") as record:
+        belief = Belief(record)
+        belief.begin(grant)
+        grant.time = 101.0
+        getattr(belief, last)()
+        belief.end()
+    spans = [(event.data["from"], event.data["until"], event.data["sure"]) for event in read(tmp_path)]
+    assert spans[0] == (100.0, 101.0, True)
+    assert max(until for _, until, _ in spans) <= 103.0
+
+
+def test_a_standstill_counts_where_it_lies_in_the_span_that_was_asked_for() -> None:
+    with Standstill() as standstill:
+        ahead = now() + 1000
+        for due, woke in ((0.0, 0.001), (1.0, 3.0), (8.0, 12.0)):
+            standstill.note(ahead + due, ahead + woke)
+        assert standstill.seconds(ahead, ahead + 20) == pytest.approx(6.0)
+        assert standstill.seconds(ahead + 2, ahead + 10) == pytest.approx(3.0)
+        assert standstill.seconds(ahead + 3, ahead + 8) == 0
+        assert standstill.figures()["longest"] >= 4.0
+
+
+def test_a_standstill_of_this_process_is_noticed() -> None:
+    with Standstill() as standstill:
+        began = now()
+        ctypes.PyDLL(None).usleep(300_000)  # keeps the interpreter's lock: no thread of this process runs
+        eventually(lambda: standstill.seconds(began, now()) > 0.2, "it is noticed")

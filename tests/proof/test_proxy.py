@@ -39,7 +39,9 @@ def connect(proxy: Proxy) -> Iterator[Connect]:
     made: list[psycopg.Connection[Any]] = []
 
     def one() -> psycopg.Connection[Any]:
-        made.append(psycopg.connect(proxy.url, autocommit=True, connect_timeout=int(PATIENCE), application_name="through"))
+        made.append(
+            psycopg.connect(proxy.url, autocommit=True, connect_timeout=int(PATIENCE), application_name="through")
+        )
         return made[-1]
 
     yield one

@@ -21,6 +21,19 @@ def test_whoever_leads_is_taken_away_and_records_stay_true(tmp_path: Path) -> No
     assert [each for each in verdicts if not each.ok] == []
 
 
+def test_a_blink_that_lasted_longer_than_the_grace_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stood still between the two halves of it: whoever leads removes the record, and is right."""
+    for grace, lost in ((5.0, []), (4.0, ["sb-000"])):
+        (folder := tmp_path / f"{grace:g}").mkdir()
+        play = Play(folder, 5, ttl=1.0, grace=grace, records=1)
+        play._say("sb-000")
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.testing.succession.play.time.time", iter([10.0, 14.0]).__next__)
+            play._blink("sb-000")
+        assert list(play._truth.lost) == lost
+        assert [each.id for each in play._yard.list()] == ([] if lost else ["sb-000"])
+
+
 def test_the_judge_finds_what_must_not_be(tmp_path: Path) -> None:
     """Two leaders at once, a fence that fell, a note that was overwritten unseen, a record lost, one pruned, and one
     pruned too early."""

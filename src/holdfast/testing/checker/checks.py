@@ -23,6 +23,7 @@ _TOLD: dict[str, dict[str, Any]] = {
     "gauge": {"since": _NUMBER, "until": _NUMBER, "workers": list, "value": _NUMBER},
     "leftover": {"what": str, "count": int},
     "reacquired": {"after": (*_NUMBER, NoneType), "bound": _NUMBER},
+    "standstill": {"total": _NUMBER, "longest": _NUMBER},
 }
 """What the checker reads of an event that is no operation; of others it reads nothing."""
 
@@ -202,7 +203,8 @@ def acquired_again_in_time(history: History) -> Verdict:
     told = history.told("reacquired")
     violations = []
     for event in told:
-        after, bound, lost = event.data["after"], event.data["bound"], event.data.get("standstill", 0.0)
+        after, bound = event.data["after"], event.data["bound"]
+        lost = event.data.get("standstill", 0.0)  # histories of earlier versions do not tell it
         still = f", {lost:.3f} s of which the machine stood still" if lost else ""
         if after is None:
             violations.append(f"{event.name!r} could not be acquired any more within {bound:.3f} s ({event.worker})")
