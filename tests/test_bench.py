@@ -12,6 +12,7 @@ import pytest
 from bench.aims import ASYNC_PAIR, PAIR, judge
 from bench.measure import Result
 
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -20,6 +20,7 @@ from holdfast.testing.watcher import family
 from tests.standstill import Standstill
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
+pytestmark = pytest.mark.timeout(900)  # it may be run again
 ENGINES = pytest.mark.parametrize("options", [[], ["--postgres"]], ids=["sqlite", "postgres"])
 
 

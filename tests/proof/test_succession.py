@@ -13,6 +13,7 @@ from holdfast.testing.succession.judge import Truth, judge
 from holdfast.testing.succession.play import FAULTS, Play
 
 
+@pytest.mark.timeout(600)
 def test_whoever_leads_is_taken_away_and_records_stay_true(tmp_path: Path) -> None:
     with Play(tmp_path, 5, ttl=1.0, grace=4.0, records=12) as play:
         for kind in FAULTS:
