@@ -131,9 +131,9 @@ def compiler() -> str | None:
 def missing() -> str | None:
     """Why nothing can be checked here."""
     if shutil.which("spin") is None:
-        return "spin is not installed (Debian: apt-get install spin)"
+        return "spin is not installed: apt-get install spin"
     if compiler() is None:
-        return "no C compiler is installed (Debian: apt-get install gcc)"
+        return "A C compiler is not installed: apt-get install gcc"
     return None
 
 

@@ -17,7 +17,7 @@ from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.portal import Blocking, Portal
 from tests.children import stop_looking
 
-pytest_plugins = ["tests.standstill"]
+pytest_plugins = ["tests.skips", "tests.standstill"]
 
 MAJORS = sorted(available())
 NEWEST = MAJORS[-1]
@@ -122,7 +122,7 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def needs_pgbouncer() -> None:
     if pooler.find() is None:
-        pytest.skip("PgBouncer is not installed")
+        pytest.skip("PgBouncer is not installed: apt-get install pgbouncer")
 
 
 @pytest.fixture

@@ -217,10 +217,16 @@ def test_those_that_cannot_be_given_back_yet_hold_up_none_of_the_others(
 
 def test_a_lost_shard_is_noticed_and_taken_back(connect: Connect, either: str) -> None:
     with member(connect, either, ttl=SHORT) as only:
-        had: list[Any] = []
-        eventually(lambda: had.append(only.grant_for("b-1")) or had[-1], "it has it")  # type: ignore[func-returns-value]
-        connect(either).leases.force_release(had[-1].name, actor="operator", reason="test")
-        eventually(lambda: (again := only.grant_for("b-1")) is not None and again.fence > had[-1].fence, "it is back")
+        grants: list[Any] = []
+
+        def is_held() -> bool:
+            grants.append(only.grant_for("b-1"))
+            return grants[-1] is not None
+
+        eventually(is_held, "it has it")
+        [grant] = grants[-1:]
+        connect(either).leases.force_release(grant.name, actor="operator", reason="test")
+        eventually(lambda: (again := only.grant_for("b-1")) is not None and again.fence > grant.fence, "it is back")
 
 
 @pytest.mark.usefixtures("looks_often")

@@ -20,7 +20,7 @@ from tests.gateway.scenes import HOSTILE, busy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
     pytest.mark.timeout(900),  # a browser on a busy machine takes minutes for a page
 ]
 FLAGS = [

@@ -268,7 +268,7 @@ def test_codecarbon_measures_one_at_a_time_and_keeps_nothing(sqlite_url: str) ->
 
 
 def test_codecarbon_itself(sqlite_url: str) -> None:
-    codecarbon = pytest.importorskip("codecarbon")
+    codecarbon = pytest.importorskip("codecarbon", reason="codecarbon is not installed: pip install codecarbon")
     tracker = codecarbon.OfflineEmissionsTracker(country_iso_code="AUT", output_methods=[], log_level="error")
     with holdfast.Client(sqlite_url, energy=CodeCarbon(tracker)) as client:
         for number in range(2):

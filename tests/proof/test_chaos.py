@@ -44,7 +44,7 @@ def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("lane", LANES)
 def test_no_promise_is_broken_under_fire(lane: str, tmp_path: Path) -> None:
     if lane not in playable():
-        pytest.skip("libfaketime is not installed")
+        pytest.skip("libfaketime is not installed: apt-get install faketime")
     kept, began = tmp_path / lane, time.monotonic()
     playing = Lane(lane, kept, 11)
 

@@ -214,7 +214,7 @@ def test_commits_wait_for_a_standby_that_is_away(pair: Pair) -> None:
         assert commit.result(timeout=30) == [(1,)]
 
 
-@pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed")
+@pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed: apt-get install faketime")
 def test_a_servers_clock_steps_and_drifts_while_it_runs() -> None:
     def ahead() -> float:
         [(seconds,)] = postgres.execute("select extract(epoch from clock_timestamp())::float8")
@@ -239,7 +239,7 @@ def test_a_servers_clock_steps_and_drifts_while_it_runs() -> None:
         assert clock.offset == 0
 
 
-@pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed")
+@pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed: apt-get install faketime")
 def test_a_standby_lives_under_the_same_clock() -> None:
     with Clock() as clock, Pair.create(environment=clock.environment) as pair:
         clock.step(-1000)
@@ -248,7 +248,7 @@ def test_a_standby_lives_under_the_same_clock() -> None:
             assert -1100 < seconds - time.time() < -900
 
 
-@pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed")
+@pytest.mark.skipif(faults.faketime() is None, reason="libfaketime is not installed: apt-get install faketime")
 def test_a_clock_may_be_a_processs_too_and_nothing_of_it_stays_when_that_is_killed() -> None:
     """The library leaves shared memory behind, and later ends whoever is given the same pid."""
     program = "import os, sys, time\nprint(os.getpid())\nwhile input(): print(time.time(), time.monotonic())"

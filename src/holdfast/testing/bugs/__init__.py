@@ -35,7 +35,8 @@ class Bug(NamedTuple):
 
     def missing(self) -> str | None:
         """What this machine does not have, and the scene cannot do without."""
-        return "PgBouncer is not installed" if self.needs_pooler and pooler.find() is None else None
+        missing = self.needs_pooler and pooler.find() is None
+        return "PgBouncer is not installed: apt-get install pgbouncer" if missing else None
 
 
 BUGS: dict[str, Bug] = {
