@@ -217,16 +217,15 @@ def test_those_that_cannot_be_given_back_yet_hold_up_none_of_the_others(
 
 def test_a_lost_shard_is_noticed_and_taken_back(connect: Connect, either: str) -> None:
     with member(connect, either, ttl=SHORT) as only:
-        grants: list[Any] = []
+        number, seen = only.shard_of("b-1"), dict[int, int]()
 
-        def is_held() -> bool:
-            grants.append(only.grant_for("b-1"))
-            return grants[-1] is not None
+        def has_it() -> bool:
+            seen.update(grants(only))
+            return number in seen
 
-        eventually(is_held, "it has it")
-        [grant] = grants[-1:]
-        connect(either).leases.force_release(grant.name, actor="operator", reason="test")
-        eventually(lambda: (again := only.grant_for("b-1")) is not None and again.fence > grant.fence, "it is back")
+        eventually(has_it, "it has it")
+        connect(either).leases.force_release(f"sweep/shard/{number}", actor="operator", reason="test")
+        eventually(lambda: grants(only).get(number, 0) > seen[number], "it is back")
 
 
 @pytest.mark.usefixtures("looks_often")
