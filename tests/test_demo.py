@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.server import until
+from holdfast.testing.standstill import Standstill
 from holdfast.testing.watcher import family
-from tests.standstill import Standstill
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
 pytestmark = pytest.mark.timeout(900)  # it may be run again

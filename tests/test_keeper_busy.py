@@ -17,8 +17,8 @@ import pytest
 import holdfast
 from holdfast._wire.postgres import PostgresSession
 from holdfast.testing import Proxy
+from holdfast.testing.standstill import Standstill
 from tests.children import backends, eventually, kept, query, until
-from tests.standstill import Standstill
 
 MANY = 150
 LONG = 600.0

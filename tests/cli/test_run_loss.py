@@ -18,10 +18,10 @@ import pytest
 import holdfast
 from holdfast.cli import group, run, watcher
 from holdfast.testing import Postgres, Proxy
+from holdfast.testing.standstill import Standstill
 from tests.children import PATIENCE, eventually, query
 from tests.cli.runs import FAMILY, STUBBORN, Run, alive, gone
 from tests.conftest import migrated
-from tests.standstill import Standstill
 
 TTL = 9.0
 """Seconds: so long that a machine that stands still for half of it loses nothing, and most of the tests wait for a

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.testing.standstill import Standstill
 from tests.children import NONE, PATIENCE, eventually, rows
 from tests.guard.instances import GUARDED, LONG, Instance, begun, ends_at
-from tests.standstill import Standstill
 
 Connect = Callable[..., Any]
 TIMERS = Path("/proc/self/timers")

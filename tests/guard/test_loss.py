@@ -19,11 +19,11 @@ import pytest
 import holdfast
 from holdfast._wire.dead_man import DeadMan
 from holdfast.testing import Postgres, Proxy
+from holdfast.testing.standstill import Standstill
 from tests.children import NONE, PATIENCE, eventually, query, rows
 from tests.conftest import migrated
 from tests.guard.instances import ASYNC, GUARDED, LONG, TTL, Instance, begun, ends_at, halt, halted
 from tests.raw import trials
-from tests.standstill import Standstill
 
 KILLED = -signal.SIGKILL
 NUMBERS = itertools.count(1)

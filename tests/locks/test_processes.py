@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.testing.standstill import Standstill
 from tests.children import ENDS, PATIENCE, Child, eventually, query
 from tests.locks.looks import advisory
-from tests.standstill import Standstill
 
 _HOLD = """
 import os, signal, sys, holdfast

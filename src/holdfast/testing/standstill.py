@@ -4,7 +4,10 @@ A thread sleeps for 20 ms at a time. A wake-up that comes late means that the ma
 suspended, or that another thread kept the interpreter. A fault that stops other processes is not counted.
 """
 
+import math
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast.testing.closing import Closing
@@ -21,10 +24,11 @@ class Pause(NamedTuple):
 
 
 class Standstill(Closing):
-    """Records from its creation until ``close()``. Times are those of ``history.now()``."""
+    """Records from its creation until ``close()``. Times are those of ``clock``, by default ``history.now``."""
 
-    def __init__(self) -> None:
-        self._pauses: list[Pause] = []
+    def __init__(self, clock: Callable[[], float] = now) -> None:
+        self._clock = clock
+        self._pauses: deque[Pause] = deque(maxlen=100_000)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._record, name="standstill", daemon=True)
         self._thread.start()
@@ -38,19 +42,23 @@ class Standstill(Closing):
         if woke - due > NOTICED:
             self._pauses.append(Pause(due, woke))
 
-    def seconds(self, since: float, until: float) -> float:
-        """How much of this span was lost."""
+    def pauses(self, since: float = -math.inf, until: float = math.inf) -> list[float]:
+        """How long each pause was, as far as it lies in this span."""
         spans = (min(pause.end, until) - max(pause.start, since) for pause in tuple(self._pauses))
-        return sum(span for span in spans if span > 0)
+        return [span for span in spans if span > 0]
 
-    def figures(self) -> dict[str, Any]:
+    def seconds(self, since: float, until: float = math.inf) -> float:
+        """How much of this span was lost."""
+        return sum(self.pauses(since, until))
+
+    def figures(self, since: float = -math.inf) -> dict[str, Any]:
         """In all, and at the longest, in seconds."""
-        lengths = [pause.end - pause.start for pause in tuple(self._pauses)]
+        lengths = self.pauses(since)
         return {"total": round(sum(lengths), 3), "longest": round(max(lengths, default=0.0), 3)}
 
     def _record(self) -> None:
-        due = now() + INTERVAL
+        due = self._clock() + INTERVAL
         while not self._stopped.wait(INTERVAL):
-            woke = now()
+            woke = self._clock()
             self.note(due, woke)
             due = woke + INTERVAL
