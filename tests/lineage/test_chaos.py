@@ -24,7 +24,7 @@ from holdfast.testing import Proxy
 from tests.children import PATIENCE, Child, eventually
 
 SECONDS = float(os.environ.get("HOLDFAST_LINEAGE_SECONDS", "0"))
-FAULTS = 8
+FAULTS = 4
 """At least so many, however long that takes."""
 EVENTS, AHEAD = 9, 150
 """Of three operations, about; and how many may wait to be told."""
