@@ -393,10 +393,6 @@ def tidy(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def terminated(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--postgres", action="store_true", help="on a real PostgreSQL instead of SQLite")
@@ -409,10 +405,19 @@ def main() -> int:
     if arguments.postgres and (reason := no_postgres()):
         print(reason)
         return 0
-    signal.signal(signal.SIGTERM, terminated)
+    interrupted: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     try:
         return show(arguments.postgres, arguments.gateway)
-    except KeyboardInterrupt:
+    except BaseException:  # an interrupt in the midst of an import comes out as another error
+        if not interrupted:
+            raise
         print("\ninterrupted; no process and no folder is left behind", file=sys.stderr)
         return 130
 

@@ -115,6 +115,28 @@ def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str,
     assert leftovers(folder) == []
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+import demo
+
+def show(*_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt as error:
+        raise RuntimeError("in a class body of a module that is being imported") from error
+
+demo.show, sys.argv = show, ["demo"]
+sys.exit(demo.main())
+"""
+
+
+def test_ctrl_c_in_the_midst_of_an_import_is_told_as_such() -> None:
+    """Before Python 3.12 it comes out of there as a RuntimeError."""
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=DEMO.parent, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted; no process and no folder is left behind")
+
+
 def comes_to(process: subprocess.Popen[str], moment: str) -> bool:
     """False when it has ended before: on a machine that stood still it may."""
     assert process.stdout is not None
