@@ -49,31 +49,31 @@ bench: $(STAMP) ## Run the benchmarks
 
 .PHONY: chaos
 chaos: $(STAMP) ## Break leases in every way known, and check that no promise is broken (ARGS="--minutes 30 --seed 7")
-	@$(BIN)/python -m holdfast.testing.bugs && exec $(BIN)/python -m holdfast.testing.chaos $(ARGS)
+	@$(BIN)/python -m proof.bugs && exec $(BIN)/python -m proof.chaos $(ARGS)
 
 .PHONY: torture
 torture: $(STAMP) ## Torture locks: the storm, 10,000 timeouts and cancellations, every interrupt (a quarter of an hour)
 	@HOLDFAST_STORM_SECONDS=20 HOLDFAST_LOCK_RACES=10000 HOLDFAST_INTERRUPT_STRIDE=1 HOLDFAST_MUX_EXAMPLES=2000 \
-	exec $(BIN)/python -m pytest tests/locks/test_storm.py tests/locks/test_races.py tests/locks/test_interrupts.py \
-		tests/core/test_mux_model.py tests/core/test_mend.py --timeout 1800 --durations 20 $(ARGS)
+	exec $(BIN)/python -m pytest tests/lock/test_storm.py tests/lock/internals/test_races.py tests/lock/internals/test_interrupts.py \
+		tests/lock/internals/test_mux_model.py tests/lock/internals/test_mend.py --timeout 1800 --durations 20 $(ARGS)
 
 .PHONY: succession
 succession: $(STAMP) ## Take the leader away a hundred times, and check that records stay true (ARGS="--times 300")
-	@exec $(BIN)/python -m holdfast.testing.succession $(ARGS)
+	@exec $(BIN)/python -m proof.succession $(ARGS)
 
 .PHONY: storm
 storm: $(STAMP) ## Run 400 operations in 16 processes that are killed and stopped: one effect, one result each (minutes)
 	@HOLDFAST_STORM=1 HOLDFAST_INTERRUPT_STRIDE=1 exec $(BIN)/python -m pytest \
-		tests/operations/test_storm.py tests/operations/test_interrupted.py -n 0 -s --timeout 1800 $(ARGS)
+		tests/operations/test_storm.py tests/operations/internals/test_interrupted.py -n 0 -s --timeout 1800 $(ARGS)
 
 .PHONY: lineage
 lineage: $(STAMP) ## Break relay, sink and database for a minute: every event arrives, in order (ARGS="-k sqlite")
-	@HOLDFAST_LINEAGE_SECONDS=60 exec $(BIN)/python -m pytest tests/lineage/test_chaos.py -n 0 -s --timeout 600 $(ARGS)
+	@HOLDFAST_LINEAGE_SECONDS=60 exec $(BIN)/python -m pytest tests/lineage/internals/test_chaos.py -n 0 -s --timeout 600 $(ARGS)
 
 .PHONY: prove
 prove: $(STAMP) ## Run what only a real clock can show, and the proofs of guard, slots, gates and commands at full length
 	@$(BIN)/python -m pytest -m realtime -n 0 --timeout 600 $(ARGS)
-	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/guard tests/slots tests/operator -rA --timeout 600 $(ARGS)
+	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/recipes tests/commands -rA --timeout 600 $(ARGS)
 
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.measure import Result, Run, compare
 from bench.place import Place
-from holdfast.keeper import keeper_of
+from holdfast.lease.keepers import keeper_of
 
 MANY = 10_000
 POLL = 0.1

@@ -17,8 +17,8 @@ from bench.aims import ONCE, UNHEARD
 from bench.measure import Result, Run, compare
 from bench.operations import runs
 from bench.place import Place
-from holdfast._sync.primitives.operations import operation
-from holdfast._wire import telemetry
+from holdfast.operations import operation
+from holdfast.runtime import telemetry
 
 
 def unheard(place: Place) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Writes src/holdfast/_sync/ from src/holdfast/_async/; with --check, compares the two and writes nothing.
+"""Writes `x.py` beside every `x_async.py` in src/holdfast; with --check, compares the two and writes nothing.
 
 Works on tokens, so the layout of the source survives until ruff formats the result. Strings and comments are text:
 names are renamed there too, and `async with`, `async for`, `async def` and `await call(...)` lose their keyword, so
@@ -14,12 +14,26 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "holdfast" / "_async"
-TARGET = ROOT / "src" / "holdfast" / "_sync"
+PACKAGE = ROOT / "src" / "holdfast"
+HAND_WRITTEN = {
+    "database/postgres_async.py",
+    "database/sqlite_async.py",
+    "driver/dial_async.py",
+    "lock/holders_async.py",
+    "lock/locks_async.py",
+    "operations/metering_async.py",
+    "runtime/crew_async.py",
+    "runtime/running_async.py",
+    "runtime/waiting_async.py",
+}
+"""Pairs whose halves differ in more than keywords: the same names, written twice."""
+ATTRIBUTES = ROOT / ".gitattributes"
+MARK = "linguist-generated=true"
+HEADER = "# Generated from {} by scripts/unasync.py. Do not edit.\n"
 
 NAMES = {
     "AbstractAsyncContextManager": "AbstractContextManager",
@@ -49,7 +63,7 @@ Token = tuple[str, int, int]
 def rename(name: str) -> str:
     if name in NAMES:
         return NAMES[name]
-    return re.sub(r"^(_*)(Async(?=[A-Z])|aio_)", r"\1", name).replace("_async", "_sync")
+    return re.sub(r"^(_*)Async(?=[A-Z])", r"\1", name).removesuffix("_async")
 
 
 def convert_text(text: str) -> str:
@@ -104,7 +118,7 @@ def edits_of(source: str) -> Iterator[Edit]:
     for index, (text, start, end) in enumerate(tokens):
         following, following_start, _ = tokens[index + 1] if index + 1 < len(tokens) else ("", end, end)
         if text == "__await__":
-            raise ValueError("__await__ has no counterpart: write the pair by hand, in _concurrency.py")
+            raise ValueError("__await__ has no counterpart: write the pair by hand, and name it in HAND_WRITTEN")
         if text == "await" or (text == "async" and following in {"def", "with", "for"}):
             yield start, following_start, ""
         elif text in UNWRAPPED and following == "[":
@@ -131,24 +145,34 @@ def ruff(*arguments: str | Path) -> None:
 
 
 def generate(folder: Path) -> dict[Path, str]:
-    """What TARGET should hold, by relative path; `folder` is scratch space."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE)
+    """What each generated file should hold, by its path in the package; `folder` is scratch space."""
+    for path in sorted(PACKAGE.rglob("*_async.py")):
+        name = path.relative_to(PACKAGE)
+        if name.as_posix() in HAND_WRITTEN:
+            continue
         try:
             code = convert(path.read_text(encoding="utf-8"))
         except (ValueError, SyntaxError, tokenize.TokenError) as error:
             raise SystemExit(f"unasync: {path.relative_to(ROOT)}: {error}") from error
-        copy = folder / rename(name.as_posix())
+        copy = folder / name.with_name(f"{rename(path.stem)}.py")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        header = f"# Generated from _async/{name.as_posix()} by scripts/unasync.py. Do not edit.\n"
-        copy.write_text(header + code, encoding="utf-8")
+        copy.write_text(HEADER.format(path.name) + code, encoding="utf-8")
     ruff("check", "--fix", "--exit-zero", "--select", MENDED, folder)
     ruff("format", folder)
     return read(folder)
 
 
 def read(folder: Path) -> dict[Path, str]:
-    return {path.relative_to(folder): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+    """The generated files below a folder: their first line says so."""
+    files = {path.relative_to(folder): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+    return {path: text for path, text in files.items() if text.startswith(HEADER.partition("{")[0])}
+
+
+def attributes(generated: Iterable[Path]) -> str:
+    """What .gitattributes should hold: what it says of other files, then a line for each generated one."""
+    lines = ATTRIBUTES.read_text(encoding="utf-8").splitlines()
+    others = [line for line in lines if not (line.startswith("src/") and line.endswith(MARK))]
+    return "\n".join([*others, *(f"src/holdfast/{path.as_posix()} {MARK}" for path in sorted(generated)), ""])
 
 
 def main() -> int:
@@ -157,10 +181,10 @@ def main() -> int:
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as scratch:
         wanted = generate(Path(scratch))
-    present = read(TARGET)
+    present = read(PACKAGE)
     differing = sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
     for name in differing:
-        path = TARGET / name
+        path = PACKAGE / name
         state = "stale" if name not in wanted else "missing" if name not in present else "differs"
         if check:
             print(f"{path.relative_to(ROOT)}: {state}")
@@ -169,12 +193,17 @@ def main() -> int:
             path.write_text(wanted[name], encoding="utf-8")
         else:
             path.unlink()
+    marked = attributes(wanted)
     if not check:
+        ATTRIBUTES.write_text(marked, encoding="utf-8")
         return 0
+    if marked != ATTRIBUTES.read_text(encoding="utf-8"):
+        print(f"{ATTRIBUTES.relative_to(ROOT)}: differs")
+        differing.append(ATTRIBUTES)
     if differing:
-        print("_sync/ is not what _async/ generates; run: .venv/bin/python scripts/unasync.py")
+        print("the sync flavour is not what the async one generates; run: .venv/bin/python scripts/unasync.py")
         return 1
-    print(f"_sync/ is what _async/ generates, {len(wanted)} files")
+    print(f"the sync flavour is what the async one generates, {len(wanted)} files")
     return 0
 
 

@@ -1,4 +1,4 @@
-/* The lease, beat and fence protocol of src/holdfast/sql/postgres/migrations/0001_lease.up.sql: its rows, its row locks,
+/* The lease, beat and fence protocol of src/holdfast/database/migrations/postgres/0001_lease.up.sql: its rows, its row locks,
  * and its functions as inlines of the same names. The instances (effects, belief, locks, progress) include this file.
  *
  * How to read it beside the SQL:

@@ -11,11 +11,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 import holdfast
 from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.portal import Blocking, Portal
 from tests.children import stop_looking
+
+# The same examples in every run: a failure is never a matter of luck.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.load_profile("same")
 
 pytest_plugins = ["tests.skips", "tests.standstill"]
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from dis import opname
 from inspect import CO_GENERATOR
+from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
+
+import holdfast
 
 RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 TOOL = 4
@@ -20,12 +23,20 @@ TOOL = 4
 monitoring: Any = getattr(sys, "monitoring", None)
 
 
-class Interrupt:
-    """Raises before instruction number ``at`` of the code whose path has ``within`` in it, in this thread, once."""
+def generated(*folders: str) -> tuple[str, ...]:
+    """The files of the sync flavour in these folders of the package."""
+    package = Path(holdfast.__file__).parent
+    files = [path for folder in folders for path in (package / folder).rglob("*.py")]
+    return tuple(str(path) for path in files if path.read_text(encoding="utf-8").startswith("# Generated"))
 
-    def __init__(self, at: int, within: str) -> None:
+
+class Interrupt:
+    """Raises before instruction number ``at`` of the code whose path has one of ``within`` in it and none of
+    ``without``, in this thread, once."""
+
+    def __init__(self, at: int, *within: str, without: tuple[str, ...] = ()) -> None:
         self.at = self.left = at
-        self.within = within
+        self.within, self.without = within, without
         self.raised = False
         self.where = ""
 
@@ -52,7 +63,9 @@ class Interrupt:
         return False
 
     def _concerns(self, code: CodeType) -> bool:
-        return self.within in code.co_filename and code.co_name != "__del__"
+        path = code.co_filename
+        here = any(part in path for part in self.within) and not any(part in path for part in self.without)
+        return here and code.co_name != "__del__"
 
     def _called(self, frame: FrameType, event: str, _: object) -> Any:
         if not self._concerns(frame.f_code):

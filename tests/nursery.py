@@ -28,9 +28,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = (
     "asyncio", "click", "psycopg", "rich.console", "rich.table", "sqlite3", "uuid",
-    "holdfast._async.client", "holdfast._async.engines.postgres", "holdfast._async.engines.sqlite",
-    "holdfast._sync.client", "holdfast._sync.engines.postgres", "holdfast._sync.engines.sqlite",
-    "holdfast.keeper.thread",
+    "holdfast.client_async", "holdfast.database.postgres_engine_async", "holdfast.database.sqlite_engine_async",
+    "holdfast.client", "holdfast.database.postgres_engine", "holdfast.database.sqlite_engine",
+    "holdfast.lease.keeper",
 )  # fmt: skip
 _one_at_a_time = threading.Lock()
 _SERVE = "import tests.nursery, sys; exec(*tests.nursery.serve(*sys.argv[1:]))"

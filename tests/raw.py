@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import psycopg
 
-from holdfast._wire import open_session
-from holdfast._wire.database import parse
+from holdfast.database.sessions import open_session
+from holdfast.database.url import parse
 from tests.children import PATIENCE
 
 Row = dict[str, Any]

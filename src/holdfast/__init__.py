@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast._async.client import AsyncClient
-    from holdfast._async.process_driver import AsyncProcessDriver
-    from holdfast._async.recipes.driver import AsyncDriver
-    from holdfast._sync.client import Client
-    from holdfast._sync.process_driver import ProcessDriver
-    from holdfast._sync.recipes.driver import Driver
-    from holdfast.checksums import checksum_file
-    from holdfast.core.conditions import Backend, BackendCondition, DriverEvent, Phase
-    from holdfast.core.dataset import Dataset
-    from holdfast.core.energy import Energy, Estimate
-    from holdfast.core.errors import (
+    from holdfast.client import Client
+    from holdfast.client_async import AsyncClient
+    from holdfast.driver.client import ProcessDriver
+    from holdfast.driver.client_async import AsyncProcessDriver
+    from holdfast.errors import (
         AcquireTimeout,
         AlreadyExists,
         Conflict,
@@ -36,51 +30,57 @@ if TYPE_CHECKING:
         SessionUnsafe,
         SinkDown,
     )
-    from holdfast.core.events import Event
-    from holdfast.core.geo import is_masked, mask_h3
-    from holdfast.core.keys import OperationKey, time_bucket
-    from holdfast.core.lineage import Contract
-    from holdfast.core.objects import MatchVersion, MustCreate, Unconditional
-    from holdfast.core.policy import Allow, Deny, PolicyContext, Review
-    from holdfast.files import file_lock
-    from holdfast.inheritance import inherited
-    from holdfast.policies import Policy
-    from holdfast.rows import row_lock
+    from holdfast.geo import is_masked, mask_h3
+    from holdfast.governance.dataset import Dataset
+    from holdfast.governance.policies import Policy
+    from holdfast.governance.policy import Allow, Deny, PolicyContext, Review
+    from holdfast.inherited import inherited
+    from holdfast.keys import OperationKey, time_bucket
+    from holdfast.lock.file_lock import file_lock
+    from holdfast.lock.rows import row_lock
+    from holdfast.objects.model import MatchVersion, MustCreate, Unconditional
+    from holdfast.operations.checksums import checksum_file
+    from holdfast.operations.energy import Energy, Estimate
+    from holdfast.operations.events import Event
+    from holdfast.operations.lineage_terms import Contract
+    from holdfast.recipes.driver import Driver
+    from holdfast.recipes.driver_async import AsyncDriver
+    from holdfast.reconciler import Backend, BackendCondition, DriverEvent, Phase
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Allow": "holdfast.core.policy",
-    "AsyncClient": "holdfast._async.client",
-    "AsyncDriver": "holdfast._async.recipes.driver",
-    "AsyncProcessDriver": "holdfast._async.process_driver",
-    "Backend": "holdfast.core.conditions",
-    "BackendCondition": "holdfast.core.conditions",
-    "Client": "holdfast._sync.client",
-    "Contract": "holdfast.core.lineage",
-    "Dataset": "holdfast.core.dataset",
-    "Deny": "holdfast.core.policy",
-    "Driver": "holdfast._sync.recipes.driver",
-    "DriverEvent": "holdfast.core.conditions",
-    "Energy": "holdfast.core.energy",
-    "Estimate": "holdfast.core.energy",
-    "Event": "holdfast.core.events",
-    "OperationKey": "holdfast.core.keys",
-    "Phase": "holdfast.core.conditions",
-    "Policy": "holdfast.policies",
-    "PolicyContext": "holdfast.core.policy",
-    "ProcessDriver": "holdfast._sync.process_driver",
-    "Review": "holdfast.core.policy",
-    "checksum_file": "holdfast.checksums",
-    "file_lock": "holdfast.files",
-    "MatchVersion": "holdfast.core.objects",
-    "MustCreate": "holdfast.core.objects",
-    "Unconditional": "holdfast.core.objects",
-    "inherited": "holdfast.inheritance",
-    "is_masked": "holdfast.core.geo",
-    "mask_h3": "holdfast.core.geo",
-    "row_lock": "holdfast.rows",
-    "time_bucket": "holdfast.core.keys",
+    "Allow": "holdfast.governance.policy",
+    "AsyncClient": "holdfast.client_async",
+    "AsyncDriver": "holdfast.recipes.driver_async",
+    "AsyncProcessDriver": "holdfast.driver.client_async",
+    "Backend": "holdfast.reconciler",
+    "BackendCondition": "holdfast.reconciler",
+    "Client": "holdfast.client",
+    "Contract": "holdfast.operations.lineage_terms",
+    "Dataset": "holdfast.governance.dataset",
+    "Deny": "holdfast.governance.policy",
+    "Driver": "holdfast.recipes.driver",
+    "DriverEvent": "holdfast.reconciler",
+    "Energy": "holdfast.operations.energy",
+    "Estimate": "holdfast.operations.energy",
+    "Event": "holdfast.operations.events",
+    "OperationKey": "holdfast.keys",
+    "Phase": "holdfast.reconciler",
+    "Policy": "holdfast.governance.policies",
+    "PolicyContext": "holdfast.governance.policy",
+    "ProcessDriver": "holdfast.driver.client",
+    "Review": "holdfast.governance.policy",
+    "checksum_file": "holdfast.operations.checksums",
+    "file_lock": "holdfast.lock.file_lock",
+    "MatchVersion": "holdfast.objects.model",
+    "MustCreate": "holdfast.objects.model",
+    "Unconditional": "holdfast.objects.model",
+    "inherited": "holdfast.inherited",
+    "is_masked": "holdfast.geo",
+    "mask_h3": "holdfast.geo",
+    "row_lock": "holdfast.lock.rows",
+    "time_bucket": "holdfast.keys",
 }
 __all__ = [
     "AcquireTimeout",
@@ -144,5 +144,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(__import__(_HOME.get(name, "holdfast.core.errors"), fromlist=[name]), name)
+    found = globals()[name] = getattr(__import__(_HOME.get(name, "holdfast.errors"), fromlist=[name]), name)
     return found

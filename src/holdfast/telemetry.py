@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 
-from holdfast._wire.telemetry import Listener, listen, readings
-from holdfast.core.telemetry import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Bound, Metric
+from holdfast.runtime.metrics import BUCKETS, BY_EVENT, GAUGES, METRICS, OPERATION, Bound, Metric
+from holdfast.runtime.telemetry import Listener, listen, readings
 
 __all__ = [
     "BUCKETS", "BY_EVENT", "GAUGES", "METRICS", "OPERATION", "Bound", "Listener", "Metric", "environment", "listen",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import operator
+from holdfast import commands as operator
 from tests.cli.command import ask, at, call, columns_of, on_terminal, valid
 
 BY_JANE = ("--actor", "jane", "--reason", "we agreed")

@@ -11,7 +11,7 @@ from holdfast.testing import Proxy
 from tests.children import eventually
 from tests.cli.command import SCRIPT, at, call
 from tests.cli.runs import Run, gone
-from tests.guard.instances import ends_at
+from tests.recipes.guard.instances import ends_at
 
 
 @pytest.mark.parametrize(

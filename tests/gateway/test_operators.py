@@ -16,13 +16,13 @@ from click.testing import CliRunner
 
 import holdfast
 from holdfast.cli.app import app
+from holdfast.commands import running
 from holdfast.gateway import serving
 from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commanding import MOST, Desk
 from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
-from holdfast.operator import running
 from tests.children import PATIENCE
 from tests.conftest import fresh
 from tests.gateway.scenes import HOSTILE, busy

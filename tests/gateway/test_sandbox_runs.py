@@ -12,13 +12,13 @@ import pytest
 from fastapi import FastAPI
 
 import holdfast
+from holdfast.commands import run
+from holdfast.commands.gateway import to_be_deleted
 from holdfast.gateway.app import create_app
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.sandboxes.records import made
 from holdfast.gateway.sandboxes.routes import until_stopped
 from holdfast.gateway.settings import Settings
-from holdfast.operator import run
-from holdfast.operator.gateway import to_be_deleted
 from tests.children import PATIENCE, eventually
 from tests.driver.daemon import Daemon, runs
 from tests.gateway.replicas import Replica

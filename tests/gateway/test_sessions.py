@@ -12,9 +12,9 @@ import pytest
 
 import holdfast
 import holdfast.telemetry
+from holdfast.commands import run
 from holdfast.gateway import leading, sessions
 from holdfast.gateway.context import Gateway
-from holdfast.operator import run
 from tests.children import PATIENCE
 
 CAPACITY = 8

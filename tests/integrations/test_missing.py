@@ -11,14 +11,15 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "library", "extra"),
     [
-        ("graph", "neo4j", "graph"), ("openlineage", "openlineage.client.event_v2", "openlineage"),
-        ("opentelemetry", "opentelemetry", "otel"), ("prometheus", "prometheus_client", "prometheus"),
+        ("lineage.graph", "neo4j", "graph"), ("lineage.openlineage", "openlineage.client.event_v2", "openlineage"),
+        ("integrations.opentelemetry", "opentelemetry", "otel"),
+        ("integrations.prometheus", "prometheus_client", "prometheus"),
     ],
 )  # fmt: skip
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, library: str, extra: str) -> None:
-    monkeypatch.delitem(sys.modules, f"holdfast.integrations.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"holdfast.{module}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     told = rf"^{library} is not installed: pip install 'holdfast\[{extra}\]'$"
     with pytest.raises(ModuleNotFoundError, match=told) as found:
-        importlib.import_module(f"holdfast.integrations.{module}")
+        importlib.import_module(f"holdfast.{module}")
     assert found.value.name == library

@@ -15,10 +15,10 @@ import pytest
 import holdfast
 from holdfast.testing import check
 from holdfast.testing.history import Database, operations, read, write_database
+from proof.storms.operation_runner import TABLES, TTL
 from tests.children import Child, eventually, query
-from tests.operations.runner import TABLES, TTL
 
-PROGRAM = "import runpy; runpy.run_module('tests.operations.runner', run_name='__main__', alter_sys=True)"
+PROGRAM = "import runpy; runpy.run_module('proof.storms.operation_runner', run_name='__main__', alter_sys=True)"
 PROCESSES, KEYS, SECONDS = (16, 200, 60.0) if os.environ.get("HOLDFAST_STORM") else (4, 20, 1.0)
 
 

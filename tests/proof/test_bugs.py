@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.testing.bugs import BUGS, Servers, __main__, play
 from holdfast.testing.checker import Report
 from holdfast.testing.history import Operation, operations, read
+from proof.bugs import BUGS, Servers, __main__, play
 
 REFUSALS = {
     "protect in a savepoint": ("write", "fail", "cannot protect a savepoint"),

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.chaos.__main__ import main
-from holdfast.testing.chaos.contender import Belief, Errand
-from holdfast.testing.chaos.crew import Crew
-from holdfast.testing.chaos.lane import Lane, Outcome
-from holdfast.testing.chaos.places import LANES, Place, playable
-from holdfast.testing.chaos.report import Run, as_html, as_json, as_text, status
 from holdfast.testing.checker import check
 from holdfast.testing.history import Recorder, now, read
 from holdfast.testing.standstill import Standstill
+from proof.chaos.__main__ import main
+from proof.chaos.contender import Belief, Errand
+from proof.chaos.crew import Crew
+from proof.chaos.lane import Lane, Outcome
+from proof.chaos.places import LANES, Place, playable
+from proof.chaos.report import Run, as_html, as_json, as_text, status
 from tests.children import eventually
 from tests.cli.runs import command_lines, state
 
@@ -37,7 +37,7 @@ FAULTS, WRITES, LIMIT = 8, 20, 90.0
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast.testing.chaos", *arguments]
+    command = [sys.executable, "-m", "proof.chaos", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
 
 
@@ -143,7 +143,7 @@ def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> 
 
 def test_a_contender_that_falls_over_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a contender did not expect is a finding, not noise: a run of the dead must not be a success."""
-    monkeypatch.setattr("holdfast.testing.chaos.crew.FAILPOINTS", ["after:no_such_statement=kill"])
+    monkeypatch.setattr("proof.chaos.crew.FAILPOINTS", ["after:no_such_statement=kill"])
     kept = tmp_path / "kept"
 
     def replaced(seconds: float) -> bool:
@@ -162,7 +162,7 @@ def test_whoever_was_born_to_be_killed_may_be_so_when_it_is_told_to_go_and_nobod
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, fell: bool
 ) -> None:
     """The end of a beat is the last that a contender says."""
-    monkeypatch.setattr("holdfast.testing.chaos.crew.FAILPOINTS", [f"before:beat_end={action}"])
+    monkeypatch.setattr("proof.chaos.crew.FAILPOINTS", [f"before:beat_end={action}"])
     with Crew([sqlite_url], Errand("", str(tmp_path), "", ["a"], 60.0, 1, sane_clocks=True), 1) as crew:
         [pid] = crew.pids()
         eventually(lambda: '"ok"' in "".join(each.read_text() for each in tmp_path.glob("*.jsonl")), "it held a lease")
@@ -178,7 +178,7 @@ def test_whoever_was_born_to_be_killed_may_be_so_when_it_is_told_to_go_and_nobod
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_told_to_end_it_leaves_no_process_and_no_folder(tmp_path: Path, number: signal.Signals) -> None:
     """As a terminal does it, to the whole group."""
-    command = [sys.executable, "-m", "holdfast.testing.chaos", "--minutes", "5", "--lane", "sqlite", "--folder"]
+    command = [sys.executable, "-m", "proof.chaos", "--minutes", "5", "--lane", "sqlite", "--folder"]
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     (tmp_path / "temporary").mkdir()
     kept = tmp_path / "kept" / "sqlite"
@@ -210,7 +210,7 @@ def test_no_belief_is_recorded_past_the_end_of_its_trust_by_a_worker_that_is_hel
 ) -> None:
     """The checker would see two who believe at once, and neither was wrong."""
     grant = HeldUp()
-    monkeypatch.setattr("holdfast.testing.chaos.contender.now", lambda: grant.time)
+    monkeypatch.setattr("proof.chaos.contender.now", lambda: grant.time)
     with Recorder(tmp_path, "w") as record:
         belief = Belief(record)
         belief.begin(grant)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.chaos.__main__ import main as chaos
 from holdfast.testing.history import Recorder
-from holdfast.testing.succession.__main__ import main
-from holdfast.testing.succession.judge import Truth, judge
-from holdfast.testing.succession.play import FAULTS, Play
+from proof.chaos.__main__ import main as chaos
+from proof.succession.__main__ import main
+from proof.succession.judge import Truth, judge
+from proof.succession.play import FAULTS, Play
 
 
 @pytest.mark.timeout(600)
@@ -29,7 +29,7 @@ def test_a_blink_that_lasted_longer_than_the_grace_is_a_loss(tmp_path: Path, mon
         play = Play(folder, 5, ttl=1.0, grace=grace, records=1)
         play._say("sb-000")
         with monkeypatch.context() as patch:
-            patch.setattr("holdfast.testing.succession.play.time.time", iter([10.0, 14.0]).__next__)
+            patch.setattr("proof.succession.play.time.time", iter([10.0, 14.0]).__next__)
             play._blink("sb-000")
         assert list(play._truth.lost) == lost
         assert [each.id for each in play._yard.list()] == ([] if lost else ["sb-000"])

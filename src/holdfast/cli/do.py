@@ -12,19 +12,19 @@ from holdfast.cli.app import ACTOR, connected
 
 if TYPE_CHECKING:
     from holdfast import Client
-    from holdfast.operator import Command, Outcome, Parameter
+    from holdfast.commands import Command, Outcome, Parameter
 
 
 class Governed(click.Group):
-    """Its commands are those that are declared in holdfast.operator."""
+    """Its commands are those that are declared in holdfast.commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from holdfast import operator
+        from holdfast import commands as operator
 
         return list(operator.commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from holdfast import operator
+        from holdfast import commands as operator
 
         declared = operator.commands().get(cmd_name)
         return None if declared is None else _made(declared)
@@ -57,7 +57,7 @@ def commands(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from holdfast import operator
+    from holdfast import commands as operator
     from holdfast.cli import output
 
     declared = operator.commands().values()
@@ -85,7 +85,7 @@ def check() -> None:
     Example:
       holdfast commands check
     """
-    from holdfast import operator
+    from holdfast import commands as operator
 
     found = operator.check()
     for name, problems in found.items():
@@ -98,7 +98,7 @@ def governed(
     client: Client, name: str, parameters: dict[str, Any], *, actor: str, reason: str, **options: bool
 ) -> Outcome:
     """Also for commands of the command line that are one of these under an older name."""
-    from holdfast import operator
+    from holdfast import commands as operator
     from holdfast.cli import output
 
     outcome = operator.run(client, name, parameters, actor=actor, reason=reason, **options)

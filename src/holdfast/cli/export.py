@@ -49,7 +49,7 @@ def export(context: click.Context, key: str | None, dataset: str | None, form: s
 
 def _made(form: str, events: list[Event], dataset: str | None) -> str:
     from holdfast.cli import output
-    from holdfast.integrations import exports, prov
+    from holdfast.lineage import exports, prov
 
     made: Any
     if form in ("prov", "turtle"):

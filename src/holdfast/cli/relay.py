@@ -51,7 +51,7 @@ def run(context: click.Context, name: str, sink: str, once: bool, tries: int, po
       holdfast relay run catalogue jsonl:lineage.jsonl
       holdfast relay run catalogue shop.lineage:sink --once
     """
-    from holdfast.integrations.sinks import open_sink
+    from holdfast.lineage.sinks import open_sink
 
     sys.path.append("")  # at the end: nothing of this folder stands in for what is installed
     with connected(context) as client:

@@ -72,7 +72,7 @@ def run_here(
 ) -> int:  # fmt: skip
     """Run it and give its exit code. A user's mistake is one line on stderr."""
     from holdfast import HoldfastError
-    from holdfast._wire import log
+    from holdfast.runtime import log
 
     _fill_standard_descriptors()
     log.silent = True
@@ -197,7 +197,7 @@ def _supervise(
                 dead_man(math.inf)
 
     if guard:
-        from holdfast._wire.dead_man import DeadMan
+        from holdfast.runtime.kill_timer import DeadMan
 
         dead_man = DeadMan().ends_at
     ended = threading.Event()

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from holdfast._daemon import is_loopback, told_to_end
 from holdfast.driver.api import Api
+from holdfast.driver.daemon_signals import is_loopback, told_to_end
 from holdfast.driver.http import CONNECTIONS, HEAD_BYTES, Request, Server
 from holdfast.driver.runs import Runs
 

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import holdfast
-from holdfast._daemon import told_to_end
+from holdfast.driver.daemon_signals import told_to_end
 from holdfast.gateway.app import create_app, instance
 from holdfast.gateway.context import Gateway
 from holdfast.gateway.logs import install, say

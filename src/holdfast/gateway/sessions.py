@@ -18,9 +18,9 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 import holdfast
+from holdfast.commands.gateway import ACTIVE, ended
 from holdfast.gateway.context import Gateway, Here
 from holdfast.gateway.problem import Problem, documented
-from holdfast.operator.gateway import ACTIVE, ended
 
 log = logging.getLogger("holdfast.gateway")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Client, Policy
-from holdfast._daemon import is_loopback
+from holdfast.driver.daemon_signals import is_loopback
 from holdfast.gateway import tokens
 from holdfast.gateway.tokens import Token
 

@@ -32,7 +32,7 @@ class Portal:
         return self.wrap(asyncio.run_coroutine_threadsafe(run(), self.loop).result())
 
     def wrap(self, value: Any) -> Any:
-        ours = type(value).__module__.startswith("holdfast._async")
+        ours = type(value).__module__.startswith("holdfast.") and type(value).__module__.endswith("_async")
         return Blocking(self, value) if ours or hasattr(value, "__aenter__") else value
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 import holdfast
-from holdfast import operator
+from holdfast import commands as operator
 from holdfast.gateway.context import Gateway, Here, Loop
 from holdfast.gateway.operators.answers import example
 from holdfast.gateway.problem import Problem, documented, problem_of

@@ -18,13 +18,13 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
 import holdfast
+from holdfast.commands.gateway import to_be_deleted
 from holdfast.gateway.context import Gateway, Here
 from holdfast.gateway.problem import Problem, documented
 from holdfast.gateway.sandboxes import records
 from holdfast.gateway.sandboxes.backends import Backends
 from holdfast.gateway.sandboxes.models import Id, NewSandbox, Sandbox, SandboxChange, Sandboxes
 from holdfast.gateway.sandboxes.records import TYPE
-from holdfast.operator.gateway import to_be_deleted
 
 log = logging.getLogger("holdfast.gateway")
 

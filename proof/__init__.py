@@ -1,0 +1,1 @@
+"""What proves the promises of holdfast: chaos, seeded bugs, succession, storms. Not in the wheel."""

@@ -1,0 +1,1 @@
+"""Processes that want the same few things at once, for the storms in the tests."""

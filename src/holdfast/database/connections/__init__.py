@@ -1,0 +1,1 @@
+"""The caller's own connection, whichever database driver it belongs to."""

@@ -1,0 +1,90 @@
+"""A connection of psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any
+
+from holdfast.database import driver_errors as drivers
+from holdfast.database.connections.placeholders_async import ENDED, FAILED, encodable, phrased
+from holdfast.database.sessions import Row
+from holdfast.database.url import Database
+from holdfast.errors import Unanswered
+
+_IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, drivers.IN_ERROR)
+"""As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
+
+
+@contextmanager
+def commit_known(connection: Any) -> Iterator[None]:
+    """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
+    doubts: list[str] = []
+
+    def hear(notice: Any) -> None:
+        if notice.source_function == "SyncRepWaitForLSN":
+            doubts.append(notice.message_primary)
+
+    connection.add_notice_handler(hear)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(hear)
+    if doubts:
+        raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
+
+
+class AsyncPsycopg:
+    def __init__(self, database: Database, connection: Any, what: str) -> None:
+        if database.dialect != "postgres":
+            raise ValueError(f"{what} in {database}: a transaction of PostgreSQL cannot be used with it")
+        self._database, self._connection = database, connection
+
+    def in_transaction(self) -> bool:
+        status: int = self._connection.pgconn.transaction_status
+        if status != _ACTIVE:
+            return status in _IN_TRANSACTION
+        # In a pipeline it lags behind: what is under way may be a statement that commits itself, outside of a block.
+        return not self._connection.autocommit or getattr(self._connection, "_num_transactions", 0) > 0
+
+    def begins_by_itself(self) -> bool:
+        return not self._connection.autocommit
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[None]:
+        with commit_known(self._connection):
+            async with self._connection.transaction():
+                yield
+
+    def nested(self) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = self._connection.transaction()
+        return block
+
+    async def flush(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def broken(self) -> str | None:
+        """psycopg refuses commit() and rollback(), but knows nothing of a COMMIT that is executed as a statement."""
+        status: int = self._connection.pgconn.transaction_status
+        return ENDED if status == _IDLE else FAILED if status == drivers.IN_ERROR else None
+
+    async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
+        from psycopg import AsyncCursor
+        from psycopg.rows import scalar_row
+
+        drivers.teach_psycopg()
+        async with AsyncCursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
+            with encodable():
+                await cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+            found: int | None = await cursor.fetchone()
+            return found
+
+    async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        from psycopg import AsyncCursor
+        from psycopg.rows import dict_row
+
+        async with AsyncCursor(self._connection, row_factory=dict_row) as cursor:
+            with encodable():
+                await cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+            return await cursor.fetchone() or {}

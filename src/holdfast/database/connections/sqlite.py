@@ -1,0 +1,149 @@
+# Generated from sqlite_async.py by scripts/unasync.py. Do not edit.
+"""A connection of sqlite3, whichever of its transaction modes it is in."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+from holdfast.database.connections.placeholders import ENDED, phrased, script
+from holdfast.database.sessions import Row
+from holdfast.database.url import Database
+from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.waiting import BLOCKS, sleep
+
+
+def check_file(database: Database, listing: Sequence[Sequence[Any]], what: str) -> None:
+    path = next((row[2] for row in listing if row[1] == "main"), None)
+    if not path or not os.path.samefile(path, database.target):
+        raise ValueError(
+            f"the connection is to {path or 'a database in memory'} and {what} in {database}: "
+            "only a transaction in the same file will do"
+        )
+
+
+class Sqlite3:
+    def __init__(self, database: Database, connection: sqlite3.Connection, what: str) -> None:
+        if database.dialect != "sqlite":
+            raise ValueError(f"{what} in {database}: a transaction of SQLite cannot be used with it")
+        self._database, self._connection = database, connection
+        check_file(database, self._ask("pragma database_list", {})[0], what)
+
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction and _autocommit(self._connection) is not False  # else one always is
+
+    def begins_by_itself(self) -> bool:
+        autocommit = _autocommit(self._connection)
+        return self._connection.isolation_level is not None if autocommit is None else not autocommit
+
+    def begin(self) -> SqliteTransaction:
+        return SqliteTransaction(self._connection)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        self._ask("savepoint holdfast", {})
+        try:
+            yield
+        except BaseException:
+            self._ask("rollback to holdfast", {})
+            raise
+        finally:
+            self._ask("release holdfast", {})
+
+    def flush(self) -> None: ...
+
+    def mark(self) -> None:
+        """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
+        self._ask("savepoint holdfast_block", {})
+
+    def broken(self) -> str | None:
+        try:
+            self._ask("release holdfast_block", {})
+        except sqlite3.OperationalError:
+            return ENDED
+        return None
+
+    def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
+        rows, _ = self._ask(phrased(self._database, statement, ":{}"), parameters)
+        return rows[0][0] if rows else None
+
+    def write(self, statement: str, parameters: dict[str, Any]) -> Row:
+        for sql in script(self._database, statement, ":{}"):
+            rows, names = self._ask(sql, parameters)
+            if rows:
+                return dict(zip(names, rows[0], strict=True))
+        return {}
+
+    def _ask(self, sql: str, parameters: dict[str, Any]) -> tuple[list[Any], list[str]]:
+        """Rows, and the names of what is in them, whatever the user's own factories make of rows and texts."""
+        cursor, texts = self._connection.cursor(), self._connection.text_factory
+        cursor.row_factory = None
+        self._connection.text_factory = str
+        try:
+            rows = cursor.execute(sql, parameters).fetchall()
+        finally:
+            self._connection.text_factory = texts
+        return rows, [column[0] for column in cursor.description or ()]
+
+
+def _autocommit(connection: sqlite3.Connection) -> bool | None:
+    """None when isolation_level decides: before Python 3.12, and by default."""
+    mode = getattr(connection, "autocommit", -1)
+    return None if mode == -1 else bool(mode)
+
+
+class SqliteTransaction:
+    """BEGIN IMMEDIATE … COMMIT, whichever of sqlite3's transaction modes the connection is in."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        if self._connection.in_transaction:
+            return
+        if BLOCKS:
+            self._connection.execute("begin immediate")
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """As long as SQLite itself would wait; but that would keep the loop from whoever has the file."""
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
+        [limit] = cursor.execute("pragma busy_timeout").fetchone()
+        until, pause = now() + limit / 1000, 0.001
+        cursor.execute("pragma busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    cursor.execute("begin immediate")
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now() + pause > until:
+                        raise
+                sleep(jitter(0.5 * pause, 1.5 * pause))
+                pause = min(pause * 2, 0.02)
+        finally:
+            cursor.execute(f"pragma busy_timeout = {limit}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._end("commit")
+                return
+            except BaseException:  # a deferred constraint, say: SQLite leaves it open then, with all that was written
+                self._end("rollback")
+                raise
+        self._end("rollback")
+
+    def _end(self, how: Literal["commit", "rollback"]) -> None:
+        if _autocommit(self._connection):
+            self._connection.execute(how)  # the methods do nothing then
+        else:
+            getattr(self._connection, how)()

@@ -1,0 +1,290 @@
+"""The parts of the PostgreSQL wire that both pumps share: connecting, encoding, decoding, what an error means.
+
+A connection made here is used through ``pgconn`` alone; psycopg's own connection API would take its reader away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from psycopg import OperationalError, ProgrammingError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
+from psycopg.errors import error_from_result
+
+from holdfast.database.dns import addresses, is_name
+from holdfast.database.sessions import Row
+from holdfast.database.statements import Statement, statements
+from holdfast.database.url import Database
+from holdfast.errors import EngineError, Refused, Unanswered, Unreachable
+from holdfast.runtime import forks
+from holdfast.runtime.clock import now
+
+_DECODE: dict[int, Callable[[bytes], Any]] = {
+    16: b"t".__eq__, 20: int, 21: int, 23: int, 700: float, 701: float, 1700: float,
+}  # fmt: skip
+
+Columns = list[tuple[str, Callable[[bytes], Any]]]
+
+# It did not run, and this session will never run anything: a restart, a shutdown, a primary that is one no more.
+_GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
+_PREPARED_UNSAFE = frozenset({"26000", "42P05"})
+
+
+def encode(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if value is True or value is False:
+        return b"t" if value else b"f"
+    if isinstance(value, str):  # as it is: an enum's member that is one calls itself something else
+        return value.encode()
+    return (json.dumps(value) if isinstance(value, dict | list) else str(value)).encode()
+
+
+def columns(result: pq.abc.PGresult) -> Columns:
+    """The names in an answer in text format, and how to read what is under them."""
+    return [
+        ((result.fname(column) or b"").decode(), _DECODE.get(result.ftype(column), bytes.decode))
+        for column in range(result.nfields)
+    ]
+
+
+def decoded(result: pq.abc.PGresult, known: Columns | None = None) -> list[Row]:
+    """The rows of an answer; ``known``: its columns, which take longer to find out than one row to read."""
+    wanted, value = known or columns(result), result.get_value
+    return [
+        {
+            name: None if (raw := value(row, column)) is None else decode(raw)
+            for column, (name, decode) in enumerate(wanted)
+        }
+        for row in range(result.ntuples)
+    ]
+
+
+class _Opening:
+    """A connection that is no session yet, so that a forked child lets go of it, too: its parent may die, and the
+    server must see that."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self._pgconn = ref(pgconn)
+
+    def fileno(self) -> int | None:
+        try:
+            return None if (pgconn := self._pgconn()) is None else pgconn.socket
+        except OperationalError:
+            return None
+
+    def abandon(self) -> None:
+        """Nobody has it here."""
+
+
+_opening: WeakKeyDictionary[pq.abc.PGconn, _Opening] = WeakKeyDictionary()
+
+
+class PgWire:
+    """One connection and its statements. The pumps below it decide how to wait."""
+
+    def __init__(self, database: Database, pgconn: pq.abc.PGconn) -> None:
+        self.database, self.pgconn = database, pgconn
+        self.pooled = False
+        self.version = 0
+        self._statements = statements("postgres", database.schema)
+        self._prepared: set[str] | None = set() if database.prepared else None
+        self._columns: dict[str, Columns] = {}
+        self._in_doubt = False
+        pgconn.nonblocking = 1
+        pgconn.notice_handler = self._notice
+        forks.guard(self)
+        _opening.pop(pgconn, None)
+
+    def fileno(self) -> int | None:
+        try:
+            return self.pgconn.socket if self.pgconn.status == pq.ConnStatus.OK else None
+        except OperationalError:
+            return None
+
+    def socket_options(self) -> Row | None:
+        """How soon our own side notices a lost server; None on a local socket."""
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
+            if ours.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)  # elsewhere keepalives are all there is
+            return {
+                "keepalive": bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)),
+                "user_timeout": None if user_timeout is None else ours.getsockopt(socket.IPPROTO_TCP, user_timeout),
+            }
+
+    def abandon(self) -> None:
+        """In a forked child: this is the parent's session, and never ours to close."""
+        self.pgconn.notice_handler = None
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+    def look(self) -> None:
+        """A server that goes away ends its connections, so there is nothing to look for."""
+
+    def notifications(self) -> list[str]:
+        """Names heard of since the last call. Raises when the connection has gone."""
+        heard = []
+        try:
+            self.pgconn.consume_input()
+            while (notify := self.pgconn.notifies()) is not None:
+                heard.append(notify.extra.decode())
+        except OperationalError as error:
+            raise Unanswered(f"the connection to {self.database} was lost") from error
+        return heard
+
+    def _notice(self, result: pq.abc.PGresult) -> None:
+        # "canceling wait for synchronous replication": the commit may be lost with this primary, whatever it answers.
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
+            self._in_doubt = True
+
+    def _must_prepare(self, statement: Statement) -> bool:
+        return self._prepared is not None and statement.name not in self._prepared
+
+    def _send_prepare(self, statement: Statement) -> None:
+        self.pgconn.send_prepare(statement.name.encode(), statement.steps[0].sql.encode())
+
+    def _send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
+        self._in_doubt = False
+        values = [encode(parameters.get(key)) for key in statement.parameters]
+        if self._prepared is None:
+            self.pgconn.send_query_params(statement.steps[0].sql.encode(), values)
+        else:
+            self.pgconn.send_query_prepared(statement.name.encode(), values)
+
+    def _rows(self, result: pq.abc.PGresult | None, name: str | None = None) -> list[Row]:
+        """``name``: of the statement that it answers, which always has the same columns."""
+        if result is None or self.pgconn.status != pq.ConnStatus.OK:
+            raise Unanswered(f"the connection to {self.database} was lost")
+        if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            raise self._refusal(result)
+        if self._in_doubt:
+            raise Unanswered(
+                f"{self.database} answered without waiting for its synchronous standby: the commit may be lost"
+            )
+        if name is None or not result.ntuples:
+            return decoded(result)
+        if (known := self._columns.get(name)) is None:
+            known = self._columns[name] = columns(result)
+        return decoded(result, known)
+
+    def _refusal(self, result: pq.abc.PGresult) -> EngineError:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = (
+            (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message)
+            .decode("utf-8", "replace")
+            .strip()
+        )
+        gone = state in _GONE or state.startswith("08")
+        error = (
+            Unanswered(f"{self.database} ended the session: {message}")
+            if gone
+            else Refused(f"{self.database}: {message}", state)
+        )
+        error.__cause__ = error_from_result(result)
+        return error
+
+    def _unprepare(self, error: Refused) -> bool:
+        """A pooler that shuffles sessions loses prepared statements: go on without them."""
+        if error.sqlstate not in _PREPARED_UNSAFE or self._prepared is None:
+            return False
+        self._prepared = None
+        return True
+
+
+def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.abc.PGconn:
+    """A connection to the first host that takes us and is the primary; each host gets its share of the time, and no
+    more than connect_timeout (in the URL, or PGCONNECT_TIMEOUT) says.
+
+    ``to_look``: to the first host that takes us, whatever it is."""
+    deadline = now() + timeout
+    target = make_conninfo(database.target, target_session_attrs="any") if to_look else database.target
+    attempts = _attempts(target)
+    problems: list[str] = []
+    cause: Exception | None = None
+    for number, conninfo in enumerate(attempts):
+        share = (deadline - now()) / (len(attempts) - number)
+        try:
+            share = min(share, timeout_from_conninfo(conninfo_to_dict(conninfo)))
+            return _connect_host(conninfo, now() + share)
+        except (OperationalError, ProgrammingError, OSError) as error:
+            cause = error
+            told = " ".join(str(error).split()).partition(" Is the server running")[
+                0
+            ]  # libpq's advice; ours comes below
+            problems.append(told or (f"no answer within {share:.1f} s" if share >= 0.05 else "no answer in time"))
+    raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
+
+
+def _advice(problems: list[str]) -> str:
+    text = " ".join(problems)
+    if "too many c" in text or "connection slots" in text:
+        return "Every connection there may be is in use: let clients have fewer, or allow more of them."
+    if "password" in text or "authentication" in text or "role" in text:
+        return "Check the user and the password in the URL, or PGPASSWORD, or ~/.pgpass."
+    if "read-only" in text or "hot standby" in text or "recovery" in text:
+        return "Leases need the primary: list every host of the cluster in the URL, and the primary is found."
+    if "database" in text and "does not exist" in text:
+        return "Create the database first, or mend its name in the URL."
+    return "Is the server running, and are host and port right?"
+
+
+def _attempts(conninfo: str) -> list[str]:
+    parameters = conninfo_to_dict(conninfo)
+    several = {
+        key: str(parameters[key]).split(",") for key in ("host", "hostaddr", "port") if parameters.get(key) is not None
+    }
+    count = max((len(values) for values in several.values()), default=1)
+    return [
+        make_conninfo(conninfo, **{key: values[number if len(values) > 1 else 0] for key, values in several.items()})
+        for number in range(count)
+    ]
+
+
+def _connect_host(conninfo: str, deadline: float) -> pq.abc.PGconn:
+    """Each address of a host gets its share of the time, too: a name may stand for one that swallows everything."""
+    parameters = conninfo_to_dict(conninfo)
+    host = str(parameters.get("host") or "")
+    if parameters.get("hostaddr") is not None or not is_name(host):
+        return _connect_one(conninfo, deadline)
+    found = addresses(host, str(parameters.get("port") or 5432), deadline)
+    for number, address in enumerate(found):
+        try:
+            share = (deadline - now()) / (len(found) - number)
+            return _connect_one(make_conninfo(conninfo, hostaddr=address), now() + share)
+        except (OperationalError, TimeoutError):
+            if address == found[-1]:
+                raise
+    raise OperationalError(f"the name {host!r} has no address")
+
+
+def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:
+    with forks.opening:  # no fork comes between the socket and our knowing of it
+        pgconn = pq.PGconn.connect_start(conninfo.encode())
+        _opening[pgconn] = opening = _Opening(pgconn)
+        forks.guard(opening)
+    try:
+        wanted = select.POLLOUT
+        while True:
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise OperationalError(pgconn.get_error_message())
+            poll = select.poll()
+            poll.register(pgconn.socket, wanted)
+            if not poll.poll(max(0.0, deadline - now()) * 1000):
+                raise TimeoutError
+            status = pgconn.connect_poll()
+            if status == pq.PollingStatus.OK:
+                return pgconn
+            if status == pq.PollingStatus.FAILED:
+                raise OperationalError(pgconn.get_error_message())
+            wanted = select.POLLIN if status == pq.PollingStatus.READING else select.POLLOUT
+    except BaseException:
+        pgconn.finish()
+        raise

@@ -1,0 +1,235 @@
+"""One PostgreSQL session on an event loop: one reader for the life of the connection, requests in a queue.
+
+A request runs to its end whatever becomes of the task that asked for it, so a cancelled caller never leaves the session
+half read; what its statement may have been granted is the caller's to give back. Connecting happens in a thread of its
+own, because name resolution blocks and the loop's thread pool may be full of the user's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import OperationalError, pq
+
+from holdfast.database.pgconn import PgWire
+from holdfast.database.postgres import PostgresSession
+from holdfast.database.sessions import Row, kind_of
+from holdfast.database.socket_ready import is_readable
+from holdfast.database.statements import Statement
+from holdfast.database.url import Database
+from holdfast.errors import Refused, Unanswered, Unreachable
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    statement: Statement | None
+    parameters: Mapping[str, Any]
+    text: str
+    answer: asyncio.Future[list[Row]]
+    timer: asyncio.TimerHandle | None = None
+    preparing: bool = False
+
+
+class AsyncPostgresSession(PgWire):
+    def __init__(self, session: PostgresSession, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(session.database, session.pgconn)
+        self.pooled, self.version, self._prepared = session.pooled, session.version, session._prepared
+        self._loop = loop
+        self._queue: deque[_Request] = deque()
+        self._result: pq.abc.PGresult | None = None
+        self._closed = False
+        self._writing = False
+        self._socket = self.pgconn.socket
+        loop.add_reader(self._socket, self._readable)
+
+    @classmethod
+    async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncPostgresSession:
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[PostgresSession] = loop.create_future()
+
+        def arrive(session: PostgresSession | None, error: BaseException | None) -> None:
+            if opened.done():
+                if session is not None:
+                    session.close()
+            elif session is not None:
+                opened.set_result(session)
+            else:
+                opened.set_exception(error or Unanswered("no session"))
+
+        def connect() -> None:
+            session, failed = None, None
+            try:
+                session = PostgresSession.open(database, timeout, to_look=to_look)
+            except Exception as error:
+                failed = error
+            try:
+                loop.call_soon_threadsafe(arrive, session, failed)
+            except RuntimeError:  # the loop was closed meanwhile
+                if session is not None:
+                    session.close()
+
+        threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
+        return kind_of(cls)(await opened, loop)
+
+    async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
+        return await self._submit(self._statements[name], parameters, "", timeout)
+
+    async def script(self, text: str, timeout: float) -> None:
+        await self._submit(None, {}, text, timeout)
+
+    def close(self) -> None:
+        if self._closed:  # the descriptor may be somebody else's by now
+            return
+        self._closed = True
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self.pgconn.finish()
+        self._fail_all(Unanswered(f"the session on {self.database} was closed"))
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._closed = True
+        self._queue.clear()
+
+    def _submit(
+        self, statement: Statement | None, parameters: Mapping[str, Any], text: str, timeout: float
+    ) -> asyncio.Future[list[Row]]:
+        request = _Request(statement, parameters, text, self._loop.create_future())
+        if self._closed:
+            request.answer.set_exception(Unanswered(f"the session on {self.database} was closed"))
+            return request.answer
+        request.timer = self._loop.call_later(timeout, self._late, request)
+        self._queue.append(request)
+        if len(self._queue) == 1:
+            self._start()
+        return request.answer
+
+    def _start(self) -> None:
+        """Send the request at the head of the queue."""
+        while self._queue:
+            request = self._queue[0]
+            if request.answer.cancelled():  # cancelled before it was sent: nothing happened
+                self._take()
+                continue
+            try:
+                if request.statement is None:
+                    self._in_doubt = False
+                    self.pgconn.send_query(request.text.encode())
+                elif self._must_prepare(request.statement):
+                    request.preparing = True
+                    self._send_prepare(request.statement)
+                else:
+                    request.preparing = False
+                    self._send(request.statement, request.parameters)
+                self._write()
+            except OperationalError as error:
+                self._lost(error)
+            except Exception as error:  # a value that cannot be encoded: nothing was sent, and only its caller is told
+                self._finish(error)
+            return
+
+    def _take(self) -> _Request:
+        request = self._queue.popleft()
+        if request.timer is not None:
+            request.timer.cancel()
+        return request
+
+    def _write(self) -> None:
+        if self.pgconn.flush():
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self._socket, self._writable)
+        elif self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._socket)
+
+    def _writable(self) -> None:
+        try:
+            self._write()
+        except OperationalError as error:
+            self._lost(error)
+
+    def _readable(self) -> None:
+        try:
+            self.pgconn.consume_input()
+            if not self._queue:
+                while self.pgconn.notifies() is not None:
+                    pass
+                return
+            while not self.pgconn.is_busy():
+                result = self.pgconn.get_result()
+                if result is None:
+                    self._answered()
+                    return
+                self._result = self._result if self._failed() else result
+            if is_readable(self._socket):
+                self._loop.call_soon(self._hear_on)
+        except OperationalError as error:
+            self._lost(error)
+
+    def _hear_on(self) -> None:
+        if not self._closed:
+            self._readable()
+
+    def _failed(self) -> bool:
+        return self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR
+
+    def _answered(self) -> None:
+        request = self._queue[0]
+        result, self._result = self._result, None
+        try:
+            rows = self._rows(result, request.statement.name if request.statement and not request.preparing else None)
+        except Refused as error:
+            if not self._unprepare(error):
+                self._finish(error)
+                return
+        except Unanswered as error:
+            self._finish(error)
+            return
+        else:
+            if not request.preparing:
+                self._finish(rows)
+                return
+            if self._prepared is not None and request.statement is not None:
+                self._prepared.add(request.statement.name)
+        self._start()  # the same request again: now prepared, or without preparing
+
+    def _finish(self, outcome: list[Row] | Exception) -> None:
+        answer = self._take().answer
+        if not answer.done():
+            if isinstance(outcome, Exception):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+        self._start()
+
+    def _late(self, request: _Request) -> None:
+        if self._queue and self._queue[0] is request:
+            self._lost(None, f"{self.database} did not answer in time")
+            return
+        self._queue.remove(request)  # it was never sent
+        if not request.answer.done():
+            request.answer.set_exception(
+                Unreachable(f"{self.database} was busy with other requests of ours for too long")
+            )
+
+    def _lost(self, error: Exception | None, why: str = "") -> None:
+        failure = Unanswered(why or f"the connection to {self.database} was lost")
+        failure.__cause__ = error
+        self._fail_all(failure)
+        self.close()
+
+    def _fail_all(self, failure: Exception) -> None:
+        requests, self._queue = self._queue, deque()
+        for request in requests:
+            if request.timer is not None:
+                request.timer.cancel()
+            if not request.answer.done():
+                request.answer.set_exception(failure)
+                request.answer.exception()  # a caller that went away is no "exception was never retrieved"

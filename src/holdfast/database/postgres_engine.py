@@ -1,0 +1,50 @@
+# Generated from postgres_engine_async.py by scripts/unasync.py. Do not edit.
+"""PostgreSQL: the session is checked once, when it is opened; the rest is the wire's."""
+
+from __future__ import annotations
+
+from holdfast.database.engine import CALL_TIMEOUT, DENIED, Answers, Calls, Engine, Session
+from holdfast.database.postgres import PostgresSession
+from holdfast.database.privileges import migrate_command, remedy
+from holdfast.errors import EngineError, Refused, SchemaMismatch
+
+_MISSING = frozenset({"3F000", "42883", "42P01"})
+
+
+class PostgresEngine(Engine):
+    def _connect(self, timeout: float) -> Session:
+        return PostgresSession.open(self.database, timeout)
+
+    def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        answers: Answers = []
+        with self.separately(timeout) as session:
+            session.script("begin", timeout)
+            try:
+                for name, parameters in calls:
+                    answers.append(session.call(name, parameters, timeout))
+            except Refused as error:
+                answers.append(error)
+            session.script("rollback", timeout)
+        return answers
+
+    def _connect_to_look(self, timeout: float) -> Session:
+        return PostgresSession.open(self.database, timeout, to_look=True)
+
+    def _hello(self, session: Session, timeout: float) -> None:
+        try:
+            [row] = session.call("hello", {}, timeout)
+        except Refused as error:
+            if error.sqlstate in _MISSING:
+                self.check_version(None)
+            raise
+        self.check_version(row["version"])
+
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        schema = self.database.schema
+        if error.sqlstate in _MISSING:
+            return SchemaMismatch(
+                f"schema {schema!r} in {self.database} is not complete: run '{migrate_command(schema)}' ({error})"
+            )
+        if error.sqlstate == DENIED:
+            return Refused(f"{error}. {remedy(schema, str(error))}", DENIED)
+        return error

@@ -1,0 +1,49 @@
+"""PostgreSQL: the session is checked once, when it is opened; the rest is the wire's."""
+
+from __future__ import annotations
+
+from holdfast.database.engine_async import CALL_TIMEOUT, DENIED, Answers, AsyncEngine, AsyncSession, Calls
+from holdfast.database.postgres_async import AsyncPostgresSession
+from holdfast.database.privileges import migrate_command, remedy
+from holdfast.errors import EngineError, Refused, SchemaMismatch
+
+_MISSING = frozenset({"3F000", "42883", "42P01"})
+
+
+class AsyncPostgresEngine(AsyncEngine):
+    async def _connect(self, timeout: float) -> AsyncSession:
+        return await AsyncPostgresSession.open(self.database, timeout)
+
+    async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        answers: Answers = []
+        async with self.separately(timeout) as session:
+            await session.script("begin", timeout)
+            try:
+                for name, parameters in calls:
+                    answers.append(await session.call(name, parameters, timeout))
+            except Refused as error:
+                answers.append(error)
+            await session.script("rollback", timeout)
+        return answers
+
+    async def _connect_to_look(self, timeout: float) -> AsyncSession:
+        return await AsyncPostgresSession.open(self.database, timeout, to_look=True)
+
+    async def _hello(self, session: AsyncSession, timeout: float) -> None:
+        try:
+            [row] = await session.call("hello", {}, timeout)
+        except Refused as error:
+            if error.sqlstate in _MISSING:
+                self.check_version(None)
+            raise
+        self.check_version(row["version"])
+
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        schema = self.database.schema
+        if error.sqlstate in _MISSING:
+            return SchemaMismatch(
+                f"schema {schema!r} in {self.database} is not complete: run '{migrate_command(schema)}' ({error})"
+            )
+        if error.sqlstate == DENIED:
+            return Refused(f"{error}. {remedy(schema, str(error))}", DENIED)
+        return error

@@ -1,0 +1,79 @@
+"""SQLite: one file on one machine. It migrates itself on open, and waiters ask often, because asking is cheap."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.database.engine_async import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine, AsyncSession, Calls
+from holdfast.database.privileges import migrate_command
+from holdfast.database.sessions import Row
+from holdfast.database.sqlite_async import AsyncSqliteSession
+from holdfast.database.sqlite_file import boot_id
+from holdfast.errors import EngineError, Refused, SchemaMismatch
+
+
+class AsyncSqliteEngine(AsyncEngine):
+    poll = 0.01
+
+    async def _connect(self, timeout: float) -> AsyncSession:
+        if self.looks and not self.there():
+            self.check_version(None)
+        return await AsyncSqliteSession.open(self.database, timeout, to_look=self.looks)
+
+    async def _connect_to_look(self, timeout: float) -> AsyncSession:
+        return await AsyncSqliteSession.open(self.database, timeout, to_look=True)
+
+    async def call_when_free(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        *,
+        patience: float,
+        timeout: float = CALL_TIMEOUT,
+        again: Mapping[str, Any] | None = NOTHING,
+    ) -> list[Row]:
+        """Here an open transaction of anybody's holds up all that write, and it may be the caller's own."""
+        return await self.call(name, parameters, timeout=min(timeout, max(1.0, patience)), again=again)
+
+    async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
+        self.check_usable()
+        if self.looks:
+            raise Refused("a rehearsal is not for looking: it writes, and takes it back")
+        session = await AsyncSqliteSession.open(self.database, timeout)
+        try:
+            return await session.rehearse(calls, timeout)
+        finally:
+            session.close()
+
+    async def _hello(self, session: AsyncSession, timeout: float) -> None:
+        version = await self._version(session, timeout)
+        if (version or 0) < self.newest and not self.suffices(version) and not self.closing:
+            from holdfast.database import migrate_async as migrate
+
+            async with migrate.told(self, session, "schema.migrate", version or 0, self.newest):
+                await migrate.up(self.database, session, timeout)
+            version = await self._version(session, timeout)
+        self.check_version(version)
+
+    async def _version(self, session: AsyncSession, timeout: float) -> int | None:
+        try:
+            [row] = await session.call("hello", {"boot": boot_id() or ""}, timeout)
+        except Refused as error:
+            if error.sqlstate != "42P01":
+                raise
+            return None
+        version: int | None = row["version"]
+        return version
+
+    def there(self) -> bool:
+        return os.path.exists(self.database.target)
+
+    def translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        if error.sqlstate == "42P01":
+            return SchemaMismatch(
+                f"the tables in {self.database} are not complete: run "
+                f"'{migrate_command(self.database.schema)}' ({error})"
+            )
+        return error

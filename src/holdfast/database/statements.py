@@ -1,0 +1,189 @@
+"""The SQL, as data: named statements and numbered migrations, read from the .sql files of each noun.
+
+Never builds a statement: the only thing that changes in the text is the schema's name, which is validated. A command
+waits for this: a statement is taken apart when it is first asked for, those of SQLite without a regular expression,
+which takes longer to compile than all of them to read, and annotations are no strings here (nor wherever else named
+tuples are made at every start), because they would be compiled one by one.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import takewhile
+from typing import Literal, NamedTuple
+
+Dialect = Literal["postgres", "sqlite"]
+
+SCHEMA = "holdfast"
+FOUNDATION = 5
+"""The version that has what migrations are governed with: leases, gates, the audit and its fences."""
+_MIGRATIONS = os.path.join(os.path.dirname(__file__), "migrations")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_NOUNS = ("database", "doctor", "governance", "lease", "lineage", "lock", "objects", "operations", "recipes")
+"""The folders with statements, in a file for each engine."""
+# What PostgreSQL would take for a keyword, and the one schema of its own that does not begin with pg_.
+_RESERVED = frozenset(
+    """all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
+    column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
+    current_timestamp current_user default deferrable desc distinct do else end except false fetch for foreign freeze
+    from full grant group having ilike in initially inner intersect into is isnull join lateral leading left like
+    limit localtime localtimestamp natural not notnull null offset on only or order outer overlaps placing primary
+    references returning right select session_user similar some symmetric system_user table tablesample then to
+    trailing true union unique user using variadic verbose when where window with information_schema""".split()  # noqa: SIM905
+)
+_IDENTIFIER = r"[a-z_][a-z0-9_]{0,39}"
+_PARAMETER = r"(?<![:\w]):([a-z_]+)"
+_WRITES = frozenset({"insert", "update", "delete", "replace"})
+_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+class Step(NamedTuple):
+    """One statement of a script; ``stop`` ends the script when it returns a row."""
+
+    sql: str
+    stop: bool = False
+
+    @property
+    def reads(self) -> bool:
+        first, *rest = self.sql.replace("(", " ").replace(")", " ").split()
+        return first in ("select", "pragma") or (first == "with" and _WRITES.isdisjoint(rest))
+
+
+class Statement(NamedTuple):
+    """A named statement: one step with numbered parameters (PostgreSQL), or several that bind by name (SQLite)."""
+
+    name: str
+    parameters: tuple[str, ...]
+    steps: tuple[Step, ...]
+    reads_only: bool = False
+    looks: tuple[Step, ...] = ()
+    """The first steps, if one of them may end a script that writes before anything is locked."""
+    alone: bool = False
+    """Whether the first step writes, and may be all there is to do: it needs no transaction around it then."""
+    volatile: bool = False
+    """Whether what it writes may be lost when the machine crashes, because it means nothing after that."""
+    binds: int = -1
+    """How many parameters its first step has, each once, if that may be all there is to do."""
+
+
+class Migration(NamedTuple):
+    version: int
+    name: str
+    up: str
+    down: str
+
+    def __repr__(self) -> str:
+        return f"<Migration {self.version:04} {self.name}>"
+
+
+def check_schema(schema: str, dialect: Dialect) -> str:
+    if schema == SCHEMA:
+        return schema
+    if not isinstance(schema, str):
+        raise TypeError(f"schema must be a str, not {type(schema).__name__}")
+    if not re.fullmatch(_IDENTIFIER, schema) or schema.startswith("pg_") or schema in _RESERVED:
+        raise ValueError(
+            "schema must be 1 to 40 lower-case letters, digits or underscores, not begin with a digit or 'pg_', "
+            f"and be neither information_schema nor a keyword of SQL: {schema!r}"
+        )
+    if dialect == "sqlite" and f"{schema}_".startswith("sqlite_"):  # it begins the names of our tables
+        raise ValueError(
+            f"schema must not be 'sqlite' or begin with 'sqlite_', which are SQLite's own names: {schema!r}"
+        )
+    return schema
+
+
+def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
+    """Our files say ``holdfast.`` or ``holdfast_`` and mean the schema; SQL functions of our own keep their name."""
+    if dialect == "sqlite":
+        text = text.replace("{now}", _NOW)
+    if schema == SCHEMA:
+        return text
+    if dialect == "postgres":
+        text = re.sub(rf"\b{SCHEMA}\.", f"{schema}.", text)
+        return re.sub(rf"(?<=\bschema ){SCHEMA}\b|(?<='){SCHEMA}(?=')", schema, text)
+    return re.sub(rf"\b{SCHEMA}_(?!gone\b)", f"{schema}_", text)
+
+
+def _read(*path: str) -> str:
+    with open(os.path.join(*path), encoding="utf-8") as file:
+        return file.read()
+
+
+class Statements(Mapping[str, Statement]):
+    """All statements of a dialect, by name."""
+
+    def __init__(self, dialect: Dialect, text: str) -> None:
+        blocks = (block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:])
+        self._dialect, self._bodies = dialect, {name: body for name, _, body in blocks}
+        self._known: dict[str, Statement] = {}
+
+    def __getitem__(self, name: str) -> Statement:
+        if (known := self._known.get(name)) is None:
+            known = self._known[name] = _statement(self._dialect, name, self._whole(name))
+        return known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bodies)
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def _whole(self, name: str) -> str:
+        """With the other statement in the place of the line ``-- as: name``."""
+        before, found, rest = self._bodies[name].partition("-- as: ")
+        other, _, after = rest.partition("\n")
+        return f"{before}{self._bodies[other]}{after}" if found else before
+
+
+@lru_cache
+def statements(dialect: Dialect, schema: str = SCHEMA) -> Statements:
+    text = "\n".join(_read(_PACKAGE, noun, f"{dialect}.sql") for noun in _NOUNS)
+    return Statements(dialect, _in_schema(text, dialect, schema))
+
+
+def _statement(dialect: Dialect, name: str, body: str) -> Statement:
+    if dialect == "sqlite":
+        steps = tuple(Step(sql, stop) for sql, stop in split(body))
+        looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
+        reads_only, volatile = all(step.reads for step in steps), body.startswith("-- volatile")
+        alone = steps[0].stop and not looks
+        binds = steps[0].sql.count(":") if alone or (reads_only and len(steps) == 1) else -1
+        return Statement(name, (), steps, reads_only, looks, alone, volatile, binds)
+    text = " ".join(sql for sql, _ in split(body))
+    parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
+    numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}
+    return Statement(name, parameters, (Step(re.sub(_PARAMETER, lambda found: numbers[found[1]], text)),))
+
+
+def split(script: str) -> list[tuple[str, bool]]:
+    """The statements of a script, each with whether it is under ``-- stop``. Semicolons end lines, never strings."""
+    found: list[tuple[str, bool]] = []
+    lines: list[str] = []
+    stop = False
+    for line in [*script.splitlines(), ";"]:
+        code = line.split("--", 1)[0].rstrip()
+        stop = stop or line.strip() == "-- stop"
+        if code:
+            lines.append(code)
+        if code.endswith(";"):
+            text = "\n".join(lines).rstrip(";").strip()
+            if text:
+                found.append((text, stop))
+            lines, stop = [], False
+    return found
+
+
+@lru_cache
+def migrations(dialect: Dialect, schema: str = SCHEMA) -> tuple[Migration, ...]:
+    found = []
+    for entry in sorted(os.listdir(os.path.join(_MIGRATIONS, dialect))):
+        if entry.endswith(".up.sql"):
+            version, name = entry.removesuffix(".up.sql").split("_", 1)
+            texts = [
+                _in_schema(_read(_MIGRATIONS, dialect, f"{version}_{name}.{way}.sql"), dialect, schema)
+                for way in ("up", "down")
+            ]
+            found.append(Migration(int(version), name, *texts))
+    return tuple(found)

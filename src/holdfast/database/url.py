@@ -1,0 +1,150 @@
+"""Which database: a URL, checked and made into a value that keys everything a process keeps about it.
+
+The password is in ``target`` alone; ``str()`` and ``repr()`` never show it.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from holdfast.database.statements import SCHEMA, Dialect, check_schema
+from holdfast.errors import Unreachable
+
+# A dead peer is noticed in 2 to 3 s: keepalives for an idle connection, the user timeout for one that is sending.
+_DEFAULTS = {
+    "target_session_attrs": "read-write",
+    "keepalives": "1",
+    "keepalives_idle": "1",
+    "keepalives_interval": "1",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "3000",
+    "fallback_application_name": "holdfast",
+}
+
+_ENCODING = {"client_encoding": "UTF8"}
+"""Whatever the environment, the role or the URL says: in another one a name would be that of another lease."""
+_SQLITE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
+# What may be repeated of libpq's complaint about a URL. Whatever it quotes may be the password, or a part of it.
+_COMPLAINTS = (
+    "unexpected spaces", "invalid percent-encoded token", "forbidden value %00", "missing key/value separator",
+    "extra key/value separator", "IPv6 host address",
+)  # fmt: skip
+_UNKNOWN = "invalid URI query parameter"
+_OPTIONS = "as in ?sslmode=require&connect_timeout=5; a '?' in the user or the password is written %3F"
+
+
+class Database(NamedTuple):
+    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people.
+    ``same_as``: what this is said to be a direct way to."""
+
+    dialect: Dialect
+    target: str
+    label: str
+    schema: str = SCHEMA
+    prepared: bool = True
+    same_as: "Database | None" = None
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"<Database {self.label} {self.schema}>"
+
+
+def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) -> Database:
+    """What is not given is in the environment. An empty URL is a mistake, and no reason to look elsewhere; the end of a
+    line is none of it, which variables that are made of files have."""
+    url = os.environ.get("HOLDFAST_URL") if url is None else url
+    schema = os.environ.get("HOLDFAST_SCHEMA", SCHEMA) if schema is None else schema
+    url = url.strip() if isinstance(url, str) else url
+    if not url:
+        raise ValueError(
+            "no database URL: pass one, e.g. Client('sqlite:///app.db') or Client('postgresql://host/name'), "
+            "or set HOLDFAST_URL. There is no default: replicas with a file each would all win every election."
+        )
+    if not isinstance(url, str):
+        raise TypeError(
+            f"url must be a str, as 'sqlite:///app.db' or 'postgresql://host/name', not {type(url).__name__}"
+        )
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise ValueError("not a database URL: expected sqlite:///file.db or postgresql://host/name")
+    kind = scheme.partition("+")[0].lower()
+    if kind == "sqlite":
+        check_schema(schema, "sqlite")
+        path = _sqlite_path(rest)
+        return Database("sqlite", path, f"sqlite:///{path}", schema)
+    if kind in ("postgres", "postgresql"):
+        check_schema(schema, "postgres")
+        return Database("postgres", *_conninfo(f"postgresql://{rest}"), schema, prepared)
+    known = (
+        f" {scheme!r}" if scheme.replace("+", "").isalnum() else ""
+    )  # else it is part of something, a password maybe
+    raise ValueError(f"unknown URL scheme{known}: expected sqlite:///file.db or postgresql://host/name")
+
+
+def _sqlite_path(rest: str) -> str:
+    path, _, options = rest.partition("?")
+    if "%" in path:
+        from urllib.parse import unquote
+
+        path = unquote(path)
+    if not path.startswith("/"):
+        raise ValueError(
+            "an SQLite URL names no host and has three slashes, four before an absolute path: sqlite:///app.db"
+        )
+    path = path[1:]
+    if path in ("", ":memory:") or path.endswith("/"):
+        raise ValueError(
+            f"sqlite:///{path} names no file: leases in the memory of one process would coordinate nobody; "
+            "use sqlite:///app.db"
+        )
+    if options:
+        known = {each.partition("=")[0] for each in options.split("&")} <= _SQLITE_OPTIONS  # else it may be a secret
+        without = repr(options) if known else "the '?' and what follows it"
+        raise ValueError(f"an SQLite URL takes no options here: sqlite:///{path} without {without}")
+    try:
+        return os.path.realpath(path)  # SQLite follows links, too: one file, one name for what lies beside it
+    except FileNotFoundError:
+        raise Unreachable(
+            f"cannot open sqlite:///{path}: the working folder is gone. Go to one that exists, or name the whole path."
+        ) from None
+
+
+def _conninfo(url: str) -> tuple[str, str]:
+    """The connection string, and a label. A URL that makes no sense is not repeated: the password may be anywhere."""
+    try:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    except ImportError as error:
+        raise ValueError("PostgreSQL needs the postgres extra: pip install 'holdfast[postgres]'") from error
+    try:
+        given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
+    except ProgrammingError as error:
+        if _UNKNOWN in str(error):
+            raise ValueError(
+                f"not a valid PostgreSQL URL: {_UNKNOWN}: after '?' libpq's own alone, {_OPTIONS}"
+            ) from None
+        raise _senseless(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
+    hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
+    name = url.partition("://")[2].partition("/")[2].partition("?")[0]
+    if any("@" in place for place in (*hosts, name)) or not all(port.isdecimal() for port in ports if port):
+        raise _senseless("no host and port to be found")
+    return make_conninfo(**_DEFAULTS | given | _ENCODING), _label(given, hosts, ports)
+
+
+def _senseless(reason: str) -> ValueError:
+    return ValueError(
+        f"not a valid PostgreSQL URL: {reason}. In the user and the password write @ as %40, : as %3A, / as %2F, "
+        "? as %3F, % as %25, a space as %20"
+    )
+
+
+def _label(given: Mapping[str, str], hosts: list[str], ports: list[str]) -> str:
+    from urllib.parse import quote
+
+    user = quote(given.get("user", "")) + (":***" if "password" in given else "")
+    places = [f"[{host}]" if ":" in host else quote(host, safe="") for host in hosts]
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    places = [f"{place}:{port}" if port else place for place, port in zip(places, ports, strict=False)]
+    return f"postgresql://{user}{'@' if user else ''}{','.join(places)}/{quote(given.get('dbname', ''))}"

@@ -1,0 +1,1 @@
+"""Who may do what to which data, and the audit of what operators did."""

@@ -1,0 +1,221 @@
+"""What makes two requests the same operation, as values: the key, its digest, and the lock that goes with it.
+
+    key = OperationKey(pipeline="etl", task="load", dataset="parcels", operation="upsert", version="3",
+                       checksum=checksum_file(path), params={"srid": 4326}, bucket=time_bucket(now, 3600))
+
+The digest is over an encoding in which every part says its length, so no two keys meet by being put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import cached_property
+from hashlib import sha256
+from operator import attrgetter
+from typing import Any, ClassVar
+
+from holdfast import canonical
+from holdfast.names import check_name
+
+MOST_SHARDS = 1024
+_HEX = frozenset("0123456789abcdef")
+_NO_PARAMS = canonical.digest({})
+_PLAIN, _PLAIN_LOCK = canonical.encode("holdfast plain operation"), canonical.encode("holdfast plain lock")
+_NEEDED = ("pipeline", "task", "dataset", "operation")
+_NAMES = (*_NEEDED, "version", "checksum", "bucket")
+_parts = attrgetter(*_NAMES)
+_MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
+"""A Monday, at midnight: weeks begin with it, and every shorter span that divides a day."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OperationKey:
+    """One logical operation: whoever says the same means the same, and it takes effect once.
+
+    ``version`` of the code, ``checksum`` of what it reads, ``params`` it runs with, ``bucket`` of time that it is for:
+    whatever should make it another operation. ``shards``: into how many locks those of one dataset and operation are
+    spread; it is no part of what the key is, and may be changed later.
+    """
+
+    pipeline: str
+    task: str
+    dataset: str
+    operation: str
+    version: str | None = None
+    checksum: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    bucket: str | None = None
+    shards: int = 1
+    params_hash: str = field(init=False, repr=False)
+    digest: str = field(init=False, repr=False)
+    """sha256, as hex: the key by which the log knows it."""
+
+    def __post_init__(self) -> None:
+        for name, part in zip(_NAMES, _parts(self), strict=True):
+            if (part is not None or name in _NEEDED) and (text := check_name(part, name)) is not part:
+                object.__setattr__(self, name, text)  # of a StrEnum, say: databases would each write it in another way
+        _check_shards(self.shards)
+        if not isinstance(self.params, Mapping):
+            raise TypeError(f"params must be a dict, not {type(self.params).__name__}")
+        params_hash = canonical.digest(self.params, "params") if self.params else _NO_PARAMS
+        object.__setattr__(self, "params_hash", params_hash)
+        object.__setattr__(self, "digest", digest_of(*_parts(self), params_hash))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OperationKey) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def label(self) -> str:
+        """As people would call it."""
+        return label_of(self.pipeline, self.task, self.dataset, self.operation)
+
+    @property
+    def shard(self) -> int | None:
+        """Which of the locks of its dataset and operation is its own; None when there is one for all."""
+        return int(self.digest[:16], 16) % self.shards if self.shards > 1 else None
+
+    @cached_property
+    def lock_key(self) -> int:
+        """Of the advisory lock: 64 bits, signed, of dataset and operation, and shard if there are several."""
+        return lock_key(self.dataset, self.operation, self.shard)
+
+    def check_whole(self, why: str = "sovereign") -> None:
+        """Such a dataset is locked whole: ValueError when this key would lock a part of it."""
+        if self.shards > 1:
+            raise ValueError(
+                f"dataset {self.dataset!r} is {why} and is locked whole: shards must be 1, not {self.shards}"
+            )
+
+
+@dataclass(frozen=True)
+class PlainKey:
+    """A key that is a text of the caller's: the operation is what the text says, and has a lock of its own. A text of
+    64 hexadecimal digits is taken for a digest, so that what a listing shows names the operation that it shows."""
+
+    text: str
+    pipeline: ClassVar[None] = None
+    task: ClassVar[None] = None
+    dataset: ClassVar[None] = None
+    operation: ClassVar[None] = None
+    version: ClassVar[None] = None
+    checksum: ClassVar[None] = None
+    bucket: ClassVar[None] = None
+    params_hash: ClassVar[None] = None
+    shard: ClassVar[None] = None
+
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        text = check_name(self.text, "key")
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "digest", digest_of_text(text))
+
+    @property
+    def label(self) -> str:
+        return self.text
+
+    @cached_property
+    def lock_key(self) -> int:
+        return int.from_bytes(_hashed(_PLAIN_LOCK, self.text).digest()[:8], "big", signed=True)
+
+    def check_whole(self, why: str = "sovereign") -> None:
+        """It is one already."""
+
+
+Key = OperationKey | PlainKey
+
+
+def as_key(value: object) -> Key:
+    """The key that a caller gave, a text or an OperationKey."""
+    if isinstance(value, str):
+        return PlainKey(value)
+    if isinstance(value, OperationKey | PlainKey):
+        return value
+    raise TypeError(f"key must be a str or an OperationKey, not {type(value).__name__}")
+
+
+def digest_of(*parts: str | None) -> str:
+    """Of a key, by its parts: pipeline, task, dataset, operation, version, checksum, bucket and params_hash."""
+    return canonical.digest(["holdfast operation", *parts])
+
+
+def digest_of_text(text: str) -> str:
+    """Of a plain key."""
+    is_digest = len(text) == 64 and set(text) <= _HEX
+    return text if is_digest else str(_hashed(_PLAIN, text).hexdigest())
+
+
+def label_of(pipeline: str | None, task: str | None, dataset: str | None, operation: str | None) -> str:
+    return f"{pipeline}/{task}: {operation} {dataset}"
+
+
+def lock_key(dataset: str, operation: str, shard: int | None = None) -> int:
+    """64 bits, signed: what an advisory lock is called. Two that meet cost waiting, never a shared grant."""
+    return _bits(("holdfast lock", dataset, operation, shard))
+
+
+def time_bucket(when: datetime, every: timedelta | float, *, zone: tzinfo | None = None) -> str:
+    """The span of time that ``when`` is in, as text for a key: the same for every instant of the span.
+
+    ``every``: its length, in seconds or as a timedelta. Spans are counted in UTC, whatever the zone of ``when``: hours
+    and days begin when they do there, weeks on Monday. ``zone``: days or weeks as they are there, of 23 or 25 hours
+    where the clocks change; shorter spans have no zone, because an hour that comes twice would be one.
+    """
+    length = _length(every)
+    if not isinstance(when, datetime):
+        raise TypeError(f"when must be a datetime, not {type(when).__name__}")
+    if when.utcoffset() is None:
+        raise ValueError(f"when must have a time zone, such as datetime.now(UTC): {when!r} is another time elsewhere")
+    if zone is not None and length % timedelta(days=1):
+        raise ValueError(f"every must be whole days when there is a zone, not {every!r}: an hour can come twice")
+    name = "Z" if zone is None else f"[{_zone_name(zone)}]"
+    try:
+        there = when.astimezone(UTC if zone is None else zone).replace(tzinfo=None)
+    except OverflowError:
+        raise ValueError(f"when is {when!r}, which in {zone or 'UTC'} is in no year from 1 to 9999") from None
+    begin = _MONDAY + (there - _MONDAY) // length * length
+    seconds, rest = divmod(length // timedelta(microseconds=1), 1_000_000)
+    size = f"{seconds}.{rest:06}s" if rest else f"{seconds}s"
+    return f"{(begin if zone is None else begin.date()).isoformat()}{name}/{size}"
+
+
+def _zone_name(zone: tzinfo) -> str:
+    name = str(zone) if isinstance(zone, timezone) else getattr(zone, "key", None)
+    if not isinstance(name, str):
+        raise TypeError(f"zone must be one that says its name, such as ZoneInfo('Europe/Vienna'), not {zone!r:.80}")
+    return name
+
+
+def _length(every: object) -> timedelta:
+    if isinstance(every, bool) or not isinstance(every, timedelta | int | float):
+        raise TypeError(f"every must be seconds or a timedelta, not {type(every).__name__}")
+    try:
+        length = every if isinstance(every, timedelta) else timedelta(seconds=every)
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"every must be a length of time, not {every!r}: {error}") from None
+    if length <= timedelta(0):
+        raise ValueError(f"every must be more than 0, not {every!r}")
+    return length
+
+
+def _check_shards(shards: object) -> None:
+    if isinstance(shards, bool) or not isinstance(shards, int):
+        raise TypeError(f"shards must be an int, not {type(shards).__name__}")
+    if not 1 <= shards <= MOST_SHARDS:
+        raise ValueError(f"shards must be a whole number from 1 to {MOST_SHARDS}, not {shards}")
+
+
+def _hashed(what: bytes, text: str) -> Any:
+    """Of the two, as of a list of them: every operation with a plain key waits for it. The text was checked."""
+    body = text.encode()
+    body = b"%bs%d:%b" % (what, len(body), body)
+    return sha256(b"l%d:%b" % (len(body), body))
+
+
+def _bits(parts: tuple[object, ...]) -> int:
+    return int.from_bytes(sha256(canonical.encode(parts)).digest()[:8], "big", signed=True)

@@ -1,0 +1,118 @@
+# Generated from admin_async.py by scripts/unasync.py. Do not edit.
+"""All leases, for the people who operate them: who holds what, who held it before, and taking one away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.database.engine import LOCKED, Engine
+from holdfast.errors import LeaseLost, PolicyDenied, Refused
+from holdfast.names import check_name, check_said
+from holdfast.objects.model import check_most
+from holdfast.records import HistoryRecord, LeaseRecord
+from holdfast.runtime.identity import check_token, new_token
+
+_PATIENCE = 5.0
+
+Records = list[LeaseRecord]
+Past = list[HistoryRecord]
+if TYPE_CHECKING:
+    from holdfast.lease.probe import Verdict
+
+    Verdicts = list[Verdict]
+
+
+class Guarding(Protocol):
+    """A guard that was entered, or the grant of any lease."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def token(self) -> str | None: ...
+
+
+class Leases:
+    """``client.leases``: all leases in the database, whoever holds them. One to be had is ``client.lease(name)``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def list(self) -> Records:
+        """Every live lease, by name."""
+        return [LeaseRecord.of(row) for row in self._engine.call("lease_list", {"name": None})]
+
+    def get(self, name: str) -> LeaseRecord | None:
+        """The live lease of that name, or None."""
+        rows = self._engine.call("lease_list", {"name": check_name(name)})
+        return LeaseRecord.of(rows[0]) if rows else None
+
+    def history(self, name: str | None = None, *, most: int = 100) -> Past:
+        """Grants that have ended, the latest first; the newest 10,000 are kept."""
+        asked = {"name": None if name is None else check_name(name), "most": check_most(most)}
+        return [HistoryRecord.of(row) for row in self._engine.call("lease_history", asked)]
+
+    def probe(self) -> Verdicts:
+        """Does this database keep the lease contract? Seven cases on a name of their own, in one transaction that is
+        rolled back, so that nothing stays. A lease that nobody else can see disturbs nobody."""
+        from holdfast.lease import probe
+
+        name, tokens = f"holdfast probe {new_token()}", [new_token() for _ in range(probe.TOKENS)]
+        cases = probe.cases(name, tokens)
+        self._engine.call("lease_list", {"name": name})  # migrates, or says that somebody must
+        return probe.judge(cases, self._engine.rehearse([call for case in cases for call in case.calls]))
+
+    def force_release(self, name: str, *, actor: str, reason: str, fence: int | None = None) -> bool:
+        """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and
+        cannot commit a protected transaction from this moment on. False when nobody has it, or, with ``fence``, when it
+        is no longer that grant's."""
+        parameters = {
+            "fence": fence,
+            "name": check_name(name),
+            "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", most=1000),
+        }
+        try:
+            statement = "lease_force_release" if fence is None else "lease_force_release_if"
+            # Once: asked again, it would find nothing to take, because the first time it was taken.
+            [row] = self._engine.call_when_free(statement, parameters, patience=_PATIENCE, again=None)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                f"lease {name!r} cannot be taken away while its holder has a transaction open that it protects; "
+                "the server ends one that idles for a TTL: try again",
+                LOCKED,
+            ) from error
+        self._engine.wake(name)
+        return bool(row["done"])
+
+    def recall(self, name: str, *, fence: int) -> bool:
+        """Ask its holder to give it back. An elector does, once its work has stopped, and lets another replica lead; it
+        learns of it with its next heartbeat. Nothing is taken away. False when it is no longer that grant's."""
+        [row] = self._engine.call("lease_recall", {"name": check_name(name), "fence": fence})
+        return bool(row["done"])
+
+    def wipe(self, guard: Guarding | None, *, keep: Sequence[str] = ()) -> int:
+        """Take away every lease but ``guard``'s (and those in ``keep``), for the record; how many there were.
+
+        ``guard`` is a guard, or a grant. That it is held is proven in the same transaction: if it is not, that is
+        LeaseLost, or PolicyDenied without one, and nothing is changed."""
+        token = getattr(guard, "token", None)
+        if guard is None or token is None:
+            raise PolicyDenied("a wipe needs a guard that is held: with client.guard(key) as guard: ….wipe(guard)")
+        parameters = {"name": guard.name, "token": check_token(token), "keep": json.dumps([*map(check_name, keep)])}
+        try:
+            [row] = self._engine.call_when_free("lease_wipe", parameters, patience=_PATIENCE)
+        except Refused as error:
+            if error.sqlstate != LOCKED:
+                raise
+            raise Refused(
+                "nothing is wiped while a holder has a transaction open that its lease protects; the server ends one "
+                "that idles for a TTL: try again",
+                LOCKED,
+            ) from error
+        if row["ended"] is None:
+            raise LeaseLost(f"guard {guard.name!r} is not, or no longer, ours: nothing is wiped")
+        return int(row["ended"])

@@ -1,0 +1,1 @@
+"""Publishes the log of operations to sinks, in order, and exports it."""

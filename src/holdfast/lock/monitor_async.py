@@ -1,0 +1,96 @@
+"""All locks, for the people who operate them: who holds what, who waits for whom, and ending a stuck session."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine
+from holdfast.errors import Refused, Unanswered
+from holdfast.lock.file_locks import offset
+from holdfast.lock.holders import Holder
+from holdfast.lock.holders_async import holders
+from holdfast.names import check_said
+from holdfast.records import LockRecord
+
+if TYPE_CHECKING:
+    from holdfast.lock.handle_async import AsyncLockSpace
+
+Records = list[LockRecord]
+ENDED = "ended"
+
+
+class AsyncLockMonitor:
+    """``space``: of the client that looks, if it has locked anything. It knows the names of its own locks first."""
+
+    def __init__(self, engine: AsyncEngine, space: AsyncLockSpace | None) -> None:
+        self._engine, self._space = engine, space
+
+    async def list(self) -> Records:
+        """Every advisory lock in the database that a session holds or waits for, whoever took it, by name; those who
+        wait come after those who hold. On SQLite, the locks of holdfast, and nobody who waits."""
+        rows = await self._engine.call("lock_list", {})
+        ours = {} if self._space is None else self._space.sessions.names
+        if self._engine.database.dialect == "postgres":
+            for row in rows:
+                if row["namespace"] is None and row["name"] is None:
+                    row["name"] = ours.get((b"%d" % row["entity_id"],))
+            found = [LockRecord.of(row) for row in rows]
+        else:
+            names = {offset((row["key"],)): row["name"] for row in rows if row["name"] is not None}
+            names |= {offset(key): name for key, name in ours.items() if len(key) == 1}
+            namespaces = {row["key"]: row["namespace"] for row in rows if row["namespace"] is not None}
+            found = [_record(each, names, namespaces) for each in await holders(self._engine.database)]
+        return sorted(
+            found, key=lambda each: (each.namespace or "", each.name is None, each.name or "", each.entity_id)
+        )
+
+    async def end_session(self, pid: int, *, actor: str, reason: str, entry: int | None = None) -> Records:
+        """End a database session that holds or waits for an advisory lock, for the record: its locks are free then, and
+        its transaction is rolled back. Returns the locks it had. Refused for every other session, where the server does
+        not let this role, and on SQLite, where a lock ends with its process. ``entry``: of the audit, if it is told
+        there already."""
+        if isinstance(pid, bool) or not isinstance(pid, int):
+            raise TypeError(f"pid must be a whole number, not {type(pid).__name__}")
+        if not 0 < pid < 2**31:
+            raise ValueError(f"pid must be from 1 to {2**31 - 1}, not {pid}")
+        parameters = {
+            "action": "lock.break",
+            "subject": f"session {pid}",
+            "actor": check_said(actor, "actor"),
+            "reason": check_said(reason, "reason", most=1000),
+        }
+        records = [each for each in await self.list() if each.pid == pid]
+        detail = json.dumps(
+            [{"lock": each.label, "mode": each.mode, "granted": each.granted} for each in records[:1000]]
+        )
+        if entry is None:
+            [row] = await self._engine.call("audit_begin", {**parameters, "detail": detail})
+        outcome = await self._end(pid)
+        if entry is None:
+            await self._engine.call("audit_end", {"entry": row["entry"], "outcome": outcome})
+        if outcome != ENDED:
+            if not outcome.startswith("refused"):  # it may end yet
+                raise Unanswered(f"session {pid} was {outcome}")
+            raise Refused(f"session {pid} was not ended: {outcome.removeprefix('refused: ')}")
+        return records
+
+    async def _end(self, pid: int) -> str:
+        """Asked once: a second time it would be gone already, and the answer another."""
+        if self._engine.database.dialect == "sqlite":
+            return "refused: on SQLite a lock is its process's: end that"
+        async with self._engine.separately() as session:
+            [row] = await session.call("lock_break", {"pid": pid}, CALL_TIMEOUT)
+        outcome: str = row["outcome"]
+        return outcome
+
+
+def _record(held: Holder, names: dict[int, str], namespaces: dict[int, str]) -> LockRecord:
+    namespace, number, name = None, held.byte, names.get(held.byte)
+    if held.pair:
+        first, second = held.byte >> 32, held.byte & 0xFFFFFFFF
+        namespace, number, name = namespaces.get(first, str(first)), second - (second >> 31 << 32), None
+    return LockRecord(
+        held.pid, held.program, None, None, namespace, number, name, "exclusive", granted=True, duration=None,
+        blocked_by=(),
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Finds out whether something between us and the server hands sessions round. A lock lives in one."""
+
+from __future__ import annotations
+
+import secrets
+
+from holdfast.database.postgres import PostgresSession
+from holdfast.database.url import Database
+from holdfast.errors import SessionUnsafe, Unanswered
+from holdfast.runtime.clock import now
+
+PROBE = 2.0
+"""Seconds to wait for what a healthy server gives at once: a second session's answer."""
+
+_stay: set[Database] = set()
+"""Where sessions were seen to stay what they are."""
+
+
+def check_that_it_stays(database: Database, session: PostgresSession, deadline: float) -> int:
+    """The pid of our server process. SessionUnsafe when something between us and the server hands sessions round: with
+    two clients of ours alive, one of them in a transaction, they are in one session, or one has moved."""
+    [ours] = session.call("session_open", {}, deadline - now())
+    if database not in _stay:
+        other = PostgresSession.open(database, max(0.05, deadline - now()))
+        try:
+            moved = _moves(session, other) or _moves(other, session)
+            [still] = session.call("session_open", {}, PROBE)
+            if not moved and database.same_as is not None:
+                _check_same(other, database.same_as, deadline)
+        except Unanswered as error:
+            if session.pooled:  # kept waiting for the session that our own transaction is in
+                raise _unsafe(database) from error
+            raise
+        finally:
+            other.close()
+        if moved or still["pid"] != ours["pid"]:
+            raise _unsafe(database)
+        _stay.add(database)
+    pid: int = ours["pid"]
+    return pid
+
+
+def _moves(session: PostgresSession, other: PostgresSession) -> bool:
+    [before] = session.call("session_open", {}, PROBE)
+    other.call("begin", {}, PROBE)
+    [during] = other.call("session_open", {}, PROBE)
+    [after] = session.call("session_open", {}, PROBE)
+    other.call("rollback", {}, PROBE)
+    return bool(before["pid"] != after["pid"] or during["pid"] == after["pid"])
+
+
+def _check_same(session: PostgresSession, pooled: Database, deadline: float) -> None:
+    """Is what we lock here locked there? Every other way to tell one database from another needs rights, or is true of
+    a copy as well."""
+    key = secrets.randbits(63)
+    session.hold(key, PROBE)
+    there = PostgresSession.open(pooled, max(0.05, deadline - now()))
+    try:
+        [free] = there.call("session_free", {"session_key": key}, PROBE)
+    finally:
+        there.close()
+    if free["done"]:
+        raise SessionUnsafe(
+            f"lock_url leads to {session.database}, which is another database than {pooled}: locks taken there exclude "
+            "nobody here. Give a direct URL of the same database"
+        )
+
+
+def _unsafe(database: Database) -> SessionUnsafe:
+    return SessionUnsafe(
+        f"a pooler between us and {database} hands server sessions round, and a lock lives in one: two clients would "
+        "both be told that they have it. Give a direct URL for locks, Client(…, lock_url='postgresql://…'), or let the "
+        "pooler work in session mode; leases work through it as they are"
+    )

@@ -1,0 +1,104 @@
+"""What a lock is, as values: checked names, their keys, and the refusal in words."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import sha256
+
+from holdfast.errors import AcquireTimeout, EngineError, LockReentered, NotAcquired, Refused, Unreachable
+from holdfast.lock.tickets import Key, Name, State
+from holdfast.names import OnLost, check_name
+
+_INT4 = range(-(2**31), 2**31)
+_OFFSETS = 2**63 - 1
+"""Of bytes in a file: the kernel counts to the end of what is locked, so there is none at the last."""
+_REMEMBERED = 8192
+
+
+class Target:
+    """A checked name. ``key`` is None until the namespace's number is known."""
+
+    __slots__ = ("key", "label", "name", "namespace", "number")
+
+    def __init__(self, name: Name, label: str, key: Key | None, namespace: str, number: bytes) -> None:
+        self.name, self.label, self.key, self.namespace, self.number = name, label, key, namespace, number
+
+
+def target(name: object, texts: _Texts) -> Target:
+    """Texts have 64-bit keys of their own, ``(namespace, number)`` uses the space of two 32-bit keys."""
+    if isinstance(name, str):
+        return texts[name]
+    if not isinstance(name, tuple) or len(name) != 2:
+        raise TypeError(f"a lock's name is a str or (namespace, number), not {name!r:.80}")
+    namespace, number = name
+    if not isinstance(namespace, str):
+        raise TypeError(f"the namespace in a lock's name must be a str, not {type(namespace).__name__}: {name!r:.80}")
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"the number in a lock's name must be an int, not {type(number).__name__}: {name!r:.80}")
+    return _pair(namespace, int(number))
+
+
+class _Texts(dict[str, Target]):
+    """By their names: found more quickly than made. What is none raises, every time.
+
+    Advisory locks are the whole database's, so a schema is part of the key: each has locks of its own. Where a key is
+    an offset there are fewer. What is one there is one key here: two names for one byte wait for each other, instead of
+    unlocking it under each other."""
+
+    def __init__(self, schema: str, offsets: bool) -> None:
+        self._schema, self._offsets = schema, offsets
+
+    def __missing__(self, name: str) -> Target:
+        name = check_name(name)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        key = int.from_bytes(sha256(f"{self._schema}\n{name}".encode()).digest()[:8], "big", signed=True)
+        key = key % _OFFSETS if self._offsets else key
+        self[name] = found = Target(name, name, (b"%d" % key,), "", b"")
+        return found
+
+
+texts = lru_cache(_Texts)
+"""Of a schema, for keys that are offsets or not."""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _pair(namespace: str, number: int) -> Target:
+    namespace = check_name(namespace, "namespace")
+    if number not in _INT4:
+        raise ValueError(f"the number in a lock's name must be from {_INT4.start} to {_INT4.stop - 1}, not {number}")
+    return Target((namespace, number), repr((namespace, number)), None, namespace, b"%d" % number)
+
+
+def check_on_lost(on_lost: OnLost, *, cancels: bool) -> OnLost:
+    if on_lost not in ("flag", "cancel", "exit") and not callable(on_lost):
+        raise ValueError(f"on_lost must be 'flag', 'cancel', 'exit' or a callable, not {on_lost!r}")
+    if on_lost == "cancel" and not cancels:
+        raise ValueError(
+            "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
+        )
+    return on_lost
+
+
+def refusal(name: Name, state: State, *, waited: float | None, contended: bool) -> NotAcquired | EngineError:
+    """Why it was not acquired. ``waited``: for how long we were to wait; None when not at all."""
+    if state == "reentered":
+        return LockReentered(
+            f"lock {name!r} is already held by this very thread or task, or by the block of one that awaits it: it "
+            "cannot be taken twice, and is still held",
+            name=str(name),
+        )
+    if state == "full":
+        return Refused(
+            f"lock {name!r} refused: half of the server's lock table is in use, and if it fills up nobody can connect. "
+            "Hold fewer locks at once, or raise max_locks_per_transaction",
+            "53200",
+        )
+    if state == "gone" and waited is None:
+        return Unreachable(f"lock {name!r}: the database did not answer in time")
+    message = f"lock {name!r} is held by somebody else"
+    if waited is None:
+        return NotAcquired(message, name=str(name))
+    if not contended:
+        message = f"lock {name!r}: the database has not answered"
+    return AcquireTimeout(f"{message}; waited {waited:.3g} s", name=str(name))

@@ -1,0 +1,123 @@
+"""Many operations at once: one statement claims what is nobody's yet, one writes down what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.errors import HoldfastError, OperationFailed
+from holdfast.operations.chunk_async import AsyncChunk, Busy
+from holdfast.operations.decide import LEASE, NOTHING, Act, Prior
+from holdfast.operations.external_async import AsyncExternal
+from holdfast.operations.operation_async import measure, run
+from holdfast.operations.outcome import Outcome
+from holdfast.operations.plan_async import AsyncPlan
+from holdfast.operations.terms import Function
+from holdfast.runtime import telemetry
+from holdfast.runtime.clock import now
+from holdfast.runtime.identity import new_token
+from holdfast.runtime.waiting_async import settled
+
+Progress = Callable[[int, int], object]
+
+
+class AsyncBatch:
+    """``plans``: of each item, in order. All of one dataset and operation, whose lock they share, or all plain keys,
+    which have a lock each: then the log alone says who is at which."""
+
+    def __init__(self, plans: Sequence[AsyncPlan], items: Sequence[Any], size: int) -> None:
+        self._plans, self._items, self._size = plans, items, size
+        first = plans[0]
+        if len({(plan.key.dataset, plan.key.operation, plan.key.shard) for plan in plans}) > 1:
+            raise ValueError(
+                "a batch is of one dataset and operation, without shards, or of plain keys: run others in another batch"
+            )
+        if len(once := {plan.key.digest: at for at, plan in enumerate(plans)}) != len(plans):
+            twice = next(plan for at, plan in enumerate(plans) if once[plan.key.digest] != at)
+            raise ValueError(f"a batch has every key once, and two of these items have {twice.key.label!r}")
+        shared = first.key.dataset is not None
+        self._lock = first.key.lock_key if shared else None
+        self._all = AsyncExternal(first if shared else first._replace(owner=f"{LEASE}batch-{new_token()}"))
+        """As which all of them are claimed."""
+
+    async def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        if any(plan.governed is not None for plan in self._plans):
+            return await self._one_by_one(function, progress)
+        started, asked = now(), 0
+        while True:
+            try:
+                if await self._all.acquire(started):
+                    return await self._under_lease(function, progress)
+            except Busy:
+                pass  # before anything was done: it is the first question
+            finally:
+                await self._all.drop()
+            if self._all.plan.terms.when_locked == "skip":  # all but those that are done; each counts for itself
+                return [await self._alone(place, function) for place in range(len(self._plans))]
+            await self._all.locked(NOTHING, asked, started)
+            asked += 1
+
+    async def _under_lease(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        found: list[Outcome] = []
+        others: list[int] = []
+        for start in range(0, len(self._plans), self._size):
+            plans = self._plans[start : start + self._size]
+            chunk = AsyncChunk(self._all, plans, self._items[start : start + self._size])
+            known = await chunk.claim(None if start else self._lock)  # who asks later finds the lease
+            outcomes = await chunk.run(function)
+            for plan in plans:
+                if (outcome := outcomes.get(plan.key.digest)) is None:
+                    outcome = await self._settled(plan, known[plan.key.digest])
+                if outcome is None:
+                    others.append(len(found))
+                found.append(outcome or Outcome("skipped", False, 0))
+            if progress is not None:
+                await settled(progress(len(found), len(self._plans)))
+        await self._all.let_go()
+        for place in others:
+            found[place] = await self._alone(place, function)
+        return found
+
+    async def _one_by_one(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        """The policy is asked about each, and what it says of one may depend on the one before."""
+        found: list[Outcome] = []
+        for place in range(len(self._plans)):
+            found.append(await self._alone(place, function))
+            if progress is not None:
+                await settled(progress(len(found), len(self._plans)))
+        return found
+
+    async def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:
+        """How it ended before; None when it takes more than a batch does."""
+        attempt = AsyncExternal(plan)
+        act = attempt.decide(prior)
+        if act not in (Act.REPLAY, Act.MISMATCH, Act.RUNNING, Act.REFUSE_FAILED):
+            return None  # of those that are refused, somebody may have approved that they are tried once more
+        attempt.measured = measure(plan) if telemetry.listeners else None
+        try:
+            outcome = await self._told(attempt, act, prior)
+        except BaseException as error:
+            attempt.over(error)
+            raise
+        attempt.over(outcome)
+        return outcome
+
+    async def _told(self, attempt: AsyncExternal, act: Act, prior: Prior) -> Outcome:
+        if act is Act.RUNNING:
+            attempt.locked_out("skipped")
+            return Outcome("skipped", False, 0)
+        try:
+            outcome = attempt.settled(act, prior)
+        except HoldfastError as error:
+            if isinstance(error, OperationFailed):
+                await attempt.refused(error)
+            return Outcome("failed", False, prior.attempt, error=error)
+        assert outcome is not None
+        return outcome
+
+    async def _alone(self, place: int, function: Function) -> Outcome:
+        """One that failed before, or was left half done, is run as any other."""
+        try:
+            return await run(self._plans[place], None, function, (self._items[place],), {})
+        except Exception as error:
+            return Outcome("failed", False, 0, error=error)

@@ -1,0 +1,273 @@
+# Generated from elector_async.py by scripts/unasync.py. Do not edit.
+"""The elector: of all replicas that run it, one does the work, and another goes on when that one cannot.
+
+A thin loop around the table in ``core.election``: it asks for the lease until it is granted, and lets ``tenure`` run
+the work under it. What the lease is worth is the lease's affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.database.engine import Engine
+from holdfast.database.file_turns import Marks
+from holdfast.errors import EngineError, HoldfastError, Refused
+from holdfast.lease.grant import LeaseGrant
+from holdfast.lease.handle import Lease
+from holdfast.lease.keepers import Keeper
+from holdfast.names import Held, LeaseTerms
+from holdfast.recipes.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
+from holdfast.recipes.tenure import Course, Tenure, Work
+from holdfast.runtime import forks, telemetry
+from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.identity import new_token
+from holdfast.runtime.log import logger
+from holdfast.runtime.running import Interrupts, Teller, check_work, unfinished
+from holdfast.runtime.waiting import Signal, check_called
+
+log = logger("holdfast.elector")
+
+OnNewLeader = Callable[[str], object]
+_FAREWELL = 1.0
+"""Seconds that ``on_new_leader`` has to return when all else is over."""
+
+
+class Elector:
+    """``run(work)`` in every replica. ``stop()`` is for good, ``resign()`` lets another one lead; both return at once,
+    and may be called from anywhere."""
+
+    def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
+        if on_new_leader is not None:
+            check_called(on_new_leader, "on_new_leader")
+        self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
+        self._kernel = engine.database.dialect == "sqlite" and Marks.available
+        self._stopped = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """As one that does not run yet. A fork of this process is another replica, and begins so, too."""
+        self._era = forks.era
+        self._course = Course()
+        self._course.stopped = self._stopped
+        self._teller = None if self._on_new_leader is None else Teller(self._on_new_leader, self._not_told)
+        self._running = self._answered = False
+        self._grant: LeaseGrant | None = None
+        self._leader: str | None = None
+        self._last_leader: str | None = None
+        self._since: datetime | None = None
+        self._transitions = 0
+        self._renewed_at: float | None = None
+        telemetry.register(self)
+        self.holder = f"{self._terms.holder or replica(os.environ, new_token())}/{new_token()[:8]}"
+
+    def _notice_fork(self) -> None:
+        if self._era != forks.era:
+            self._begin()
+
+    @property
+    def name(self) -> str:
+        return self._terms.name
+
+    def __repr__(self) -> str:
+        return f"<Elector {self.name!r} {self.holder!r} {self._course.state.value}>"
+
+    def run(self, work: Work, *, signals: bool = False) -> None:
+        """Stand by, lead, stand by again, until ``stop()``, or until the work returns or raises by itself; after that
+        it may be called again.
+
+        ``work(term)`` runs while we lead. When the lease is lost, on ``resign()`` and on ``stop()`` it is cancelled
+        (without asyncio: ``term.stopping`` is set and ``term.check()`` raises), and the lease is released when it has
+        ended. ``signals=True``: SIGTERM and SIGINT call ``stop()``.
+        """
+        check_work(work)
+        self._check_free()
+        self._running = True
+        self._engine.working.add(self)
+        unfinished.add(self)
+        got: list[LeaseGrant] = []
+        try:
+            with Interrupts(self.stop) if signals else nullcontext():
+                while not self._course.is_over() and self._stand_by(got):
+                    self._lead(got, work)
+        finally:
+            for grant in got:  # interrupted on the way to its work
+                grant.abandon()
+            self._running = False
+            self._engine.working.discard(self)
+            unfinished.discard(self)
+            if self._teller is not None:
+                self._teller.finish(_FAREWELL)
+
+    def _check_free(self) -> None:
+        """Whether it can run now, and as whom."""
+        self._notice_fork()
+        if self._running:
+            raise RuntimeError(f"{self!r} is running already")
+        if self._course.state not in (State.STANDBY, State.ENDED):
+            raise RuntimeError(f"{self!r} cannot run again: the work of a run that was interrupted has not ended")
+        if self._course.state is State.ENDED:
+            if self._stopped:
+                raise RuntimeError(f"{self!r} was stopped, which is for good: make another one with client.elector(…)")
+            self._course = Course()
+
+    def stop(self) -> None:
+        """Stop the work if it runs here, release the lease, and let ``run`` return."""
+        self._stopped = self._course.stopped = True
+        self._course.bell.ring()
+
+    def resign(self) -> bool:
+        """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
+        self._notice_fork()
+        leading = self._course.state is State.LEADING
+        if leading:  # asked again while the work stops, the first time still counts
+            self._course.resigned = True
+            self._course.bell.ring()
+        return leading
+
+    @property
+    def busy(self) -> bool:
+        """Whether the work runs here, in this process, and can still be told anything."""
+        return self._grant is not None and self._era == forks.era and self._engine.owner.alive()
+
+    def leave(self) -> None:
+        """Its client closes: wait until the work has ended and its lease is released, or until its grace is over."""
+        over = Signal()
+        self._course.on_over(over.set)
+        until = now() + self._terms.grace + _FAREWELL
+        self.stop()
+        while self._grant is not None and not self._course.overdue and (left := until - now()) > 0:
+            over.wait(left)
+
+    def let_expire(self) -> None:
+        """Whatever has not ended by now keeps its lease, and nobody renews it."""
+        if self._grant is not None:
+            self._grant.let_expire()
+
+    def status(self) -> ElectorStatus:
+        """What we know, for health endpoints; asks nobody."""
+        self._notice_fork()
+        grant = self._grant
+        age = grant.age() if grant else None if self._renewed_at is None else now() - self._renewed_at
+        return ElectorStatus(
+            self.name, self.holder, self._course.state.value, self._leader, self._since, self._transitions, age,
+            grant.fence if grant else None,
+        )  # fmt: skip
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        yield "electors_leading", float(self._course.state is State.LEADING)
+
+    def _stand_by(self, got: list[LeaseGrant]) -> bool:
+        """Ask until we have got the lease; False when it is over. Woken by a release, and by ``stop()``."""
+        if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
+            self._course.resigned = False
+            self._course.pause(self._terms.retry_every)
+        keeper, lease = self._keeper, Lease(self._engine, self._lease_terms(), 0.0, {"elector": True})
+        keeper.watch(self.name, self._course.bell.ring)
+        try:
+            while not self._course.is_over():
+                held = self._ask(lease, got)
+                if got:
+                    return True
+                self._course.bell.wait(self._terms.until_next(held, kernel=self._kernel, chance=jitter(0.0, 1.0)))
+            return False
+        finally:
+            keeper.unwatch(self.name, self._course.bell.ring)
+
+    def _ask(self, lease: Lease, got: list[LeaseGrant]) -> Held | None:
+        """Who has it; None where that is us, or nobody answered."""
+        try:
+            held = self._look() if self._kernel else None
+            held = held or lease.ask(got)
+        except EngineError as error:
+            if self._engine.closed or (isinstance(error, Refused) and not self._answered):
+                raise  # what was never possible will not be
+            log.warning(
+                "elector %r: no answer, asks again: %s",
+                self.name,
+                error,
+                extra={"event": "elector.unanswered", **self._fields()},
+            )
+            return None
+        self._answered = True
+        if held is not None:
+            if held.session_watch is not None:
+                self._keeper.keep_vigil(self.name, held.session_watch)
+            if held.remaining is not None:
+                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - held.remaining)
+            log.debug("elector %r: standing by, %s leads", self.name, held.holder, extra=self._fields(held.holder))
+            self._see(held.holder)
+        return held
+
+    def _look(self) -> Held | None:
+        """Who has it, on one machine. To ask is to be ready to hold, which costs more than a standby should that looks
+        as often as it does there."""
+        rows = self._engine.call("lease_held", {"name": self.name})
+        return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
+
+    def _lead(self, got: list[LeaseGrant], work: Work) -> None:
+        self._grant = grant = got[0]
+        try:
+            if not self._course.is_over() and self._course.turn(Event.GRANTED) is Action.START:
+                log.info(
+                    "elector %r: leading with fence %d",
+                    self.name,
+                    grant.fence,
+                    extra={
+                        "event": "elector.changed",
+                        "to": "leading",
+                        "fence": grant.fence,
+                        **self._fields(self.holder),
+                    },
+                )
+                telemetry.tell("elector.changed", to="leading")
+                self._see(self.holder)
+            Tenure(self._terms, self._course, got).serve(work)
+            got.clear()
+        finally:
+            self._grant = self._leader = self._since = self._renewed_at = None
+            self._course.tell_over()
+
+    def _see(self, leader: str | None) -> None:
+        if leader is None or leader == self._leader:
+            return
+        self._transitions += self._last_leader not in (None, leader)
+        self._leader = self._last_leader = leader
+        self._since = datetime.now(UTC)
+        if self._teller is not None:
+            self._teller.tell(leader)
+
+    def _not_told(self, error: Exception) -> None:
+        log.error(
+            "elector %r: on_new_leader failed",
+            self.name,
+            exc_info=error,
+            extra={"event": "elector.callback_failed", "elector": self.name},
+        )
+
+    def _lease_terms(self) -> LeaseTerms:
+        terms = self._terms.lease(self.holder, kernel=self._kernel, on_beat=self._beaten)
+        return terms._replace(on_recall=self._recalled)
+
+    @property
+    def _keeper(self) -> Keeper:
+        return self._engine.keeper_for(self._lease_terms())
+
+    def _recalled(self) -> None:
+        """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
+        self._course.resigned = True
+        self._course.bell.ring()
+
+    def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
+        """In the keeper's thread."""
+        if lost:
+            self._course.bell.ring()
+        elif problem is None:
+            log.info("elector %r: renewed", self.name, extra={"event": "elector.renewed", **self._fields(self.holder)})
+
+    def _fields(self, holder: str | None = None) -> dict[str, Any]:
+        """What a structured log can be searched by."""
+        return {"elector": self.name, "replica": self.holder, "holder": holder}

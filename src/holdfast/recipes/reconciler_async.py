@@ -1,0 +1,190 @@
+"""The reconciler: keeps records true to what a driver says, by events as they come and by a sweep now and then.
+
+Both lead to the same few lines in ``mend``, and what is to be done is decided in ``core.reconciling``. This module
+hears, compares, counts, and leaves a failing driver alone for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from holdfast.database.engine_async import AsyncEngine
+from holdfast.recipes.driver_async import AsyncDriver, AsyncMandate
+from holdfast.recipes.mend_async import AsyncMender, SessionPresent
+from holdfast.recipes.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
+from holdfast.reconciler import Backend, DriverEvent
+from holdfast.runtime import telemetry
+from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.crew import Ending
+from holdfast.runtime.crew_async import AsyncAside, AsyncCrew, pause, theirs
+from holdfast.runtime.log import logger
+from holdfast.runtime.running_async import AsyncTeller
+from holdfast.runtime.waiting_async import check_asked, check_called
+
+log = logger("holdfast.reconciler")
+
+OnEvent = Callable[[DriverEvent], object]
+_PAGE = 1000
+_GLANCE = 1.0
+"""Seconds between two looks whether there are more records to care for."""
+
+
+class AsyncReconciler:
+    """``elector.run(reconciler.run)``, or ``reconciler.run(shards)``, in every replica."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        terms: ReconcilerTerms,
+        driver: AsyncDriver,
+        session_present: SessionPresent | None,
+        on_event: OnEvent | None,
+    ) -> None:
+        for name in ("list", "get", "watch"):
+            if not callable(getattr(driver, name, None)):
+                raise TypeError(f"driver must have list(), get(id) and watch(): {driver!r:.80} has no {name}()")
+        for function, what in (
+            (driver.get, "driver.get"), (session_present, "session_present"), (on_event, "on_event")
+        ):  # fmt: skip
+            if function is not None:
+                check_called(function, what)
+        check_asked(driver.list, "driver.list")
+        check_asked(driver.get, "driver.get")
+        self._terms, self._driver = terms, driver
+        self._mender = AsyncMender(engine, terms, driver, session_present)
+        self._teller = None if on_event is None else AsyncTeller(on_event, self._not_told)
+        self._tally = self._mender.tally
+        self._swept_at: float | None = None
+        self._begun_at: float | None = None
+        """None while it is not run here."""
+
+    def __repr__(self) -> str:
+        return f"<Reconciler of {self._terms.type!r}>"
+
+    async def run(self, mandate: AsyncMandate) -> None:
+        """Watch and sweep until the term ends, or the shards are closed."""
+        self._begun_at = now()
+        telemetry.register(self)  # here: a fork of this process has none of what was made before
+        try:
+            await self._run(mandate)
+        finally:
+            self._begun_at = None
+            if self._teller is not None:
+                await self._teller.finish(0.0)
+
+    async def _run(self, mandate: AsyncMandate) -> None:
+        async with AsyncCrew(self._terms.concurrency) as crew, AsyncAside(self._follow, mandate, crew):
+            failures = 0
+            while not mandate.stopping.is_set():
+                gained = mandate.gained
+                failures = 0 if await self._swept(mandate) else failures + 1
+                every = self._terms.sweep_every
+                until = now() + (pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
+                while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
+                    await pause(mandate.stopping, min(left, _GLANCE))
+
+    def exclusive(self, id: str) -> AbstractAsyncContextManager[None]:
+        """Inside the block neither watch nor sweep of this process touches the record, nor another such block. The
+        version decides all the same: this only spares the conflicts."""
+        return self._mender.serial.hold(id)
+
+    def status(self) -> Counts:
+        """What was done so far, for health endpoints and metrics; asks nobody."""
+        ago = None if self._swept_at is None else now() - self._swept_at
+        return self._tally.copy(swept_ago=ago)
+
+    def gauges(self) -> Iterable[tuple[str, float]]:
+        begun_at = self._begun_at
+        if begun_at is not None:
+            yield "reconciler_sweep_age_seconds", now() - max(begun_at, self._swept_at or begun_at)
+
+    async def sweep(self, mandate: AsyncMandate) -> None:
+        """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
+        async with self._mender.serial.hold(""):
+            started, horizon = now(), await self._mender.horizon()
+            backends = await self._mender.list(mandate)
+            await self._compare(mandate, backends, horizon)
+            if mandate.stopping.is_set():
+                return
+            self._swept_at = now()
+            self._tally.add(sweeps=1)
+            self._tally.set(sweep_seconds=self._swept_at - started)
+        log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
+        telemetry.tell("reconciler.swept", seconds=self._swept_at - started)
+
+    async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
+        mender = self._mender
+        async with AsyncCrew(self._terms.concurrency) as crew:
+            after: str | None = None
+            while page := await mender.objects.list(self._terms.type, after=after, most=_PAGE):
+                ours = [record for record in page if mandate.grant_for(record.id) is not None]
+                for record in ours:
+                    if mender.wonders:
+                        await mender.find_out(mandate)
+                    if mandate.stopping.is_set():
+                        return
+                    backend = backends.get(record.id)
+                    if mender.asks_session(backend):
+                        await crew.spawn(mender.look, mandate, record, backend, horizon)
+                    elif mender.differs(record, backend):
+                        await crew.spawn(mender.mend, mandate, record.id, record, horizon)
+                self._tally.add(seen=len(ours))
+                after = page[-1].id
+            await crew.finish()
+
+    async def _swept(self, mandate: AsyncMandate) -> bool:
+        try:
+            await self.sweep(mandate)
+        except Ending:
+            return False
+        except Exception as error:
+            self._tally.add(sweeps_abandoned=1)
+            self._mender.complain("a sweep was abandoned", error)
+            return False
+        return True
+
+    async def _follow(self, mandate: AsyncMandate, crew: AsyncCrew) -> None:
+        """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
+        failures = 0
+        self._mender.queued.clear()
+        while not mandate.stopping.is_set():
+            events: Any = None
+            heard, began = False, now()
+            try:
+                with theirs():
+                    events = self._driver.watch()
+                    async for event in events:
+                        self._tally.set(watching=True)  # each time: a thread left from the last term says otherwise
+                        if not heard:
+                            heard = True
+                            await crew.spawn(self._swept, mandate)
+                        if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
+                            return
+                raise ConnectionError("the driver has no more to tell")
+            except Exception as error:
+                self._tally.add(driver_failures=1)
+                self._mender.complain("the watch on the driver ended", error)
+            finally:
+                self._tally.set(watching=False)
+                await self._mender.close(events)
+            failures = failures_with(failures, now() - began, self._terms.sweep_every)
+            await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
+
+    async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncCrew) -> bool:
+        """False when nobody is left to do anything about it."""
+        if event is None:
+            return True
+        self._tally.add(events=1)
+        if event.kind != "platform":
+            if event.id in self._mender.queued:  # whoever is about to look will see this, too
+                return True
+            self._mender.queued.add(event.id)
+            return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
+        if self._teller is not None and not self._teller.tell(event):
+            self._tally.add(untold=1)
+        return True
+
+    def _not_told(self, error: Exception) -> None:
+        self._mender.complain("on_event failed", error)

@@ -1,0 +1,157 @@
+"""Slots: a counting semaphore made of leases, and the truth about who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from holdfast.database.engine_async import AsyncEngine
+from holdfast.errors import LeaseLost, NotAcquired
+from holdfast.lease.grant_async import AsyncLeaseGrant
+from holdfast.lease.handle_async import AsyncHandle
+from holdfast.lease.trust import Trust
+from holdfast.names import Held, LeaseTerms, check_name
+from holdfast.recipes import slot_terms as slots
+from holdfast.runtime import telemetry
+from holdfast.runtime.clock import now
+from holdfast.runtime.identity import check_token
+from holdfast.runtime.log import logger
+from holdfast.runtime.waiting_async import settled
+
+log = logger("holdfast.slots")
+
+Sessions = Iterable[Any]
+
+
+class AsyncSlotGrant(AsyncLeaseGrant):
+    """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+
+    kind = "slot"
+
+    @property
+    def slot(self) -> int:
+        """Its number."""
+        return int(self.name.rpartition(":")[2])
+
+    @property
+    def owner(self) -> str:
+        """Whom it was claimed for."""
+        return self.holder
+
+
+class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
+    """A slot to be had, whichever is free; used like a lease."""
+
+    _what, _statement = "slot", "slot_claim"
+
+    def __init__(self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, pool: str, capacity: int) -> None:
+        super().__init__(engine, terms, timeout)
+        self._pool, self._capacity = pool, capacity
+        self._more = {"pool": terms.name, "capacity": capacity}
+
+    def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncSlotGrant:
+        return AsyncSlotGrant(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
+
+    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
+        return slots.refusal(self._pool, self._capacity, held, waited)
+
+
+class AsyncSlots:
+    """The slots of a pool. The capacity is the caller's: another one, larger or smaller, may follow at any time."""
+
+    def __init__(self, engine: AsyncEngine, pool: str, capacity: int, ttl: float, auto_renew: bool) -> None:
+        self.pool, self.capacity = pool, capacity
+        self._engine, self._prefix, self._ttl = engine, slots.check_pool(pool, capacity), ttl
+        self._auto_renew = auto_renew
+        self._terms(None)
+
+    def __repr__(self) -> str:
+        return f"<Slots {self.pool!r} of {self.capacity}>"
+
+    def slot(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotClaim:
+        """A handle: ``acquire``, ``try_acquire``, ``async with``, ``or_skip``. ``owner``: whose it is, e.g. a session's
+        id; one owner may have several."""
+        return AsyncSlotClaim(self._engine, self._terms(owner), timeout, self.pool, self.capacity)
+
+    async def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotGrant:
+        """Any free slot, as a grant with ``slot``; NotAcquired when there is none, AcquireTimeout after ``timeout``
+        seconds (None: wait for ever)."""
+        return await self.slot(owner=owner, timeout=timeout).acquire()
+
+    async def adopt(self, slot: int, token: str) -> AsyncSlotGrant:
+        """The grant of a slot from its token, handed over by whoever claimed it: to ``renew()``, to ``release()``.
+        LeaseLost when it is not good."""
+        name, asked_at = slots.check_slot(self._prefix, slot), now()
+        rows = await self._engine.call("lease_status", {"name": name, "token": check_token(token)})
+        if not rows:
+            raise LeaseLost(f"slot {slot} of pool {self.pool!r}: the token is not, or no longer, the one that holds it")
+        [row] = rows
+        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        return AsyncSlotGrant(
+            self._engine, self._terms(row["holder"]), row["holder"], check_token(token), row["fence"], trust, name
+        )
+
+    async def release(self, grant: AsyncSlotGrant) -> bool:
+        """Give it back; True if it was still ours."""
+        if grant.name.rpartition(":")[0] != self._prefix:
+            raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")
+        return await grant.release()
+
+    async def in_use(self) -> int:
+        """How many slots are held, by the database's clock; more than the capacity after it shrank."""
+        return len(await self.owners())
+
+    async def owners(self) -> dict[int, str]:
+        """Who holds which slot."""
+        return {slot: lease.owner for slot, lease in (await self._held()).items()}
+
+    async def reconcile(self, sessions: Sessions | Callable[[], Sessions | Awaitable[Sessions]]) -> int:
+        """How many slots are truly in use: claimed by a session that has not ended and owns the slot's living lease,
+        each counted once. Everything else is logged, and counted by kind in ``invariant_violation_total``.
+
+        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``; where they
+        change meanwhile, a function that reads them. It is called between two looks at the leases, so that what is
+        claimed or released in this moment is told from what is wrong, and again before anything is said to be."""
+        read = sessions if callable(sessions) else list(sessions).copy
+        true, found = await self._judge(read)
+        if found:
+            true, again = await self._judge(read)
+            for each in slots.lasting(found, again):
+                log.warning(
+                    "pool %r, slot %d: %s: %s",
+                    self.pool,
+                    each.slot,
+                    each.kind,
+                    each.about,
+                    extra={"event": "slots.violation", "pool": self.pool, "slot": each.slot, "kind": each.kind},
+                )
+                self._engine.violations[self.pool, each.kind] += 1
+                telemetry.tell("slots.violation", kind=each.kind)
+        self._engine.slots_in_use[self.pool] = len(true)
+        return len(true)
+
+    def forget(self) -> None:
+        """What was reconciled here last is no gauge any more: somebody else goes on."""
+        self._engine.slots_in_use.pop(self.pool, None)
+
+    async def _judge(
+        self, read: Callable[[], Sessions | Awaitable[Sessions]]
+    ) -> tuple[set[int], list[slots.Violation]]:
+        before = await self._held()
+        told = list(await settled(read()))
+        return slots.judge(told, before, await self._held())
+
+    async def _held(self) -> dict[int, slots.Lease]:
+        rows = await self._engine.call("slot_list", {"pool": self._prefix})
+        return {row["slot"]: slots.Lease(row["holder"], row["fence"]) for row in rows}
+
+    @property
+    def invariant_violation_total(self) -> Mapping[str, int]:
+        """By kind, since this client was made."""
+        return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
+
+    def _terms(self, owner: str | None) -> LeaseTerms:
+        if owner is not None:
+            check_name(owner, "owner")
+        terms = LeaseTerms.check(self._prefix, ttl=self._ttl, holder=owner, auto_renew=self._auto_renew)
+        return terms._replace(reenter=False)

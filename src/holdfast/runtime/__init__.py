@@ -1,0 +1,1 @@
+"""What holdfast needs of its process: clock, log, telemetry, exit, and how each flavour waits."""

@@ -1,0 +1,363 @@
+"""holdfast run: a lost lease ends the whole group, and before the TTL has ended, whatever it was lost by."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import chain, repeat
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.cli import group, run, watcher
+from holdfast.testing import Postgres, Proxy
+from holdfast.testing.standstill import Standstill
+from tests.children import PATIENCE, eventually, query
+from tests.cli.runs import FAMILY, STUBBORN, Run, alive, gone
+from tests.conftest import migrated
+
+TTL = 9.0
+"""Seconds: so long that a machine that stands still for half of it loses nothing, and most of the tests wait for a
+heartbeat alone, which comes after a third."""
+COMMANDS = {"family": FAMILY, "stubborn": STUBBORN}
+LOST = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+"""How a command ends that is told to: by TERM, or by KILL where the machine lets it wait for longer than its grace."""
+
+
+def ends_at(url: str, name: str = "job") -> float:
+    """When the TTL of the run ends, by the database's clock, as it was last renewed."""
+    [(moment,)] = query(
+        url,
+        "select b.expires_at from holdfast_beat b join holdfast_lease l on l.beat = b.id where l.name = %s"
+        if url.startswith("sqlite")
+        else "select extract(epoch from b.expires_at)::float8 from holdfast.beat b join holdfast.lease l"
+        " on l.beat = b.id where l.name = %s",
+        name,
+    )
+    return float(moment)
+
+
+def lost(run: Run, name: str) -> None:
+    """holdfast has said so and ended with a code that is not that of success."""
+    assert run.wait() in LOST
+    said = run.errors()
+    assert said.startswith(f"holdfast: lease '{name}'")
+    assert said.endswith("; so the command was ended")
+    assert len(said.splitlines()) == 1, said
+
+
+@contextmanager
+def both_at_once(url: str, *options: str) -> Iterator[dict[str, Run]]:
+    """A run of each command, under a lease of that name: what befalls both takes its time once."""
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(Run(url, *options, "--ttl", str(TTL), command=command, name=name))
+            for name, command in COMMANDS.items()
+        }
+        for run in runs.values():
+            run.pids()
+        yield runs
+
+
+def gone_each(runs: dict[str, Run]) -> dict[str, float]:
+    """When the last of each family was gone."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return dict(zip(runs, pool.map(lambda run: gone(run.family), runs.values()), strict=True))
+
+
+Ended = dict[str, tuple[float, float]]
+"""By name of the lease: when the last of the command was gone, and when the TTL ended."""
+
+
+def database_stopped() -> Ended:
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        with both_at_once(url) as runs:
+            server.stop("immediate")
+            ended = gone_each(runs)
+            server.start()
+            for name, run in runs.items():
+                lost(run, name)
+            return {name: (ended[name], ends_at(url, name)) for name in runs}
+
+
+def database_cut_off(url: str) -> Ended:
+    with Proxy(url) as way, both_at_once(way.url) as runs:
+        way.stall()
+        ended = gone_each(runs)
+        ends = {name: (ended[name], ends_at(url, name)) for name in runs}
+        for name, run in runs.items():
+            lost(run, name)
+        return ends
+
+
+def holdfast_stopped(url: str) -> Ended:
+    """Nobody renews, and nobody is there to notice: the watcher is."""
+    with both_at_once(url) as runs:
+        for run in runs.values():
+            os.kill(run.pid, signal.SIGSTOP)
+        ended = gone_each(runs)
+        ends = {name: (ended[name], ends_at(url, name)) for name in runs}
+        for name, run in runs.items():
+            os.kill(run.pid, signal.SIGCONT)
+            lost(run, name)
+        return ends
+
+
+def test_the_database_is_stopped() -> None:
+    database_stopped()
+
+
+def test_the_database_is_cut_off(postgres_url: str) -> None:
+    """It accepts connections and answers nothing, as one that is paused."""
+    database_cut_off(postgres_url)
+
+
+def test_holdfast_itself_is_stopped(sqlite_url: str) -> None:
+    holdfast_stopped(sqlite_url)
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("loss", [database_stopped, database_cut_off, holdfast_stopped])
+def test_nothing_of_the_command_runs_when_the_ttl_ends(
+    request: pytest.FixtureRequest, loss: Callable[..., Ended], standstill: Standstill
+) -> None:
+    """With half a second to spare at the most: only a machine that does not stand still shows it."""
+    started = time.monotonic()
+    url = [] if loss is database_stopped else [request.getfixturevalue("postgres_url")]
+    for ended, ttl_ends in loss(*url).values():
+        assert ended - standstill.seconds(since=started) < ttl_ends
+
+
+class Told:
+    """In the place of the watcher, the command and the kernel's timer of a run: records what each is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.grace = 0.0
+        self.trusted: list[float] = []
+        self.timer: list[float] = []
+        self._twice = threading.Event()
+        self.pid = 0
+        monkeypatch.setattr(run, "Watcher", self.watched)
+        monkeypatch.setattr(run, "Command", lambda argv: self)
+        monkeypatch.setattr(run, "Bell", lambda guard: None)
+        monkeypatch.setattr("holdfast.runtime.kill_timer.DeadMan", lambda: self)
+
+    def watched(self, grace: float) -> Told:
+        self.grace = grace
+        return self
+
+    def say(self, line: str) -> bool:
+        word, _, value = line.partition(" ")
+        if word == "until":
+            self.trusted.append(float(value))
+            if len(self.trusted) > 1:
+                self._twice.set()
+        return True
+
+    def ends_at(self, moment: float) -> None:
+        self.timer.append(moment)
+
+    def start(self, environment: Any) -> None:
+        """The command of this test is nothing."""
+
+    def wait(self, bell: Any) -> int:
+        assert self._twice.wait(PATIENCE)
+        return 0
+
+    def end_group(self, grace: float, lost: Any) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """The watcher has nothing open."""
+
+
+@pytest.mark.parametrize("ttl", [5.0, 600.0])
+def test_term_kill_and_the_kernels_timer_are_set_to_moments_before_the_ttl_ends(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, ttl: float
+) -> None:
+    """Whatever the machine does after it has set them. On one clock: the database keeps that of the day."""
+    told = Told(monkeypatch)
+    ends: list[float] = []
+
+    def wait(bell: Any) -> int:
+        code = Told.wait(told, bell)
+        ends.append(ends_at(sqlite_url) + max(group.clock() - time.time() for _ in range(100)))
+        return code
+
+    monkeypatch.setattr(told, "wait", wait)
+    terms = {"ttl": ttl, "timeout": 0.0, "holder": None, "renew_every": ttl / 2.1, "strict": False}
+    assert run._run(sqlite_url, "holdfast", "job", ["nothing"], terms, False, True, False) == 0
+    eventually(lambda: told.timer[-1] == float("inf"), "it does not outlive the command")
+    timers = sorted(each for each in told.timer if each != float("inf"))
+    assert timers
+    for trusted, timer in zip(sorted(told.trusted), timers, strict=False):  # two threads set them, in any order
+        assert trusted < trusted + told.grace < timer < ends[0]
+
+
+def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url: str) -> None:
+    """A frozen container: the watcher sees no more than holdfast does, and only the kernel knows that time is up."""
+    with both_at_once(sqlite_url, "--guard") as runs, holdfast.Client(sqlite_url) as client:
+        watchers = {name: run.watcher() for name, run in runs.items()}
+        for name, run in runs.items():
+            for pid in (watchers[name], run.pid, *run.family):
+                os.kill(pid, signal.SIGSTOP)
+        for name, run in runs.items():
+            with client.lease(name, ttl=600, timeout=PATIENCE):
+                assert run.wait() == -signal.SIGKILL, "ended while it stands still: nobody has to wake it for that"
+                eventually(lambda run=run: not alive(run.family[0]), "the kernel ended the command")  # type: ignore[misc]
+                os.kill(watchers[name], signal.SIGCONT)
+                gone(run.family)
+            assert run.errors() == ""
+
+
+def test_the_guard_lets_a_command_finish_that_runs_for_longer_than_the_ttl(sqlite_url: str) -> None:
+    with Run(sqlite_url, "--guard", "--ttl", str(TTL), command=READS) as run:
+        run.pids()
+        first = ends_at(sqlite_url)
+        eventually(lambda: time.time() > first, "the TTL that it began with is over")
+        run.say("end")
+        assert (run.wait(), run.errors()) == (3, "")
+
+
+READS = ("sh", "-c", "echo $$; read line; exit 3")
+"""A command that ends when it is told to."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "command"), [("sqlite", FAMILY), ("postgres", STUBBORN)], ids=["sqlite", "postgres"]
+)
+def test_an_operator_forces_it_away(request: pytest.FixtureRequest, engine: str, command: tuple[str, ...]) -> None:
+    """What is said shows that a heartbeat learned it, and not the end of the TTL."""
+    url = request.getfixturevalue(f"{engine}_url")
+    with Run(url, "--ttl", str(TTL), command=command) as run, holdfast.Client(url) as client:
+        family = run.pids()
+        assert client.leases.force_release("job", actor="test", reason="test")
+        gone(family)
+        assert run.wait() in LOST
+        [said] = run.errors().splitlines()
+        assert "taken away by force" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "number"), [(STUBBORN, signal.SIGKILL), (FAMILY, signal.SIGSTOP)], ids=["dead", "stopped"]
+)
+def test_without_its_watcher_holdfast_ends_the_group(
+    sqlite_url: str, command: tuple[str, ...], number: signal.Signals
+) -> None:
+    """With TERM and KILL when it is dead; with KILL at once when it does not answer."""
+    with Run(sqlite_url, "--ttl", str(TTL), command=command) as run, holdfast.Client(sqlite_url) as client:
+        family, watcher = run.pids(), run.watcher()
+        os.kill(watcher, number)
+        assert client.leases.force_release("job", actor="test", reason="test")
+        gone(family)
+        assert run.wait() in LOST
+        assert not alive(watcher)
+
+
+def test_a_watcher_that_is_gone_is_told_once_and_the_command_goes_on(sqlite_url: str) -> None:
+    with Run(sqlite_url, "--ttl", str(TTL), command=READS) as run:
+        run.pids()
+        os.kill(run.watcher(), signal.SIGKILL)
+        latest = ends_at(sqlite_url)
+        eventually(lambda: ends_at(sqlite_url) > latest + TTL / 2, "it is renewed all the same, more than once")
+        run.say("end")
+        assert run.wait() == 3
+        assert run.errors().count("watcher is gone") == 1
+
+
+def test_with_the_guard_a_watcher_that_is_gone_ends_the_group(sqlite_url: str) -> None:
+    """Fail closed: should holdfast be killed now, nobody would end what the command has started."""
+    with Run(sqlite_url, "--guard", "--ttl", str(TTL), command=STUBBORN) as run:
+        family = run.pids()
+        os.kill(run.watcher(), signal.SIGKILL)
+        gone(family)
+        assert run.wait() in LOST
+        assert run.errors() == "holdfast: its watcher is gone, so the command is ended"
+
+
+def test_with_the_guard_alrm_ends_holdfast_and_the_command(sqlite_url: str) -> None:
+    """It is the signal of the timer where the kernel has no better one."""
+    with Run(sqlite_url, "--guard") as run:
+        family = run.pids()
+        os.kill(run.pid, signal.SIGALRM)
+        assert run.wait() == -signal.SIGALRM
+        gone(family)
+
+
+IN_ORDER = ("sh", "-c", "trap 'echo in order; exit 0' TERM; echo $$; while :; do sleep 0.01; done")
+
+
+def test_a_stopped_group_hears_that_it_is_to_end() -> None:
+    """TERM waits for a process that is stopped: it is continued, so that it can put things in order."""
+    with Popen(IN_ORDER, stdout=PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        os.kill(process.pid, signal.SIGSTOP)
+        ending = threading.Thread(target=group.end, args=(process.pid, group.clock() + PATIENCE))
+        ending.start()
+        assert process.stdout.readline() == "in order\n"
+        assert process.wait(PATIENCE) == 0
+        ending.join()
+
+
+def test_a_command_that_ends_with_0_when_it_is_told_to_is_no_success(sqlite_url: str) -> None:
+    """By the first heartbeat after the lease was taken away; with a grace that every machine is fast enough for."""
+    options = ("--guard", "--ttl", "1200", "--heartbeat", "0.2")
+    slow = f"from holdfast.cli import run; run.GRACE = {PATIENCE}"
+    with (
+        Run(sqlite_url, *options, command=IN_ORDER, before=slow) as guarded,
+        holdfast.Client(sqlite_url) as client,
+    ):
+        guarded.pids()
+        assert client.leases.force_release("job", actor="test", reason="test")
+        assert guarded.line() == "in order"
+        assert guarded.wait() == 1
+        assert "so the command was ended" in guarded.errors()
+
+
+def test_a_lease_that_cannot_be_given_back_is_told_soon_and_truly() -> None:
+    """The command has ended, and the database does not answer: holdfast does not wait for it, nor promise what only a
+    process could keep that is gone. Soon: long before the TTL ends."""
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        with Run(url, "--ttl", "600", command=READS) as run:
+            run.pids()
+            server.pause()
+            run.say("end")
+            assert run.wait() == 3
+            [said] = run.errors().splitlines()
+            assert said.startswith("holdfast: lease 'job' is not released, and expires within 600 s: ")
+        server.resume()
+
+
+def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(either: str) -> None:
+    with Run(either, "--ttl", str(TTL), "--holder", "replica-1") as first:
+        family = first.pids()
+        with Run(either, "--holder", "replica-1") as second:
+            second.pids()
+            gone(family)
+            assert first.wait() in LOST
+            assert all(map(alive, second.family))
+
+
+def test_time_that_runs_out_between_two_looks_at_the_clock_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is the watcher that the machine lets wait: what is left is less than nothing then."""
+    times, ended = chain([0.0, 4.9], repeat(5.1)), []
+    monkeypatch.setattr(watcher, "clock", lambda: next(times))
+    monkeypatch.setattr(watcher, "end", lambda group, by: ended.append((group, by)))
+    reader, writer = os.pipe()
+    os.write(writer, b"group 7\nuntil 5.0\n")
+    try:
+        watcher._watch(reader, 1.0)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert ended == [(7, 6.0)]

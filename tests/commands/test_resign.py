@@ -1,0 +1,115 @@
+"""A leader that is asked to resign stops its work first; only then does another one lead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import commands as operator
+from tests.children import PATIENCE, Child, eventually
+from tests.cli.command import ask, at, call
+
+JANE: dict[str, Any] = {"actor": "jane", "reason": "a new machine"}
+LEADER = """
+import sys, time, holdfast
+url, name, linger = sys.argv[1:]
+
+def work(term):
+    print("leads", flush=True)
+    term.stopping.wait()
+    time.sleep(float(linger))
+    print("stopped", flush=True)
+
+with holdfast.Client(url) as client:
+    client.elector("reconciler", holder=name, ttl=600, renew_every=0.2, retry_every=600).run(work)
+"""
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as made:
+        made.leases.list()
+        yield made
+
+
+def leader(client: holdfast.Client) -> str | None:
+    record = client.leases.get("reconciler")
+    return None if record is None else record.holder.partition("/")[0]
+
+
+def test_the_leading_process_stops_its_work_and_a_standby_takes_over(client: holdfast.Client, either: str) -> None:
+    with Child(LEADER, either, "one", 0.5) as one:
+        one.expect("leads")
+        with Child(LEADER, either, "two", 0) as two:
+            plan = operator.run(client, "leader.resign", {"name": "reconciler"}, dry_run=True, **JANE)
+            assert plan.changes[0].startswith("one/")
+            assert leader(client) == "one"
+            said = ask(*at(either, "do", "leader.resign", "reconciler", "--actor", "jane", "--reason", "why"))
+            assert "stops its work and lets another lead" in said
+            one.expect("stopped")
+            two.expect("leads")
+            eventually(lambda: leader(client) == "two", "it leads")
+    [before] = [each for each in client.leases.history("reconciler") if each.holder.startswith("one/")]
+    assert before.outcome == "released", "it gave it back itself: nothing was taken away"
+    assert before.ended_at <= client.leases.get("reconciler").acquired_at  # type: ignore[union-attr]
+    [entry] = [each for each in client.audit.list() if each.action == "leader.resign"]
+    assert (entry.actor, entry.subject, entry.outcome) == ("jane", "reconciler", "done")
+
+
+def test_a_leader_that_does_not_stop_keeps_its_lease_and_the_audit_says_that_it_is_open(
+    client: holdfast.Client, either: str
+) -> None:
+    """Nothing is taken from it: two would lead at once."""
+    with Child(LEADER, either, "stubborn", 3600) as stubborn:
+        stubborn.expect("leads")
+        with pytest.raises(operator.CommandUnsettled, match="was asked to stop"):
+            operator.run(client, "leader.resign", {"name": "reconciler", "wait": 0.3}, **JANE)
+        assert leader(client) == "stubborn"
+        [entry] = [each for each in client.audit.list() if each.action == "leader.resign"]
+        assert (entry.outcome or "").startswith("unknown: ")
+
+
+def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Client, either: str) -> None:
+    grant = client.lease("job").acquire()
+    with pytest.raises(operator.CommandRefused, match="is not that of a leader"):
+        operator.run(client, "leader.resign", {"name": "job"}, **JANE)
+    refused = call(*at(either, "do", "leader.resign", "nobody", "--reason", "why"))
+    assert (refused.returncode, "nobody holds lease 'nobody'" in refused.stderr) == (1, True)
+    assert client.leases.recall("job", fence=grant.fence + 1) is False
+    assert client.leases.recall("job", fence=grant.fence) is True, "whoever holds it without listening goes on"
+    assert grant.renew()
+
+
+def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client) -> None:
+    """It is granted, and asked back before it knows: that is not forgotten."""
+    elector: Any = client.elector("reconciler", ttl=600, renew_every=0.05, retry_every=20)
+    lead, keeper = elector._lead, elector._keeper
+
+    def late(got: Any, work: Any) -> None:
+        assert client.leases.recall("reconciler", fence=got[0].fence)
+        eventually(lambda: any(pulse.generation for pulse in keeper._pulses), "its keeper has heard")
+        lead(got, work)
+
+    elector._lead = late
+    told: list[bool] = []
+    leading = threading.Thread(target=elector.run, args=(lambda term: told.append(term.stopping.wait(PATIENCE)),))
+    leading.start()
+    eventually(lambda: told == [True], "it is told to stop")
+    elector.stop()
+    leading.join()
+
+
+def test_asked_back_between_two_terms_nobody_is_disturbed(client: holdfast.Client, either: str) -> None:
+    """The fence that was looked at is the one that is asked for."""
+    with Child(LEADER, either, "one", 0) as one:
+        one.expect("leads")
+        record = client.leases.get("reconciler")
+        assert record is not None
+        assert client.leases.recall("reconciler", fence=record.fence - 1) is False
+        assert client.leases.recall("reconciler", fence=record.fence) is True
+        assert client.leases.recall("reconciler", fence=record.fence) in (True, False)
+        one.expect("stopped")

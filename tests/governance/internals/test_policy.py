@@ -1,0 +1,192 @@
+"""The policy matrix: every class of dataset, lock outcome, attempt and justification has the answer that was declared,
+on the first try and on every later one; and what is wrong with a declaration is told at once."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import holdfast
+from holdfast import Allow, Dataset, Deny, PolicyContext, Review
+from holdfast.governance.policy import Demands, Moment, governed
+from holdfast.keys import OperationKey, PlainKey
+
+Policy = holdfast.Policy
+MASKED = holdfast.mask_h3({"type": "Point", "coordinates": [16.37, 48.21]}, 5)
+CLASSES: dict[str, dict[str, Any]] = {
+    "open": {},
+    "sovereign": {"sovereign": True},
+    "sensitive": {"sensitive": True},
+    "both": {"sovereign": True, "sensitive": True},
+    "masked": {"h3_resolution": 5},
+    "escalating": {"when_locked": "escalate"},
+    "failing": {"when_locked": "fail"},
+    "budgeted": {"error_budget": 3},
+    "theirs": {"may_reset": ["ops@*"]},
+    "nobody's": {"may_reset": []},
+}
+POLICY = Policy(CLASSES)
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+
+def context(**said: Any) -> PolicyContext:
+    return PolicyContext(**{"moment": "claim", "key": "k", "label": "load", "dataset": "open", **said})
+
+
+def expected(dataset: str, moment: str, lock: str | None, said: str | None, more: dict[str, Any]) -> type:
+    """The table that the page on governance has, as words of its own: not as the code decides it."""
+    works = moment in ("claim", "retry", "locked")
+    if moment in ("reset", "review"):
+        refused = dataset == "nobody's" or (dataset == "theirs" and more["actor"] != "ops@host")
+        return Deny if refused else Allow
+    if not works:
+        return Allow
+    if dataset in ("sensitive", "both") and (said in (None, " ") or more["same_as"]):
+        return Deny
+    if dataset in ("sensitive", "both") and more["retry_of"]:
+        return Review
+    if dataset == "masked" and more["exposed"]:
+        return Deny
+    if dataset == "budgeted" and moment == "retry" and more["failed_lately"] == 3:
+        return Deny
+    if moment == "locked" and lock == "busy":
+        return {"sovereign": Review, "both": Review, "escalating": Review, "failing": Deny}.get(dataset, Allow)
+    return Allow
+
+
+def test_every_combination_has_the_declared_answer() -> None:
+    """On the first attempt and on each later one: how often it was tried changes nothing but what a budget says."""
+    asked = 0
+    facts = [
+        {"same_as": same, "retry_of": retry, "exposed": exposed, "failed_lately": failed, "actor": actor}
+        for same, retry, exposed, failed, actor in product(
+            (None, "other"), (None, "earlier"), (None, "bare"), (None, 2, 3), (None, "jane", "ops@host")
+        )
+    ]
+    for dataset, moment, attempt, said in product(CLASSES, MOMENTS, (1, 2, 3, 7), (None, " ", "the council agreed")):
+        for lock in ("held", "busy") if moment == "locked" else (None,):
+            for more in facts:
+                answer = POLICY(
+                    context(dataset=dataset, moment=moment, lock=lock, attempt=attempt, justification=said, **more)
+                )
+                assert type(answer) is expected(dataset, moment, lock, said, more), (dataset, moment, lock, said, more)
+                assert isinstance(answer, Allow) or dataset in answer.reason
+                asked += 1
+    assert asked == 10 * 7 * 4 * 3 * 72
+
+
+def test_of_several_that_speak_the_strictest_counts() -> None:
+    """Declared under several patterns, or by a rule of one's own: Deny before Review before Allow."""
+    answers = (Allow(), Review("look"), Deny("no"))
+    for mine, other in product(answers, answers):
+        policy = Policy({}, lambda _, said=mine: said, lambda _, said=other: said)  # type: ignore[misc]
+        strictest = max((mine, other), key=answers.index)
+        assert policy(context()) == strictest
+    several = Policy({"parcels*": {"sensitive": True}, "*_at": {"sovereign": True}, "*": Dataset(may_reset=("jane",))})
+    assert several.demands("parcels_at") == Demands(sovereign=True, sensitive=True)
+    assert several.demands("roads") == several.demands(None) == Demands()
+    busy = context(dataset="parcels_at", moment="locked", lock="busy")
+    assert type(several(busy)) is Deny, "there is no justification, and that is stricter than a review"
+    for actor, answer in (("jane", Allow), ("joe", Deny), (None, Deny)):
+        assert type(several(context(dataset="parcels_at", moment="reset", actor=actor))) is answer
+    both = Policy({"a*": Dataset(may_reset=("j*",)), "*b": Dataset(may_reset=("*e",))})
+    for actor, answer in (("jane", Allow), ("jack", Deny), ("joe", Allow), ("mae", Deny)):
+        assert type(both(context(dataset="ab", moment="reset", actor=actor))) is answer
+    strict = Policy({"*": {"h3_resolution": 7}, "graves": {"h3_resolution": 4}})
+    found = governed(strict, key("graves"), sovereign=False, payload=MASKED)
+    assert found is not None
+    assert found.exposed is not None, "cells of resolution 5 are too fine where 4 was asked for, too"
+
+
+def test_a_name_that_is_written_out_is_declared_whatever_is_in_it() -> None:
+    policy = Policy({"graves[1871]": {"sovereign": True, "may_reset": ["ops [Vienna]"]}})
+    assert policy.demands("graves[1871]") == policy.demands("graves1") == Demands(sovereign=True)
+    assert policy.demands("graves[1]") is None
+    by = context(dataset="graves[1871]", moment="reset", actor="ops [Vienna]")
+    assert policy(by) == Allow()
+
+
+def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
+    assert Policy({"parcels": {"sensitive": True}}).demands("roads") is None
+    assert Policy({"parcels": {"sensitive": True}}).demands(None) is None
+    assert governed(None, key("roads"), sovereign=False, payload=None) is None
+    assert Policy({}, lambda _: Allow()).demands("roads") == Demands()
+    said = governed(None, key("roads"), sovereign=True, payload=None)
+    assert said is not None
+    assert said.demands == Demands(sovereign=True)
+
+
+@pytest.mark.parametrize("said", [{"sovereign": True}, {"sensitive": True}])
+def test_what_is_locked_whole_has_no_shards(said: dict[str, bool]) -> None:
+    policy = Policy({"graves": said})
+    with pytest.raises(
+        ValueError, match=f"'graves' is {next(iter(said))} and is locked whole: shards must be 1, not 4"
+    ):
+        governed(policy, key("graves", shards=4), sovereign=False, payload=None)
+    assert governed(policy, key("roads", shards=4), sovereign=False, payload=None) is None
+    with pytest.raises(ValueError, match="locked whole"):
+        governed(policy, key("roads", shards=4), sovereign=True, payload=None)
+    assert governed(Policy({"*": said}), PlainKey("charge:42"), sovereign=False, payload=None) is not None
+
+
+def test_a_rule_that_gives_no_answer_is_an_error_and_no_permission() -> None:
+    for answer in (None, True, "Allow", Allow, holdfast):
+        with pytest.raises(TypeError, match=r"must return Allow\(\), Deny\(reason\) or Review\(reason\)"):
+            Policy({}, lambda _, said=answer: said)(context())  # type: ignore[misc]
+    with pytest.raises(ZeroDivisionError):
+        Policy({}, lambda _: 1 / 0)(context())  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="a rule must be a function"):
+        Policy({}, "deny")  # type: ignore[arg-type]
+
+
+def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) -> None:
+    wrong = """
+        [datasets."burials*"]
+        sovereign = "yes"
+        when_locked = "wait"
+        h3_resolution = 16
+        [datasets.roads]
+        secret = true
+        may_reset = "jane"
+        error_budget = -1
+        [datasets.graves]
+        sovereign = true
+        when_locked = "fail"
+        [datasets.""]
+    """
+    (tmp_path / "holdfast.toml").write_text(wrong)
+    with pytest.raises(ValueError, match=r"holdfast\.toml: ") as told:
+        holdfast.Policy.read(tmp_path / "holdfast.toml")
+    for each in (
+        "dataset 'burials*': sovereign must be true or false, not 'yes'",
+        "dataset 'burials*': when_locked must be 'escalate' or 'fail', or be left out, not 'wait'",
+        "dataset 'burials*': h3_resolution must be a whole number from 0 to 15, not 16",
+        "dataset 'roads': there is no 'secret'; known are sovereign, sensitive, h3_resolution, may_reset, when_locked,",
+        "dataset 'roads': may_reset must be a list of actors, such as ['ops@*'], not 'jane'",
+        "dataset 'roads': error_budget must be a whole number",
+        "dataset 'graves': a sovereign dataset opens a review when it is locked: leave when_locked out",
+        "dataset '': the pattern must be a text that is not empty",
+    ):
+        assert each in str(told.value)
+    for text, why in (
+        ("url = 'x'", "declares no dataset"), ("datasets = 1", "must be a table of patterns, not int"),
+        ("[datasets]\nroads = true", "dataset 'roads': it must be a table"), ("[", "not valid TOML"),
+    ):  # fmt: skip
+        (tmp_path / "other.toml").write_text(text)
+        with pytest.raises(ValueError, match=why):
+            holdfast.Policy.read(tmp_path / "other.toml")
+    with pytest.raises(ValueError, match="cannot be read"):
+        holdfast.Policy.read(tmp_path / "none.toml")
+    with pytest.raises(ValueError, match="h3_resolution must be"):
+        Dataset(h3_resolution=99)
+    (tmp_path / "good.toml").write_text("[datasets.roads]\nsensitive = true\nmay_reset = ['jane']\n")
+    read = holdfast.Policy.read(tmp_path / "good.toml", lambda _: Review("look"))
+    assert read.datasets("roads") == [Dataset(sensitive=True, may_reset=("jane",))]
+    assert read(context()) == Review("look")
+
+
+def key(dataset: str, **more: Any) -> OperationKey:
+    return OperationKey(pipeline="etl", task="load", dataset=dataset, operation="upsert", **more)

@@ -1,0 +1,356 @@
+"""KeyboardInterrupt at every instruction of an acquire and of a release: nothing stays locked, nobody else notices.
+
+Left out are the very first instructions of ``__exit__`` and ``release``, where nothing that is written in Python can be
+safe, and that which returns, where the interpreter does not look; and ``__del__``, where it swallows whatever is
+raised. With asyncio, the interrupt ends the loop, which then goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from inspect import CO_COROUTINE
+from types import CodeType
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.lock.asyncio_mending import MendingPump
+from holdfast.lock.tickets import Claim
+from tests import interrupting
+from tests.children import PATIENCE, eventually, until
+from tests.interrupting import returns
+from tests.lock.looks import advisory
+
+STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
+"""Every so many instructions; 1 for all of them."""
+
+
+PURE = (
+    "/errors.py", "/names.py", "/lease/", "/database/statements.py", "/lock/claims.py", "/lock/mend.py", "/lock/mux.py",
+    "/lock/sessions.py", "/lock/standing.py", "/lock/terms.py", "/lock/tickets.py",
+)  # fmt: skip
+FIRST = ("__exit__", "release", "__aexit__", "leave")
+
+
+class Interrupt(interrupting.Interrupt):
+    """Of holdfast's shells."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at, "/src/holdfast/", without=PURE)
+
+    def spares(self, code: CodeType, place: int) -> bool:
+        start = 8 if code.co_flags & CO_COROUTINE else 4
+        return returns(code, place) or (code.co_name in FIRST and place < start)
+
+
+def sweep(attempt: Callable[[Interrupt], Any], least: int) -> Iterator[int]:
+    """Interrupt ``attempt`` further and further in, until it gets through; every number is one to be checked."""
+    at = 0
+    while True:
+        interrupt = Interrupt(at)
+        grant = None
+        with suppress(KeyboardInterrupt):
+            grant = attempt(interrupt)
+        if not interrupt.raised:
+            assert at > least, f"only {at} instructions: what has been interrupted?"
+            if grant is not None:
+                grant.release()
+            return
+        assert grant is None
+        yield at
+        at += STRIDE
+
+
+@pytest.fixture
+def client(either: str) -> Iterator[holdfast.Client]:
+    with holdfast.Client(either) as client:
+        client.lock("warm").acquire().release()
+        eventually(lambda: client._locks.sessions._pump.fast, "there is a session to go to straight")  # type: ignore[union-attr]
+        yield client
+
+
+def is_free(client: holdfast.Client, other: holdfast.Client, name: str) -> None:
+    """For another client, and for whoever comes next in this one."""
+    other.lock(name).acquire(timeout=PATIENCE).release()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: client.lock(name).acquire(timeout=PATIENCE).release()).result(2 * PATIENCE)
+
+
+@pytest.mark.parametrize("how", ["acquire", "try_acquire", "with", "or_skip"])
+def test_an_acquire_interrupted_anywhere_leaves_no_lock(client: holdfast.Client, either: str, how: str) -> None:
+    def attempt(interrupt: Interrupt) -> Any:
+        lock = client.lock("a")
+        with interrupt:
+            if how in ("acquire", "try_acquire"):
+                return getattr(lock, how)()
+            with lock if how == "with" else lock.or_skip():
+                pass
+        return None
+
+    with holdfast.Client(either) as other:
+        others = [client.lock(f"other {number}").acquire() for number in range(3)]
+        for _ in sweep(attempt, 200):
+            is_free(client, other, "a")
+        assert [grant.lost for grant in others] == [False] * 3
+        assert [grant.release() for grant in others] == [True] * 3
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+def test_a_release_interrupted_anywhere_frees_the_lock(client: holdfast.Client, either: str) -> None:
+    def attempt(interrupt: Interrupt) -> None:
+        with interrupt:
+            grants[-1].release()
+
+    with holdfast.Client(either) as other:
+        grants = [client.lock("a").acquire()]
+        for _ in sweep(attempt, 50):
+            is_free(client, other, "a")
+            grants.append(client.lock("a").acquire())
+        is_free(client, other, "a")
+
+
+def test_a_waiting_acquire_interrupted_anywhere_leaves_no_lock_and_its_followers_finish(
+    client: holdfast.Client, either: str
+) -> None:
+    """Somebody else has it, or lets it go this very moment; and another thread of ours stands in line behind."""
+    with holdfast.Client(either) as other, ThreadPoolExecutor(1) as pool:
+
+        def attempt(interrupt: Interrupt) -> Any:
+            holder = other.lock("a").acquire(timeout=PATIENCE)
+            freeing = threading.Timer(0.002 if interrupt.at % 2 else 0.03, holder.release)
+            followers.append(pool.submit(lambda: client.lock("a").acquire(timeout=PATIENCE).release()))
+            freeing.start()
+            try:
+                with interrupt:
+                    return client.lock("a").acquire(timeout=0.02)
+            except holdfast.AcquireTimeout:
+                return None
+            finally:
+                freeing.join()
+
+        followers: list[Any] = []
+        for _ in sweep(attempt, 100):
+            assert followers[-1].result(2 * PATIENCE) is True
+            is_free(client, other, "a")
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])
+def test_an_event_loop_interrupted_anywhere_leaves_no_lock_and_loses_none(either: str, how: str) -> None:
+    """Be it in the task, or in what hears the answer: the task ends, and the session serves whoever comes next."""
+    loop = asyncio.new_event_loop()
+
+    def run(work: Any) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(work, 2 * PATIENCE))
+
+    async def pair(name: str) -> None:
+        await (await client.lock(name).acquire(timeout=PATIENCE)).release()
+
+    async def attempt() -> None:
+        if how == "acquire":
+            await pair("a")
+            return
+        lock = client.lock("a")
+        async with lock if how == "with" else lock.or_skip():
+            pass
+
+    async def is_over(task: Any) -> None:
+        await asyncio.wait([task], timeout=PATIENCE)
+        assert task.done(), f"at {at} it has been forgotten"
+
+    client = holdfast.AsyncClient(either)
+    at = 0
+    with holdfast.Client(either) as other:
+        run(pair("warm"))
+        kept = run(client.lock("kept").acquire())
+        while True:
+            task, interrupt = loop.create_task(attempt()), Interrupt(at)
+            with suppress(KeyboardInterrupt), interrupt:
+                loop.run_until_complete(asyncio.wait([task]))
+            run(is_over(task))
+            if not task.cancelled():
+                task.exception()
+            if not interrupt.raised:
+                assert at > 200
+                break
+            run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
+            run(pair("a"))
+            assert not kept.lost, at
+            at += STRIDE
+        assert run(kept.release()) is True
+        run(client.close())
+    loop.close()
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+@pytest.mark.parametrize("how", ["with", "acquire"])
+def test_a_wait_that_is_cancelled_and_then_interrupted_anywhere_leaves_no_lock(postgres_url: str, how: str) -> None:
+    """As by a second Ctrl-C: what the first has begun to put right, it must not leave half done."""
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
+
+    def run(work: Any) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(work, 2 * PATIENCE))
+
+    async def attempt() -> None:
+        if how == "acquire":
+            await client.lock("a").acquire(timeout=600)
+            return
+        async with client.lock("a", timeout=600):
+            pass
+
+    def queued(key: Any) -> bool:
+        claim = pump.mux.claims[key]
+        line = claim if isinstance(claim, Claim) else claim.heirs
+        return line is not None and bool(line.queue)
+
+    async def in_line() -> asyncio.Task[None]:
+        task = asyncio.create_task(attempt())
+        await until(lambda: queued(kept.ticket.key), "it stands in line")
+        return task
+
+    with holdfast.Client(postgres_url) as other:
+        at = 0
+        while True:
+            kept = run(client.lock("a").acquire(timeout=PATIENCE))
+            pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+            task, interrupt = run(in_line()), Interrupt(at)
+            task.cancel()
+            with suppress(KeyboardInterrupt), interrupt:
+                loop.run_until_complete(asyncio.wait([task]))
+            run(asyncio.wait([task]))
+            assert task.cancelled() or isinstance(task.exception(), KeyboardInterrupt)
+            assert run(kept.release()) is True
+            try:
+                run(asyncio.to_thread(lambda: other.lock("a").acquire(timeout=PATIENCE).release()))
+            except holdfast.AcquireTimeout as error:
+                raise AssertionError(f"at {at}, {interrupt.where}: it is still locked") from error
+            if not interrupt.raised:
+                break
+            at += max(1, STRIDE // 3)
+        assert at > 30
+        run(client.close())
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_batch_interrupted_anywhere_is_finished_and_loses_nothing(either: str) -> None:
+    """Five tasks ask at once, two of them for one key, and one for a key that another client has: whoever the interrupt
+    hits, be it in the task that asks or in what hears the answers, all others have theirs when the loop goes on."""
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(either)
+    wrong: list[Any] = []
+    loop.set_exception_handler(lambda _, context: wrong.append(context))
+
+    async def attempt(name: str) -> None:
+        async with client.lock(name, timeout=PATIENCE):
+            await asyncio.sleep(0)
+
+    async def all_of(names: Iterable[str]) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(attempt(name)) for name in names]
+
+    def run(work: Any) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(work, 3 * PATIENCE))
+
+    def free(other: holdfast.Client, name: str) -> None:
+        other.lock(name).acquire(timeout=PATIENCE).release()
+
+    at = 0
+    with holdfast.Client(either) as other:
+        run(attempt("warm"))
+        kept = run(client.lock("kept").acquire())
+        while True:
+            taken, interrupt = other.lock("a").acquire(timeout=PATIENCE), Interrupt(at)
+            tasks = run(all_of("abbcd"))
+            loop.call_later(0.002, taken.release)
+            with suppress(KeyboardInterrupt), interrupt:
+                loop.run_until_complete(asyncio.wait(tasks))
+            run(asyncio.wait(tasks, timeout=2 * PATIENCE))
+            assert all(task.done() for task in tasks), f"at {at}, {interrupt.where}: one has been forgotten"
+            failed = [error for task in tasks if (error := task.exception()) is not None]
+            assert len(failed) <= 1, f"at {at}, {interrupt.where}: {failed}"
+            assert all(isinstance(error, KeyboardInterrupt) for error in failed), (
+                f"at {at}, {interrupt.where}: {failed}"
+            )
+            assert wrong == [], f"at {at}, {interrupt.where}"
+            taken.release()
+            if not interrupt.raised:
+                break
+            try:
+                for name in "abcd":
+                    run(asyncio.to_thread(free, other, name))
+                    run(attempt(name))
+            except holdfast.AcquireTimeout as error:
+                raise AssertionError(f"at {at}, {interrupt.where}: one is still locked") from error
+            assert not kept.lost, f"at {at}, {interrupt.where}"
+            at += 2 * STRIDE - 1
+        assert at > 500
+        assert run(kept.release()) is True
+        run(client.close())
+    loop.close()
+    if either.startswith("postgres"):
+        eventually(lambda: not advisory(either), "nothing is left")
+
+
+def test_an_interrupt_before_a_session_arrives_forgets_nobody(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it came with the very first instruction, where nothing can be caught yet."""
+    loop, client, arrive = asyncio.new_event_loop(), holdfast.AsyncClient(either), MendingPump._arrive
+    interrupted: list[object] = []
+
+    def arrives(pump: MendingPump, *brought: Any) -> None:
+        if not interrupted:
+            interrupted.append(brought)
+            raise KeyboardInterrupt
+        arrive(pump, *brought)
+
+    async def attempt() -> None:
+        async with client.lock("a", timeout=PATIENCE) as grant:
+            grant.check()
+        await client.close()
+
+    monkeypatch.setattr(MendingPump, "_arrive", arrives)
+    task = loop.create_task(attempt())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    loop.run_until_complete(task)
+    loop.close()
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_ends_the_loop_takes_nobody_else_along(postgres_url: str, ending: type[BaseException]) -> None:
+    """Several are answered together, and the first one, which runs at once, raises: all others have their answers."""
+    loop, client = asyncio.new_event_loop(), holdfast.AsyncClient(postgres_url)
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        async with client.lock(f"a{number}", timeout=PATIENCE):
+            if not number:
+                raise ending
+        done.append(number)
+
+    async def begin() -> list[Any]:
+        await (await client.lock("warm").acquire()).release()
+        kept = asyncio.create_task(client.lock("kept").acquire())
+        await asyncio.sleep(0)
+        return [kept, *(asyncio.create_task(work(number)) for number in range(5))]
+
+    kept, *tasks = loop.run_until_complete(begin())
+    with pytest.raises(ending):
+        loop.run_until_complete(asyncio.wait(tasks))
+    loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
+    assert sorted(done) == [1, 2, 3, 4]
+    assert tasks[0].exception() is not None
+    assert not kept.result().lost
+    with holdfast.Client(postgres_url) as other:
+        for number in range(5):
+            assert other.lock(f"a{number}").acquire(timeout=PATIENCE).release() is True
+    loop.run_until_complete(client.close())
+    loop.close()

@@ -1,0 +1,300 @@
+"""Timeouts aimed at the unlock, and cancellations everywhere: not one lock is left."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+import pytest
+
+import holdfast
+from holdfast.lock.mux import TURNS
+from holdfast.lock.tickets import Claim
+from holdfast.testing.portal import Blocking
+from tests.children import PATIENCE, eventually
+from tests.conftest import server
+from tests.lock.looks import advisory
+
+ROUNDS = int(os.environ.get("HOLDFAST_LOCK_RACES", "60"))
+
+
+def nothing_left(url: str) -> None:
+    if url.startswith("postgres"):
+        eventually(lambda: advisory(url) == [], f"0 locks left: {advisory(url)}")
+    with holdfast.Client(url) as fresh:
+        names: list[Any] = ["a", ("agent", 7), *(f"a{number}" for number in range(7))]
+        for name in names:
+            assert fresh.lock(name).try_acquire() is not None, f"{name!r} is still locked by somebody"
+
+
+def test_a_timeout_that_races_the_unlock_leaves_nothing_behind(connect: Callable[..., Any], either: str) -> None:
+    """The server may answer with an error and hold the lock all the same (PostgreSQL bug 17686)."""
+    holder, waiter = connect(either), connect(either)
+    waiter.lock("warm").acquire().release()
+    outcomes = {True: 0, False: 0}
+    patience = freed_after = 0.012
+    for number in range(50 * ROUNDS):
+        if number >= ROUNDS and min(outcomes.values()) > ROUNDS // 10:
+            break
+        name = ("agent", 7) if number % 2 else "a"
+        held = holder.lock(name).acquire(timeout=PATIENCE)
+        freeing = threading.Timer(max(0.0, freed_after + random.uniform(-0.001, 0.001)), held.release)
+        freeing.start()
+        try:
+            waiter.lock(name).acquire(timeout=patience).release()
+            outcomes[True] += 1
+            freed_after += 0.0005
+        except (holdfast.AcquireTimeout, holdfast.EngineError):
+            outcomes[False] += 1
+            freed_after -= 0.0005
+            if freed_after < 0:  # even at once is too late: the machine is slower than that
+                freed_after, patience = patience, 2 * patience
+        freeing.join()
+    assert min(outcomes.values()) > ROUNDS // 10, f"the aim was bad: {outcomes}"
+    nothing_left(either)
+
+
+def test_acquires_cancelled_anywhere_leave_no_lock(either: str) -> None:
+    """Before they are sent, on the wire, answered but not yet heard, in line here and in the server's line."""
+    cancelled = 0
+
+    async def attempt(client: holdfast.AsyncClient, number: int) -> None:
+        nonlocal cancelled
+        task = asyncio.create_task(client.lock(f"a{number % 7}").acquire(timeout=PATIENCE))
+        await asyncio.sleep(random.choice([0, 0, 0.0003, 0.001, 0.002, 0.004]))
+        task.cancel()
+        try:
+            grant = await task
+        except asyncio.CancelledError:
+            cancelled += 1
+        else:
+            await asyncio.sleep(random.choice([0, 0.001]))
+            assert await grant.release() is True
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+            await (await client.lock("a").acquire()).release()
+            for first in range(0, ROUNDS * 3, 30):
+                held = [await other.lock(f"a{number}").acquire(timeout=PATIENCE) for number in range(3)]
+                attempts = [asyncio.create_task(attempt(client, number)) for number in range(first, first + 30)]
+                await asyncio.sleep(random.uniform(0, 0.004))
+                for grant in held:
+                    assert await grant.release() is True
+                await asyncio.gather(*attempts)
+            for number in range(7):
+                grant = await client.lock(f"a{number}").acquire(timeout=PATIENCE)
+                assert await grant.release() is True
+            if either.startswith("postgres"):
+                await asyncio.to_thread(eventually, lambda: advisory(either) == [], "before anything is closed")
+
+    asyncio.run(main())
+    assert cancelled >= ROUNDS // 2
+    nothing_left(either)
+
+
+class Aim:
+    """Raises in a thread from outside, at a random instant of what it does while it is ``armed``."""
+
+    def __init__(self) -> None:
+        self._mutex, self._thread = threading.Lock(), 0
+        self._over = threading.Event()
+        self._shooting = threading.Thread(target=self._shoot)
+
+    def __enter__(self) -> Self:
+        self._shooting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._shooting.join()
+
+    def arm(self) -> None:
+        with self._mutex:
+            self._thread = threading.get_ident()
+
+    def disarm(self) -> None:
+        """What was raised before comes now, and nothing after."""
+        with self._mutex:
+            self._thread = 0
+        for _ in range(10):
+            pass
+
+    def _shoot(self) -> None:
+        while not self._over.wait(random.choice([0.0, 0.0002, 0.001, 0.003])):
+            with self._mutex:
+                if thread := self._thread:
+                    self._thread = 0
+                    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt)
+                    )
+                    assert raised == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may hit a callback of somebody else
+def test_acquires_interrupted_from_outside_leave_no_lock(either: str) -> None:
+    """What cancelling is to tasks: in threads, at any instant, free or not, answered or not."""
+    interrupted = 0
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, Aim() as aim:
+        kept = client.lock("kept").acquire()
+        for number in range(300 * ROUNDS):
+            if interrupted >= ROUNDS:
+                break
+            held = other.lock(f"a{number % 7}").acquire(timeout=PATIENCE) if number % 3 else None
+            try:
+                with suppress(holdfast.AcquireTimeout):
+                    aim.arm()
+                    with client.lock(f"a{number % 7}", timeout=0.004):
+                        aim.disarm()
+                aim.disarm()
+            except KeyboardInterrupt:
+                interrupted += 1
+            if held is not None:
+                assert held.release() is True
+        for number in range(7):
+            assert client.lock(f"a{number}").acquire(timeout=PATIENCE).release() is True
+        kept.check()
+        assert kept.release() is True
+        if either.startswith("postgres"):
+            eventually(lambda: advisory(either) == [], "before anything is closed")
+    assert interrupted >= ROUNDS
+    nothing_left(either)
+
+
+def test_releases_that_are_cancelled_free_the_lock(either: str) -> None:
+    async def main() -> None:
+        async with holdfast.AsyncClient(either) as client:
+            for pause in [0.0, 0.0, 0.0002, 0.0005] * 5:
+                grant = await client.lock("a").acquire(timeout=PATIENCE)
+                task = asyncio.create_task(grant.release())
+                await asyncio.sleep(pause)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    before = _unlocked_twice()
+    asyncio.run(main())
+    nothing_left(either)
+    assert _unlocked_twice() == before, "each was unlocked once"
+
+
+def _unlocked_twice() -> int:
+    return server().log(10**6).count("you don't own a lock")
+
+
+def test_a_first_acquire_cancelled_while_it_connects_leaves_nothing(either: str) -> None:
+    async def main() -> None:
+        for pause in (0.0, 0.001, 0.003, 0.006, 0.01, 0.02):
+            async with holdfast.AsyncClient(either) as client:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await client.lock("a").acquire()
+
+    asyncio.run(main())
+    nothing_left(either)
+
+
+def test_thirty_two_tasks_and_thirty_two_threads_share_a_session_each(postgres_url: str) -> None:
+    """Uncontended, with cancellations: the others never notice, and two connections are enough."""
+    most = [0]
+
+    def watch() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], len({pid for *_, pid in advisory(postgres_url)}))
+            done.wait(0.02)
+
+    def work(client: holdfast.Client, number: int) -> None:
+        for turn in range(20):
+            with client.lock(f"thread {number} {turn % 2}"):
+                pass
+
+    async def work_too(client: holdfast.AsyncClient, number: int) -> None:
+        for turn in range(20):
+            task = asyncio.create_task(client.lock(f"task {number}").acquire())
+            if turn % 5 == number % 5:
+                await asyncio.sleep(random.choice([0, 0.0005]))
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                assert await (await task).release() is True
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client:
+            await asyncio.gather(*(work_too(client, number) for number in range(32)))
+
+    done = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with holdfast.Client(postgres_url) as client, client.lock("all along"):
+        threads = [threading.Thread(target=work, args=(client, number)) for number in range(32)]
+        for thread in threads:
+            thread.start()
+        asyncio.run(main())
+        for thread in threads:
+            thread.join(2 * PATIENCE)
+            assert not thread.is_alive()
+        eventually(lambda: most[0] > 0, "somebody was seen")
+    done.set()
+    watcher.join()
+    assert most[0] <= 2
+    nothing_left(postgres_url)
+
+
+def _in_line(client: Any) -> int:
+    """How many wait here, for whatever key."""
+    inner = client._inner if isinstance(client, Blocking) else client
+    found = list(inner._locks.sessions._pump.mux.claims.values())
+    lines = [each if isinstance(each, Claim) else each.heirs for each in found]
+    return sum(len(line.queue) for line in lines if line is not None)
+
+
+def test_waiting_in_line_here_is_first_come_first_served(connect: Callable[..., Any], either: str) -> None:
+    client = connect(either)
+    held = client.lock("a").acquire()
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with client.lock("a", timeout=PATIENCE):
+            served.append(number)
+
+    threads = []
+    for number in range(8):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        eventually(lambda: _in_line(client) == len(threads), "it stands in line")
+    held.release()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert served == sorted(served)
+    assert len(served) == 8
+
+
+def test_whoever_stands_in_the_servers_line_gets_a_turn_however_long_the_line_is_here(postgres_url: str) -> None:
+    """Handing on costs nothing, and so a busy process could keep a lock for ever."""
+    before: list[int] = []
+
+    async def work(client: holdfast.AsyncClient) -> None:
+        while True:
+            async with client.lock("a", timeout=PATIENCE):
+                before.append(0)
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
+            held = await client.lock("a").acquire()
+            waiting = asyncio.create_task(other.lock("a").acquire(timeout=PATIENCE))
+            await asyncio.to_thread(eventually, lambda: len(advisory(postgres_url)) == 2, "it stands in line")
+            working = [asyncio.create_task(work(client)) for _ in range(20)]
+            await asyncio.sleep(0)
+            await held.release()
+            grant = await waiting
+            assert len(before) == TURNS
+            for each in working:
+                each.cancel()
+            await grant.release()
+
+    asyncio.run(main())

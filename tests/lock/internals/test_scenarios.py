@@ -1,0 +1,168 @@
+"""What an application does with locks, scenario by scenario, on the database that it also works in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.lock.tickets import Claim
+from holdfast.runtime.clock import now
+from holdfast.testing.portal import Blocking
+from tests.children import PATIENCE, backends, eventually, query
+from tests.lock.looks import advisory, waiters
+
+Connect = Callable[..., Any]
+AGENT = ("agent", 7)
+
+
+def test_blocking_acquisition_survives_all_commits_in_the_block_and_is_released_on_exit(
+    connect: Connect, postgres_url: str
+) -> None:
+    client, other = connect(postgres_url), connect(postgres_url)
+    with psycopg.connect(postgres_url) as mine:
+        mine.execute("create table work (step int)")
+        mine.commit()
+        with client.lock(AGENT) as grant:
+            [held] = advisory(postgres_url)
+            for step in range(5):
+                mine.execute("insert into work values (%s)", [step])
+                mine.commit() if step % 2 else mine.rollback()
+                assert other.lock(AGENT).try_acquire() is None
+                assert advisory(postgres_url) == [held], "the same lock in the same session, none of it the user's"
+            grant.check()
+        assert advisory(postgres_url) == []
+        assert mine.execute("select count(*) from work").fetchone() == (2,)
+
+
+def test_timeout_raises_acquire_timeout_and_its_session_is_free_again(connect: Connect, postgres_url: str) -> None:
+    holder, waiter = connect(postgres_url), connect(postgres_url)
+    holder.lock("a").acquire()
+    assert waiter.lock("a").try_acquire() is None
+    for _ in range(3):
+        with pytest.raises(holdfast.AcquireTimeout):
+            waiter.lock("a").acquire(timeout=0.05)
+    eventually(lambda: waiters(postgres_url) == [], "nobody stands in the server's line")
+    assert len(advisory(postgres_url)) == 1
+    holder.lock("b").acquire()
+    with pytest.raises(holdfast.AcquireTimeout):
+        waiter.lock("b").acquire(timeout=0.05)
+    eventually(lambda: len(backends(postgres_url)) == 1, "only the session that holds is left")
+
+
+@pytest.mark.parametrize("how", ["acquire", "with"])
+def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: str, how: str) -> None:
+    holder, client = connect(either), connect(either)
+    held = holder.lock("a").acquire()
+    assert client.lock("a").try_acquire() is None
+    inner = client._inner if isinstance(client, Blocking) else client
+    claims = inner._locks.sessions._pump.mux.claims
+
+    def wait() -> None:
+        if how == "acquire":
+            client.lock("a").acquire().release()
+            return
+        with client.lock("a"):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        asked, waiting = now(), pool.submit(wait)
+        eventually(lambda: any(isinstance(each, Claim) and each.queue for each in claims.values()), "it stands in line")
+        [ticket] = next(iter(claims.values())).queue
+        assert asked + 15 <= ticket.deadline <= now() + 15
+        held.release()
+        waiting.result(PATIENCE)
+
+
+def test_a_read_only_path_takes_no_lock(connect: Connect, postgres_url: str) -> None:
+    """Making a handle asks nobody and opens nothing."""
+    eventually(lambda: backends(postgres_url) == [], "whoever made the tables is gone")
+    client = connect(postgres_url)
+    lock = client.lock(AGENT)
+    assert lock.name == AGENT
+    assert (backends(postgres_url), advisory(postgres_url)) == ([], [])
+    client.leases.list()
+    assert advisory(postgres_url) == []
+
+
+def test_an_idle_client_has_no_connection_and_one_lock_has_one(connect: Connect, postgres_url: str) -> None:
+    client = connect(postgres_url)
+    client.lock("a").acquire().release()
+    eventually(lambda: backends(postgres_url) == [], "the session is closed when nobody needs it")
+    grants = [client.lock(f"lock {number}").acquire() for number in range(20)]
+    eventually(lambda: len(backends(postgres_url)) == 1, "all of them in one session")
+    assert len({pid for *_, pid in advisory(postgres_url)}) == 1
+    assert [grant.release() for grant in grants] == [True] * 20
+
+
+def test_names_and_namespaces_are_for_everybody_to_see(connect: Connect, postgres_url: str) -> None:
+    client, other = connect(postgres_url), connect(postgres_url)
+    for number in range(20):
+        client.lock(f"for an instant {number}").acquire().release()
+    client.lock("import").acquire()
+    client.lock(("agent", -7)).acquire()
+    other.lock(("order", 7)).acquire()
+    with psycopg.connect(postgres_url, autocommit=True) as database:
+
+        def ask(sql: str) -> Any:
+            row = database.execute(sql.encode()).fetchone()
+            return None if row is None else row[0]
+
+        agent, order = (ask(f"select holdfast.lock_namespace('{name}')") for name in ("agent", "order"))
+        assert agent != order
+        pairs = {row[:2] for row in advisory(postgres_url) if row[2] == 2}
+        assert pairs == {(agent, 2**32 - 7), (order, 7)}
+        assert ask("select pg_try_advisory_lock(holdfast.lock_key('import'))") is False, "psql computes the same key"
+        eventually(lambda: ask("select name from holdfast.lock_name where key = holdfast.lock_key('import')"), "named")
+        written = ask("select count(*) from holdfast.lock_name where name like 'for an instant%'")
+        assert written < 10, "what is held at a look is written down, and nothing else"
+    assert connect(postgres_url).lock(("agent", -7)).try_acquire() is None, "the number is stable"
+
+
+def test_the_number_of_a_namespace_outlives_its_row(connect: Connect, postgres_url: str) -> None:
+    """A failover or an older backup may take the row along, and whoever knows the number goes on with it."""
+    knows, other = connect(postgres_url), connect(postgres_url)
+    for name in ("order", "agent"):
+        knows.lock((name, 7)).acquire()
+    query(postgres_url, "delete from holdfast.lock_namespace")
+    assert other.lock(AGENT).try_acquire() is None
+    same = "update holdfast.lock_namespace set name = 'somebody else''s' where name = 'agent'"
+    query(postgres_url, same)
+    assert connect(postgres_url).lock(AGENT).try_acquire() is not None, "two names never share a number"
+
+
+class Kind(str, Enum):  # noqa: UP042 - a StrEnum's str() is its text
+    AGENT = "kind of agent"
+
+
+class Number(int, Enum):
+    SEVEN = 7
+
+
+def test_a_member_of_an_enum_names_what_it_is_equal_to(connect: Connect, either: str) -> None:
+    """Its str() is another text, and another process may spell the name out."""
+    client = connect(either)
+    with client.lock((Kind.AGENT, Number.SEVEN)):
+        assert [(each.namespace, each.entity_id) for each in client.locks.list()] == [("kind of agent", 7)]
+    with client.lease(Kind.AGENT):
+        assert [each.name for each in client.leases.list()] == ["kind of agent"]
+
+
+@pytest.mark.parametrize("options", [{"lock_sessions": 0}, {"lock_sessions": 1, "lock_overflow": 0}])
+def test_limits_that_are_none(either: str, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="lock_"):
+        holdfast.Client(either, **options)  # type: ignore[arg-type]
+
+
+def test_a_database_without_our_tables_says_what_to_run(connect: Connect) -> None:
+    from tests.conftest import server
+
+    client = connect(server().database())
+    for name in ("a", AGENT):
+        with pytest.raises(holdfast.SchemaMismatch, match="holdfast migrate up"):
+            client.lock(name).acquire()

@@ -1,0 +1,386 @@
+"""What goes wrong beside the locks stays beside them: tables that are locked, threads that cannot be had, sessions that
+are all in use, and event loops that are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.database.statements import Step, statements
+from holdfast.database.url import parse
+from holdfast.lock import opening, pump
+from holdfast.lock.asyncio_mending import AHEAD
+from holdfast.lock.line import OVERTAKES
+from holdfast.lock.terms import _Texts
+from holdfast.runtime.clock import now
+from holdfast.testing import Postgres, Proxy
+from holdfast.testing.lease_stage import waiting
+from tests.children import PATIENCE, eventually, query, until
+from tests.conftest import migrated
+from tests.lock.looks import advisory
+
+Connect = Callable[..., Any]
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """As when the process has as many as it may have."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield
+
+
+def named(url: str, name: str) -> bool:
+    return bool(query(url, "select 1 from holdfast.lock_name where name = %s", name))
+
+
+def test_a_name_that_cannot_be_written_down_holds_up_nobody(postgres_url: str) -> None:
+    """Somebody has locked the table of names. The session that holds locks does not wait for it."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as admin:
+        held = client.lock(("agent", 1)).acquire()
+        admin.execute("lock table holdfast.lock_name in share mode")
+        client.lock("a new name").acquire()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: not pump.names, "it is being written down")
+        client.lock("another", timeout=PATIENCE).acquire().release()
+        held.check()
+        eventually(lambda: not any(session.flying for session in pump.mux.holds), "and was given up")
+        admin.rollback()
+        held.check()
+
+
+def test_a_name_does_not_wait_for_a_standby() -> None:
+    with Postgres.create() as server:
+        url = migrated(server.database())
+        with holdfast.Client(url) as client:
+            held = client.lock(("agent", 1)).acquire()
+            server.alter("synchronous_standby_names", "nobody")
+            eventually(lambda: query(url, "show synchronous_standby_names") == [("nobody",)], "it is set")
+            client.lock("a new name").acquire()
+            eventually(lambda: named(url, "a new name"), "it is written")
+            held.check()
+            server.alter("synchronous_standby_names", "")
+
+
+def test_a_name_waits_for_the_first_session(postgres_url: str) -> None:
+    """Far away, connecting takes longer than the first look at what is to be written down."""
+    with Proxy(postgres_url, delay=0.06) as link, holdfast.Client(link.url) as client:
+        client.lock("far away", timeout=PATIENCE).acquire()
+        eventually(lambda: named(postgres_url, "far away"), "it is written")
+
+
+def test_no_thread_to_connect_in_is_an_error_and_not_for_ever(postgres_url: str) -> None:
+    with holdfast.Client(postgres_url) as other, holdfast.Client(postgres_url) as client:
+        other.lock("the pump runs").acquire()
+        with no_threads(), pytest.raises(holdfast.EngineError, match="thread"):
+            client.lock("a", timeout=PATIENCE).acquire()
+        assert client.lock("a", timeout=PATIENCE).acquire().release() is True
+
+
+def test_a_session_that_never_comes_about_is_given_up(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever became of the thread that connects: whoever waits for it is told, and the next one has another."""
+    client = connect(postgres_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(pump, "SWEEP", 0.02)
+        patch.setattr(pump, "CALL_TIMEOUT", 0.1)
+        patch.setattr(opening, "in_a_thread", lambda *_: None)
+        with pytest.raises(holdfast.EngineError, match="did not answer in time"):
+            client.lock("a", timeout=60).acquire()
+    assert client.lock("a", timeout=PATIENCE).acquire().release() is True
+
+
+def test_no_thread_to_write_a_name_in_loses_no_lock(sqlite_url: str) -> None:
+    with holdfast.Client(sqlite_url) as client:
+        held = client.lock("a").acquire()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        eventually(lambda: not pump.names, "the first name is written")
+        with no_threads():
+            client.lock("b").acquire()
+            eventually(lambda: not pump.names, "the second is not")
+        assert client.lock("c", timeout=PATIENCE).acquire().release() is True
+        eventually(lambda: not any(session.flying for session in pump.mux.holds), "nothing is under way")
+        eventually(lambda: pump.sweep_at < math.inf, "the next look is due")
+        held.check()
+
+
+def test_a_lock_file_that_may_not_be_written_is_no_lock_that_somebody_has(
+    connect: Connect, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To lock a byte and to open the file are refused with the same error, as when another user has made it."""
+    opened = os.open
+
+    def denied(path: Any, *arguments: Any) -> int:
+        if str(path).endswith("-locks"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *arguments)
+
+    client = connect(sqlite_url)
+    client.lock(("agent", 7)).acquire()
+    monkeypatch.setattr(os, "open", denied)
+    for _ in range(2):
+        with pytest.raises(holdfast.EngineError, match=r"-locks: Permission denied\. May this user"):
+            client.lock("a").try_acquire()
+        with pytest.raises(holdfast.EngineError, match="Permission denied"):
+            client.lock("a", timeout=PATIENCE).acquire()
+    monkeypatch.undo()
+    client.lock("a").acquire(timeout=0)
+
+
+def test_whoever_may_write_to_the_database_may_lock_whoever_came_first(sqlite_url: str) -> None:
+    """As with the files that SQLite makes beside it; root may come first, to look."""
+    path = Path(urlsplit(sqlite_url).path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table mine (id int)")
+    path.chmod(0o660)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 23456)
+    about = path.stat()
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        held = client.lock("a").acquire()
+        with client.lock(("agent", 7)), waiting(lambda: other.lock("a", timeout=PATIENCE).acquire().release()):
+            eventually(lambda: len([*path.parent.glob("*.holdfast-*")]) == 5, "it stands in line")
+            beside = [each.stat() for each in path.parent.glob("*.holdfast-*")]
+            held.release()
+    assert {(each.st_uid, each.st_gid, each.st_mode) for each in beside} == {
+        (about.st_uid, about.st_gid, about.st_mode)
+    }
+
+
+def test_two_names_for_one_byte_wait_for_each_other(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are fewer bytes than names. Locked twice and unlocked once, it would be free under whoever has it still."""
+    digests = {b"a": 5, b"b": 2**63 + 6}
+
+    def colliding(data: bytes) -> Any:
+        number = digests[data.partition(b"\n")[2]]
+        return SimpleNamespace(digest=lambda: number.to_bytes(8, "big"))
+
+    monkeypatch.setattr("holdfast.lock.terms.sha256", colliding)
+    monkeypatch.setattr("holdfast.lock.handle.texts", _Texts)
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        with client.lock("a"):
+            assert [each.lock("b").try_acquire() for each in (client, other)] == [None, None]
+        with client.lock("b"):
+            assert other.lock("a").try_acquire() is None
+
+
+@pytest.mark.parametrize(("name", "end"), [("a", ""), (("agent", 7), ".away")], ids=["removed", "moved"])
+def test_whose_lock_file_is_removed_is_told_and_whoever_comes_next_shares_the_new_one(
+    connect: Connect, sqlite_url: str, name: Any, end: str
+) -> None:
+    """Processes that go on with different files would never exclude each other again."""
+    holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
+    held = holder.lock(name).acquire()
+    with waiting(lambda: waiter.lock(name, timeout=PATIENCE).acquire()) as won:
+        file = Path(f"{urlsplit(sqlite_url).path}.holdfast-{'locks' if name == 'a' else 'pairs'}")
+        file.rename(f"{file}{end}") if end else file.unlink()
+    eventually(lambda: held.lost, "it is told")
+    with pytest.raises(holdfast.LeaseLost, match="was removed"):
+        held.check()
+    assert [each.lock(name).try_acquire() for each in (holder, newcomer)] == [None, None]
+    assert won[0].release() is True
+    assert newcomer.lock(name).try_acquire() is not None
+    assert holder.lock(name).try_acquire() is None
+
+
+def test_whoever_waited_has_the_lock_in_the_file_that_all_others_have(connect: Connect, sqlite_url: str) -> None:
+    """Free in the file that was removed, it was won there, and free for everybody else in the new one."""
+    holder, waiter, newcomer = (connect(sqlite_url) for _ in range(3))
+    held = holder.lock("a").acquire()
+    with waiting(lambda: waiter.lock("a", timeout=PATIENCE).acquire()) as won:
+        beside = Path(urlsplit(sqlite_url).path + ".holdfast-locks")
+        eventually(beside.with_suffix(".holdfast-line").exists, "it stands in line")
+        beside.unlink()
+        assert held.release() is True
+    assert newcomer.lock("a").try_acquire() is None
+    assert won[0].release() is True
+
+
+def test_whoever_takes_a_lock_of_the_kernel_again_and_again_lets_in_who_waits(sqlite_url: str) -> None:
+    """Between processes: the kernel has no line, and whoever asks again at once is always quicker."""
+    greedy, first, second = wires = [opening._open_wire(parse(sqlite_url), 1.0) for _ in range(3)]
+    key = (b"7",)
+
+    def takes(wire: Any) -> Any:
+        return wire.run("try", key, 0.0)
+
+    def waits(wire: Any) -> bool:
+        return wire.receive() is None
+
+    assert takes(greedy)
+    for each in (first, second):
+        each.stand(key)
+        assert waits(each)
+    greedy.look()
+    greedy.run("unlock", key, 0.0)
+    assert not takes(greedy), "it is somebody else's turn"
+    assert takes(greedy), "but not at every turn"
+    assert waits(first)
+    greedy.run("unlock", key, 0.0)
+    assert waits(second), "it is not the first"
+    assert [True] in [second.receive() for _ in range(OVERTAKES)], "but the first may have been stopped"
+    second.run("unlock", key, 0.0)
+    second.stand(key)
+    assert waits(second)
+    assert first.receive() == [True]
+    first.run("unlock", key, 0.0)
+    greedy.look()
+    assert takes(greedy), "nobody has marked it yet"
+    assert waits(second)
+    second.close()
+    greedy.look()
+    greedy.run("unlock", key, 0.0)
+    assert takes(greedy), "nobody waits any more"
+    for each in wires:
+        each.close()
+
+
+def test_a_wait_that_the_server_ends_now_and_then_goes_on(
+    connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a statement waits, vacuum removes nothing that has died since: so it is begun anew, unnoticed."""
+    known = statements("postgres", "holdfast")
+    [step] = known["lock_tune"].steps
+    shorter = known["lock_tune"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
+    assert shorter != known["lock_tune"]
+    monkeypatch.setitem(known._known, "lock_tune", shorter)
+    begun = "select waitstart from pg_locks where locktype = 'advisory' and not granted"
+    seen: set[Any] = set()
+
+    def begins() -> bool:
+        seen.update(query(postgres_url, begun))
+        return len(seen) > 3
+
+    holder, waiter = connect(postgres_url), connect(postgres_url)
+    held = holder.lock("a").acquire()
+    with waiting(lambda: waiter.lock("a").acquire(timeout=PATIENCE)) as won:
+        eventually(begins, "it has been begun anew")
+        held.release()
+    won[0].check()
+    assert len(advisory(postgres_url)) == 1
+
+
+def test_a_key_that_is_free_is_had_although_all_sessions_are_in_use(postgres_url: str) -> None:
+    """One lock won by waiting keeps the only session to wait in; a second one need not wait for that."""
+    with (
+        holdfast.Client(postgres_url) as other,
+        holdfast.Client(postgres_url, lock_sessions=1, lock_overflow=1) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        held = [other.lock(name).acquire() for name in ("a", "b")]
+        waiting = pool.submit(lambda: client.lock("a", timeout=PATIENCE).acquire())
+        eventually(lambda: len(advisory(postgres_url)) == 3, "it stands in the server's line")
+        held[0].release()
+        waiting.result(PATIENCE)
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        second = pool.submit(lambda: client.lock("b", timeout=PATIENCE).acquire().release())
+        eventually(lambda: pump.mux._parked, "there is no session for it")
+        held[1].release()
+        assert second.result(PATIENCE) is True
+
+
+async def test_a_timer_that_was_interrupted_before_its_first_step_is_missed(either: str) -> None:
+    """As by Ctrl-C in a program that goes on: nothing else would end the wait, nor close what is idle."""
+    loop: Any = asyncio.get_running_loop()
+    async with holdfast.AsyncClient(either) as client, holdfast.AsyncClient(either) as other:
+        held = await other.lock("a").acquire()
+        await (await client.lock("warm").acquire()).release()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
+        await until(lambda: any(each.opened for each in pump.mux.waits), "it stands in line")
+        [ticket] = pump.waiting
+        pump.waiting[ticket] = now() + 0.1
+        pump.set_alarm(pump.waiting[ticket])
+        ours = (pump._sweep, pump._ring_alarm, pump._readable)
+        timers = [each for each in loop._scheduled if each._callback in ours and not each.cancelled()]
+        assert pump._ring_alarm in [each._callback for each in timers]
+        for timer in timers:
+            timer.cancel()
+        with pytest.raises(holdfast.AcquireTimeout):
+            await asyncio.wait_for(waiting, PATIENCE)
+        await held.release()
+        await until(lambda: not (pump.mux.holds or pump.mux.waits), "what is idle is closed")
+
+
+async def test_a_wait_has_a_timer_in_the_loop_only_when_its_end_is_near(postgres_url: str) -> None:
+    """A loop with timers takes longer for each of its rounds. Until then others look at the time, now and then."""
+    loop: Any = asyncio.get_running_loop()
+    async with holdfast.AsyncClient(postgres_url) as client, holdfast.AsyncClient(postgres_url) as other:
+        await other.lock("a").acquire()
+        await (await client.lock("warm").acquire()).release()
+        pump: Any = client._locks.sessions._pump  # type: ignore[union-attr]
+
+        def timers() -> list[float]:
+            ours = [each for each in loop._scheduled if getattr(each._callback, "__self__", None) is pump]
+            return [each.when() - loop.time() for each in ours if not each.cancelled()]
+
+        waiting = asyncio.create_task(client.lock("a").acquire(timeout=600))
+        await until(lambda: pump.waiting, "it waits")
+        assert timers() == []
+        [ticket] = pump.waiting
+        before = now()
+        pump.waiting[ticket] = ends = before + AHEAD / 2
+        pump._sweep()
+        [seconds] = timers()
+        assert ends - now() - 0.001 <= seconds <= ends - before + 0.001
+        with pytest.raises(holdfast.AcquireTimeout):
+            await asyncio.wait_for(waiting, PATIENCE)
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_the_grants_of_an_event_loop_that_was_closed_are_lost(postgres_url: str, past: bool) -> None:
+    async def main() -> Any:
+        client = holdfast.AsyncClient(postgres_url)
+        if past:
+            await (await client.lock("warm").acquire()).release()
+        return client, await client.lock("a").acquire()
+
+    _client, grant = asyncio.run(main())
+    with holdfast.Client(postgres_url) as other:
+        other.lock("a").acquire(timeout=PATIENCE)
+        assert grant.lost
+        with pytest.raises(holdfast.LeaseLost, match="loop"):
+            grant.check()
+
+
+def test_a_signal_handler_that_locks_during_the_very_first_acquire(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.lock.shared_pump import SharedPump
+
+    with holdfast.Client(postgres_url) as client:
+
+        class Interrupted(SharedPump):
+            def __init__(self, *args: Any) -> None:
+                monkeypatch.undo()
+                assert sessions._starting.acquire(timeout=PATIENCE), "it would wait for itself"
+                sessions._starting.release()
+                grants.append(client.lock("handler", timeout=PATIENCE).acquire())  # what the handler does
+                super().__init__(*args)
+
+        monkeypatch.setattr("holdfast.lock.locks.SharedPump", Interrupted)
+        sessions: Any = client.lock("a")._space.sessions
+        grants: list[Any] = []
+        grants.append(client.lock("main", timeout=PATIENCE).acquire())
+        assert {grant.ticket.session for grant in grants} == set(sessions._pump.mux.holds), "one pump for both"
+        assert [grant.release() for grant in grants] == [True, True]

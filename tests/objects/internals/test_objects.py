@@ -1,0 +1,389 @@
+"""The object contract on every engine of this machine, in both flavours; and what only our own engines can show."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import MatchVersion, MustCreate, Unconditional
+from holdfast.testing import Proxy
+from holdfast.testing.object_contract import ObjectContract
+from holdfast.testing.object_watching import drain
+from holdfast.testing.server import until
+from tests.children import PATIENCE, query
+from tests.conftest import MAJORS, shared
+from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def url(emptied: str) -> str:
+    return emptied
+
+
+class TestObjects(ObjectContract):
+    pass
+
+
+@pytest.mark.parametrize("kind", [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE])
+async def test_a_write_in_the_users_transaction_stays_or_goes_with_it(kind: str, sqlite_url: str) -> None:
+    where = shared(MAJORS[-1]) if kind in POSTGRES or kind in ALCHEMY else sqlite_url
+    async with subject(kind, where) as each:
+        objects, outside = each.client.objects, each.other.objects
+        for end in (each.rollback, each.commit):
+            await each.begin()
+            await each.write("mine")
+            put = await settled(objects.put_if("tx", each.name, {"a": 1}, MustCreate(), tx=each.connection))
+            with pytest.raises(holdfast.AlreadyExists):
+                await settled(objects.put_if("tx", each.name, 2, MustCreate(), tx=each.connection))
+            with pytest.raises(holdfast.Conflict):
+                await settled(objects.delete_if("tx", each.name, put.version + 1, tx=each.connection))
+            assert outside.get("tx", each.name) is None, "nobody sees it before the commit"
+            await end()
+        assert outside.get("tx", each.name) == put
+        assert each.rows() == ["mine"], "the refusals left the transaction usable"
+        await each.begin()
+        await each.write("gone")
+        raw = await settled(objects.put_if("tx", each.name, b"\x00", MatchVersion(put.version), tx=each.connection))
+        await settled(objects.delete_if("tx", each.name, raw.version, tx=each.connection))
+        await each.commit()
+        assert outside.get("tx", each.name) is None
+
+
+def test_a_connection_without_a_transaction_is_refused_before_anything_is_written(postgres_url: str) -> None:
+    with (
+        holdfast.Client(postgres_url) as client,
+        psycopg.connect(postgres_url, autocommit=True) as bare,
+        closing(sqlite3.connect(":memory:")) as elsewhere,
+    ):
+        with pytest.raises(ValueError, match="autocommit"):
+            client.objects.put_if("box", "b-1", 1, MustCreate(), tx=bare)
+        with pytest.raises(ValueError, match="the objects are in postgresql"):
+            client.objects.put_if("box", "b-1", 1, MustCreate(), tx=elsewhere)
+        with pytest.raises(TypeError, match=r"cannot use the transaction of a builtins\.str"):
+            client.objects.delete_if("box", "b-1", 1, tx="conn")
+        assert client.objects.list("box") == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: str) -> None:
+    """The connection dies before the request arrives, or before the answer does: what compares is asked after."""
+    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
+        objects, cursor = client.objects, client.objects.cursor()
+
+        def broken(write: Callable[[], Any]) -> Any:
+            for warm in (
+                lambda: objects.put_if("x", "x", 1, MatchVersion(1)),
+                lambda: objects.put_if("x", "x", 1, MatchVersion(1), labels={}),
+                lambda: objects.delete_if("x", "x", 1),
+            ):
+                with pytest.raises(holdfast.Conflict):
+                    warm()  # prepared by now: the next message is the statement itself
+            if moment == "before":
+                proxy.cut()
+                return write()
+            written = changes()
+            proxy.stall("to_client")
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(write)
+                until(lambda: changes() != written, what="the server has done it")
+                proxy.cut()
+                proxy.heal()
+                return answer.result(PATIENCE)
+
+        def changes() -> Any:
+            return query(postgres_url, "select count(*) from holdfast.object_change")
+
+        record = broken(lambda: objects.put_if("box", "b-1", 1, MustCreate(), name="web"))
+        assert record == objects.get("box", "b-1")
+        second = broken(lambda: objects.put_if("box", "b-1", 2, MatchVersion(record.version)))
+        assert second == objects.get("box", "b-1")
+        third = broken(lambda: objects.put_if("box", "b-1", 3, MatchVersion(second.version), labels={"a": "b"}))
+        assert third == objects.get("box", "b-1")
+        broken(lambda: objects.delete_if("box", "b-1", third.version))
+        assert [each.kind for each in drain(objects.watch(since=cursor))] == [
+            "created",
+            "updated",
+            "updated",
+            "deleted",
+        ]
+
+
+def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgres_url: str) -> None:
+    """It could come a second time, and after somebody else's: nothing compares."""
+    with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
+        client.objects.put_if("box", "b-1", 1, MustCreate())
+        proxy.cut()
+        with pytest.raises(holdfast.EngineError):
+            client.objects.put_if("box", "b-1", 2, Unconditional())
+        client.objects.put_if("box", "b-1", 3, Unconditional())
+        assert client.objects.get("box", "b-1").payload == 3  # type: ignore[union-attr]
+
+
+def test_many_are_written_together_but_for_what_was_changed_is_locked_or_bytes(either: str) -> None:
+    """One transaction, which waits for nobody and is refused as a whole under a grant that has passed on."""
+    with holdfast.Client(either) as client, ExitStack() as stack:
+        objects, grant = client.objects, client.lease("work", ttl=600).acquire()
+        made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcdf"}
+        made["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(made["b"].version))
+        stale = made["b"]._replace(version=made["a"].version)
+        wanted = [each._replace(payload={"new": each.id}) for each in (stale, made["d"], made["a"])]
+        wanted.insert(2, made["a"]._replace(id="nobody"))
+        wanted.append(made["f"]._replace(payload=b"\0"))
+        if either.startswith("postgres"):  # on a file there is one writer, and nothing else is ever locked
+            mine = stack.enter_context(psycopg.connect(either))
+            mine.execute("select from holdfast.object where id = 'c' for update")
+            wanted.append(made["c"]._replace(payload={"new": "c"}))
+        cursor = objects.cursor()
+        written = objects.put_many("box", wanted, grant)
+        assert written.keys() == {"a", "d"}
+        if either.startswith("sqlite"):  # a gap would be taken for changes that were trimmed
+            assert [written[id] >> 20 for id in "da"] == [int(cursor) + 1, int(cursor) + 2]
+        for id in "ad":
+            found = objects.get("box", id)
+            assert found is not None
+            assert (found.payload, found.version, found.name) == ({"new": id}, written[id], id)
+            assert found.labels == {"a": id}
+            assert found.version > made["d"].version
+            assert found.created_at == made[id].created_at
+        told = drain(objects.watch(since=cursor))
+        assert [(each.id, each.version) for each in told] == sorted(written.items(), key=lambda each: each[1])
+        assert objects.put_if("box", "e", 1, MustCreate()).version > max(written.values())
+        stack.close()
+        client.leases.force_release("work", actor="operator", reason="test")
+        with suppress(holdfast.EngineError, holdfast.LeaseLost):
+            assert objects.put_many("box", [made["c"]._replace(payload=2)], grant) == {}
+        assert [objects.get("box", id) for id in "cf"] == [made["c"], made["f"]]
+
+
+def test_of_many_records_only_those_are_read_that_are_asked_for(postgres_url: str) -> None:
+    """Of a table that has just been filled there are no statistics yet. Where a page, a batch or a trim reads all of
+    it, a sweep costs the square of what there is."""
+    batch = json.dumps([{"id": str(number), "body": "1", "expected": 1} for number in range(10_100, 10_110)])
+    made = "select 'box', n::text, null, '0', null, '{}', 1, now(), now() from generate_series(10000, 12999) n"
+    query(postgres_url, f"insert into holdfast.object {made}")
+    logged = "select '9'::xid8, n, n, 'box', n::text, 'updated' from generate_series(1, 9000) n"
+    query(postgres_url, f"insert into holdfast.object_change {logged}")
+    for table, call, number in (
+        ("object", f"holdfast.object_put_many('box', '{batch}', null, null)", 10),
+        ("object", "holdfast.object_list('box', '{}', '10100', 10)", 10),
+        ("object_change", "holdfast.object_trim(104000)", 5000),
+    ):
+        with psycopg.connect(postgres_url) as mine:
+            mine.execute(f"select {call}".encode())
+            read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = %s"
+            assert mine.execute(read, (table,)).fetchone() == (number,), call
+    assert query(postgres_url, "select count(*) from holdfast.object_change") == [(5010,)]
+
+
+def test_a_payload_is_text_or_bytes_for_whoever_calls_the_function(postgres_url: str) -> None:
+    rest = "'any', null, false, null, null, null, false, null, null, false"
+    for wrong in ("null, null", "'1', '00'"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="either text or bytes"):
+            query(postgres_url, f"select holdfast.object_put('box', 'b-1', {wrong}, {rest})")
+    assert query(postgres_url, "select count(*) from holdfast.object") == [(0,)]
+
+
+def test_at_a_version_read_before_a_restore_an_object_can_be_written_and_its_version_rises(postgres_url: str) -> None:
+    """The statement that compares and swaps also compares the epoch: where that has moved, it is done the long way."""
+    with holdfast.Client(postgres_url) as client:
+        record = client.objects.put_if("box", "b-1", 1, MustCreate())
+        query(postgres_url, "update holdfast.meta set home = 'pg_class'::regclass")
+        written = client.objects.put_if("box", "b-1", 2, MatchVersion(record.version))
+        assert written.version >> 40 > record.version >> 40
+        assert client.objects.get("box", "b-1") == written
+        with pytest.raises(holdfast.Conflict):
+            client.objects.put_if("box", "b-1", 3, MatchVersion(record.version))
+
+
+def test_a_role_needs_usage_and_execute_alone(postgres_url: str) -> None:
+    name = f"role_{postgres_url.rpartition('_')[2]}"
+    for sql in (
+        f"create role {name} login", f"grant usage on schema holdfast to {name}",
+        f"grant execute on all functions in schema holdfast to {name}",
+    ):  # fmt: skip
+        query(postgres_url, sql)
+    with holdfast.Client(postgres_url.replace("//postgres@", f"//{name}@")) as client:
+        cursor = client.objects.cursor()
+        record = client.objects.put_if("box", "b-1", 1, MustCreate(), name="web")
+        assert client.objects.list("box") == [client.objects.get_by_name("box", "web")] == [record]
+        client.objects.delete_if("box", "b-1", record.version)
+        assert len(drain(client.objects.watch(since=cursor))) == 2
+
+
+def test_versions_rise_over_a_new_boot_and_old_cursors_are_refused(sqlite_url: str) -> None:
+    """WAL mode may lose the last commits when the machine itself goes down: what was counted then may not be there."""
+    with holdfast.Client(sqlite_url) as client:
+        record, cursor = client.objects.put_if("box", "b-1", 1, MustCreate()), client.objects.cursor()
+    query(sqlite_url, "update holdfast_fence set boot = 'another'")
+    with holdfast.Client(sqlite_url) as client:
+        assert client.objects.get("box", "b-1") == record
+        with pytest.raises(holdfast.CursorExpired):
+            client.objects.watch(since=cursor).next(timeout=0)
+        assert client.objects.put_if("box", "b-1", 2, MatchVersion(record.version)).version > record.version + 1000
+
+
+def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_with_what_that_left(
+    sqlite_url: str,
+) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    made = holdfast.Client(sqlite_url).objects.put_if("box", "b-1", 1, MustCreate())
+    with (
+        holdfast.Client(sqlite_url) as client,
+        closing(sqlite3.connect(path)) as mine,
+        Path(f"{path}.holdfast-turn").open("rb") as turn,
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            return False
+
+        told = client.objects.put_if("box", "b-1", 2, MatchVersion(made.version), tx=mine)
+        waiting = pool.submit(client.objects.put_if, "box", "b-1", 3, MatchVersion(made.version))
+        until(taken, what="it is its turn, and it waits")
+        mine.commit()
+        refused = waiting.exception(PATIENCE)
+        assert isinstance(refused, holdfast.Conflict)
+        assert refused.current == told.version
+        assert client.objects.get("box", "b-1") == told
+
+
+class Interrupt:
+    """KeyboardInterrupt on the way into a function, where the interpreter looks for signals: number ``at`` of all that
+    are called in the block, and not by the garbage collector, where nobody would hear of it."""
+
+    def __init__(self, at: int) -> None:
+        self.left, self.raised = at, False
+
+    def __enter__(self) -> None:
+        gc.disable()
+        sys.settrace(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        gc.enable()
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code.co_name not in ("__exit__", "__del__") or frame.f_code.co_filename != __file__:
+            self.left -= 1
+            if self.left < 0 and not self.raised:
+                self.raised = True
+                raise KeyboardInterrupt
+
+
+def test_a_write_that_was_interrupted_anywhere_leaves_the_client_usable_and_nothing_locked(either: str) -> None:
+    """Also where somebody keeps the exception, and with it all that it passed: a prompt does."""
+    kept: list[KeyboardInterrupt] = []
+    with holdfast.Client(either) as client, holdfast.Client(either) as other:
+        record = client.objects.put_if("box", "b-1", 0, MustCreate())
+        written: list[dict[str, Any]] = [{}, {"labels": {"a": "b"}}]
+        for more in written:  # which are written in two ways
+            for at in range(10_000):
+                interrupt = Interrupt(at)
+                try:
+                    with interrupt:
+                        client.objects.put_if("box", "b-1", at, MatchVersion(record.version), **more)
+                except KeyboardInterrupt as error:
+                    kept.append(error)
+                if not interrupt.raised:
+                    break
+                assert client.objects.get("box", "b-1") is not None
+                record = other.objects.put_if("box", "b-1", "from here", Unconditional())
+            record = other.objects.put_if("box", "b-1", "from here", Unconditional())
+        assert len(kept) > 50
+
+
+def test_a_version_that_was_rolled_back_is_nobody_elses(either: str) -> None:
+    """Whoever was told it in that transaction would overwrite what somebody else has written since."""
+    mine: Any = sqlite3.connect(either.removeprefix("sqlite:///")) if "sqlite" in either else psycopg.connect(either)
+    with closing(mine), holdfast.Client(either) as client:
+        made = client.objects.put_if("box", "b-1", "before", MustCreate())
+        told = client.objects.put_if("box", "b-1", "undone", MatchVersion(made.version), tx=mine)
+        mine.rollback()
+        kept = client.objects.put_if("box", "b-1", "by another", MatchVersion(made.version))
+        assert kept.version != told.version
+        with pytest.raises(holdfast.Conflict):
+            client.objects.put_if("box", "b-1", "by one who has never seen it", MatchVersion(told.version))
+        assert client.objects.get("box", "b-1") == kept
+
+
+def test_the_log_is_trimmed_and_who_is_too_late_is_told(either: str) -> None:
+    """The numbers are moved ahead instead of written a hundred thousand times."""
+    with holdfast.Client(either) as client:
+        objects = client.objects
+        cursor = objects.cursor()
+        objects.put_if("box", "b-0", 0, MustCreate())
+        assert [each.id for each in drain(objects.watch(since=cursor))] == ["b-0"]
+        if either.startswith("sqlite"):
+            query(either, "update holdfast_object_version set first = (first / 1024 + 101) * 1024 - 1")
+        else:
+            query(either, "select setval('holdfast.object_version', 102399)")
+        held = objects.cursor()
+        for number in range(1, 4):
+            objects.put_if("box", f"b-{number}", 0, MustCreate())
+        kept = query(either, f"select count(*) from holdfast{'_' if 'sqlite' in either else '.'}object_change")
+        assert kept == [(3,)]
+        with pytest.raises(holdfast.CursorExpired):
+            objects.watch(since=cursor).next(timeout=0)
+        if not either.startswith("sqlite"):  # there, numbers that were jumped over count as trimmed
+            assert [each.id for each in drain(objects.watch(since=held))] == ["b-1", "b-2", "b-3"]
+
+
+@pytest.mark.parametrize("short", [1, 2])
+def test_the_log_is_trimmed_where_every_other_change_is_a_deletion(sqlite_url: str, short: int) -> None:
+    """Round numbers are all creations, or all deletions."""
+    with holdfast.Client(sqlite_url) as client:
+        client.objects.put_if("box", "b-0", 0, MustCreate())
+        query(sqlite_url, f"update holdfast_object_version set first = (first / 1024 + 101) * 1024 - {short}")
+        made = client.objects.put_if("box", "b-1", 0, MustCreate())
+        client.objects.delete_if("box", "b-1", made.version)
+    assert query(sqlite_url, "select distinct id from holdfast_object_change") == [("b-1",)]
+
+
+@pytest.mark.parametrize("drawn", [102398, 102399])
+def test_the_log_is_trimmed_where_all_is_written_in_transactions_of_the_users(postgres_url: str, drawn: int) -> None:
+    """Each draws two numbers: where one writes at a time, round ones are all versions, or all places."""
+    with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
+        client.objects.put_if("box", "b-0", 0, MustCreate())
+        mine.execute("select setval('holdfast.object_version', %s)", [drawn])
+        client.objects.put_if("box", "b-1", 0, MustCreate(), tx=mine)
+        mine.commit()
+    assert query(postgres_url, "select id from holdfast.object_change") == [("b-1",)]
+
+
+def test_between_two_attempts_of_an_update_there_is_a_pause_of_chance(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who have lost the same race would meet again in the next one."""
+    pauses: list[float] = []
+    monkeypatch.setattr("holdfast.objects.objects.sleep", pauses.append)
+    with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as other:
+        client.objects.put_if("box", "b-1", 0, MustCreate())
+
+        def change(record: Any) -> int:
+            other.objects.put_if("box", "b-1", 0, Unconditional())
+            return 1
+
+        with pytest.raises(holdfast.Conflict):
+            client.objects.update("box", "b-1", change)
+    assert len({*pauses}) == 9
+    assert all(0 <= pause <= min(0.002 * 2**attempt, 0.25) for attempt, pause in enumerate(pauses))

@@ -1,0 +1,67 @@
+"""One lifecycle, whichever way an operation is run: what comes after what, and for how long it is locked."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import telemetry
+from holdfast.runtime.clock import now
+from holdfast.testing.operation_stage import name
+from tests.children import query
+from tests.operations.governing import connected, key
+
+
+@pytest.mark.parametrize("way", ["outside", "own"])
+def test_everything_comes_in_its_order_and_is_told_when_the_lock_is_free(either: str, way: str) -> None:
+    dataset, steps = name(), list[tuple[str, bool]]()
+    with holdfast.Client(either) as client, holdfast.Client(either) as other, connected(either) as mine:
+
+        def is_free() -> bool:
+            if way == "own" and either.startswith("sqlite"):  # its lock is that of the file
+                with closing(sqlite3.connect(either.removeprefix("sqlite:///"), timeout=0)) as file:
+                    try:
+                        return file.execute("begin immediate") is not None
+                    except sqlite3.OperationalError:
+                        return False
+            return bool(other.operation(key(dataset, name()), when_locked="skip").run(int).status == "success")
+
+        def at(step: str) -> Any:
+            return lambda: steps.append((step, is_free()))
+
+        def hear(event: str, fields: Any) -> None:
+            if event == "operation.ended" and fields["key"] == subject.digest:
+                at("told")()
+
+        def work(op: Any) -> str:
+            at("done")()
+            if way == "outside" and either.startswith("postgres"):
+                assert query(either, "select * from pg_locks where locktype = 'advisory'") == [], "nothing but a lease"
+            op.checkpoint("half way")
+            return "done"
+
+        subject = key(dataset)
+        given = client.operation(
+            subject, tx=mine if way == "own" else None, preconditions=[at("before")], postconditions=[at("after")]
+        )
+        stop, asked_at = telemetry.listen(hear), now()
+        try:
+            assert given.run(work).result == "done"
+        finally:
+            stop()
+        took = now() - asked_at
+        assert steps == [("before", False), ("done", False), ("after", False), ("told", True)]
+        begun = ["effect_started"] if way == "outside" else []  # in a transaction that is for nobody to see
+        entries = client.operations.history(subject)
+        assert [each.kind for each in entries] == [
+            "lock_acquired", "claimed", "precondition", *begun, "checkpoint", "postcondition", "success",
+            "lock_released",
+        ]  # fmt: skip
+        held = json.loads(entries[-1].detail)["held"]
+        assert (entries[-2].at - entries[0].at) / 1e6 <= held <= took, "from the lock to its release"
+        assert [each.type for each in client.relays.events(subject)] == ["START", "COMPLETE"]

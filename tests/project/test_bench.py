@@ -1,0 +1,69 @@
+"""The benchmarks run: nothing is said here about how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.aims import ASYNC_PAIR, PAIR, judge
+from bench.measure import Result
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["sqlite", "refused", "heartbeat", "pair", "handover", "objects", "sweep"],
+        ["lock_pair", "lock_tasks", "lock_handover", "lock_held"],
+        ["operation", "replayed", "operation_batch", "unheard", "gateway"],
+    ],
+    ids=" ".join,
+)
+def test_quick_benchmarks_measure_every_variant_against_the_first(names: list[str]) -> None:
+    done = bench("--quick", "--json", *names)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["machine"]["python"]
+    found = report["results"]
+    assert all(each["value"] > 0 and each["ratio"] > 0 for each in found)
+    by_benchmark = {each["benchmark"]: each for each in reversed(found)}
+    assert len(by_benchmark) >= len(names)
+    assert all(first["ratio"] == 1.0 for first in by_benchmark.values())
+
+
+def test_figures_are_judged_by_their_aims() -> None:
+    """An aim is about the first variant, or about another one; what was not measured is not judged."""
+    ratios = {PAIR: 1.2, ASYNC_PAIR: 1.7, "redis-py Lock": 3.7}
+    results = [Result("lock pair", name, ratio * 5e-5, "s", ratio) for name, ratio in ratios.items()]
+    verdicts = judge(results)
+    assert [(each.aim.variant, each.aim.than, each.met) for each in verdicts] == [
+        (PAIR, None, True),
+        (ASYNC_PAIR, None, False),
+        (PAIR, "redis-py Lock", True),
+    ]
+    assert str(verdicts[1]) == "MISSED  lock pair: async with client.lock(name): 1.7, at most 1.6"
+
+
+def test_the_table_is_plain_text_without_a_terminal() -> None:
+    done = bench("--quick", "sqlite")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "pair, SQLite" in done.stdout
+    assert "insert + delete" in done.stdout
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    done = bench("speed")
+    assert done.returncode == 2
+    assert "no benchmark 'speed': there are pair, sqlite" in done.stderr

@@ -1,0 +1,179 @@
+"""What a newcomer runs first: it has to be true, and to leave nothing behind whenever it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.server import until
+from holdfast.testing.standstill import Standstill
+from holdfast.testing.watcher import family
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+pytestmark = pytest.mark.timeout(900)  # it may be run again
+ENGINES = pytest.mark.parametrize("options", [[], ["--postgres"]], ids=["sqlite", "postgres"])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder that the account of the PostgreSQL server may enter, too."""
+    with tempfile.TemporaryDirectory(prefix="demo-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def demo(options: list[str], folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The demo in a process group of its own. Its workers share its stderr, which ends only with the last of them."""
+    environment = {**os.environ, "TERM": "dumb", **({"TMPDIR": str(folder)} if folder else {})}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores Ctrl-C
+    process = subprocess.Popen(
+        [sys.executable, str(DEMO), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    signal.signal(signal.SIGINT, before)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Everything below the temporary folder but the initialised data folder that later runs copy."""
+    found = [*folder.glob("holdfast-demo-*"), *folder.glob("holdfast-postgres-*/server-*")]
+    return [str(each) for each in found]
+
+
+def played(options: list[str], standstill: Standstill) -> tuple[int, str, str]:
+    """Its exit status and output. Its leases are to be lost within seconds, so a machine that stood still for a second
+    spoils it: then it is run again."""
+    for _ in range(3):
+        began = time.monotonic()
+        with demo(options) as process:
+            said, complaints = process.communicate(timeout=280)
+        if process.returncode == 0 or max(standstill.pauses(began), default=0.0) < 0.5:
+            break
+    return process.returncode, said, complaints
+
+
+@ENGINES
+def test_the_demo_is_true_and_its_output_readable_without_a_terminal(
+    options: list[str], standstill: Standstill
+) -> None:
+    status, said, complaints = played(options, standstill)
+    assert status == 0, said + complaints
+    assert complaints == ""
+    assert "\x1b" not in said
+    assert "NOT TRUE" not in said
+    assert ("PostgreSQL" if options else "SQLite") in said.splitlines()[0]
+    assert re.search(r"1 of 2 has it", said)
+    assert re.search(r"took over [\d.]+ s after the kill", said)
+    assert re.search(r"took over from C \(pid \d+\) \d+ ms after the kill", said)
+    assert re.search(r"it refused: FencedOut: lease 'nightly-import' has passed on", said)
+    assert "stale writes in the application's table: 1 without protection, 0 with it" in said
+    assert re.search(r"^session-import +\d+ +C .* session_lost *$", said, re.MULTILINE)
+    assert re.search(r"run 5 times with one key: 1 row, 4 replays", said)
+    assert re.search(r"5 times with one Idempotency-Key: 1 sandbox", said)
+    assert re.search(r"replica-\d \(pid \d+\) leads \d+ ms after the kill", said)
+    assert said.splitlines()[-1].startswith("Everything above was true: 9 processes")
+
+
+@pytest.mark.parametrize(
+    ("options", "moment"),
+    [([], "holdfast"), (["--postgres"], "4."), (["--gateway"], "3.")],
+    ids=["sqlite-starting", "postgres-paused", "sqlite-serving"],
+)
+def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str, folder: Path) -> None:
+    for _ in range(5):  # until it is hit: a test that was held up may find that it is over
+        with demo(options, folder) as process:
+            reached = comes_to(process, moment)
+            born = list(family(process.pid))
+            os.killpg(process.pid, signal.SIGINT)
+            _, complaints = process.communicate(timeout=120)
+        if reached and process.returncode != 0 and (born or moment == "holdfast"):
+            break
+    assert reached, f"the demo ended before {moment!r}"
+    assert born or moment == "holdfast"
+    assert process.returncode == 130, complaints
+    assert complaints.strip() == "interrupted; no process and no folder is left behind"
+    until(lambda: not any(alive(pid) for pid in born), what="every process of the demo is gone")
+    assert leftovers(folder) == []
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+import demo
+
+def show(*_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt as error:
+        raise RuntimeError("in a class body of a module that is being imported") from error
+
+demo.show, sys.argv = show, ["demo"]
+sys.exit(demo.main())
+"""
+
+
+def test_ctrl_c_in_the_midst_of_an_import_is_told_as_such() -> None:
+    """Before Python 3.12 it comes out of there as a RuntimeError."""
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=DEMO.parent, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted; no process and no folder is left behind")
+
+
+def comes_to(process: subprocess.Popen[str], moment: str) -> bool:
+    """False when it has ended before: on a machine that stood still it may."""
+    assert process.stdout is not None
+    return any(line.startswith(moment) for line in process.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with its parent")
+@pytest.mark.parametrize(("options", "moment"), [([], "4."), (["--gateway"], "3.")], ids=["paused", "serving"])
+def test_a_demo_that_is_killed_takes_its_workers_with_it(options: list[str], folder: Path, moment: str) -> None:
+    """Paused ones, too: nobody would ever resume them; and a driver ends its sandboxes."""
+    for _ in range(5):
+        with demo(options, folder) as process:
+            reached = comes_to(process, moment)
+            born = list(family(process.pid))
+            process.kill()
+        if reached and born:
+            break
+    assert reached, f"the demo ended before {moment!r}"
+    assert born
+    until(lambda: not any(alive(pid) for pid in born), what="every worker is gone")
+
+
+def test_without_postgresql_it_says_what_to_install() -> None:
+    code = (
+        "import runpy, sys; sys.modules['holdfast.testing.binaries'] = type(sys)('none');"
+        "sys.modules['holdfast.testing.binaries'].available = dict;"
+        f"sys.argv = ['demo', '--postgres']; runpy.run_path({str(DEMO)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    assert "pip install 'holdfast[postgres,testing]'" in done.stdout
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

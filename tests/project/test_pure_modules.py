@@ -1,0 +1,50 @@
+"""The modules that decide are pure: no I/O, no clock, no threads, and neither `database` nor `runtime`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "holdfast"
+PURE = """
+    canonical cells errors geo keys names reconciler records
+    database/privileges
+    doctor/findings doctor/operations doctor/sqlite doctor/postgres/connectivity doctor/postgres/limits
+    doctor/postgres/settings doctor/postgres/tables
+    driver/driver_json
+    governance/dataset governance/policy
+    lease/probe lease/trust
+    lineage/published lineage/relay_terms
+    lock/claims lock/mend lock/mux lock/row_key lock/sessions lock/standing lock/terms lock/tickets
+    objects/changes objects/model
+    operations/archive operations/chain operations/decide operations/energy operations/events operations/lineage_terms
+    operations/logged operations/outcome operations/pointer operations/replay operations/results operations/terms
+    operations/wal
+    recipes/election recipes/gate_terms recipes/guard_terms recipes/reconciling recipes/sharding recipes/slot_terms
+    runtime/metrics
+""".split()  # noqa: SIM905
+FORBIDDEN = {
+    "asyncio", "asyncpg", "concurrent", "multiprocessing", "psycopg", "queue", "select", "selectors", "signal",
+    "socket", "sqlalchemy", "sqlite3", "ssl", "subprocess", "threading", "time",
+}  # fmt: skip
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_module_that_decides_imports_nothing_that_acts(name: str) -> None:
+    used = imports(PACKAGE / f"{name}.py")
+    assert not {module for module in used if module.split(".")[0] in FORBIDDEN}
+    pure = {f"holdfast.{module.replace('/', '.')}" for module in PURE}
+    own = {module for module in used if module.startswith("holdfast.")}
+    assert not {module for module in own if module not in pure and module.rpartition(".")[0] not in pure}

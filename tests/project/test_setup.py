@@ -1,0 +1,29 @@
+"""The environment is made once: a second `make` is fast; other ingredients or another address make it anew."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SETUP = 'mkdir -p "$1" && echo made >>made\n'
+
+
+def make(folder: Path) -> int:
+    """How often the environment has been made, after one more `make setup`."""
+    subprocess.run(["make", "setup"], cwd=folder, check=True, capture_output=True, timeout=60)
+    return len((folder / "made").read_text().split())
+
+
+def test_the_environment_is_made_anew_only_when_the_lock_or_its_address_changed(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "scripts").mkdir(parents=True)
+    (here / "scripts/setup.sh").write_text(SETUP)
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.lock"):
+        shutil.copy(ROOT / name, here / name)
+    assert [make(here), make(here)] == [1, 1]
+    (here / "requirements-dev.lock").touch()
+    assert [make(here), make(here)] == [2, 2]
+    here.rename(there)
+    assert [make(there), make(there)] == [3, 3]

@@ -1,0 +1,80 @@
+"""The built wheel works where nothing of this checkout can be imported: a lease, a lock, an operation, the commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys, holdfast
+print(holdfast.__file__)
+with holdfast.Client(sys.argv[1]) as client:
+    with client.lease("nightly-import", ttl=600) as grant, client.lock(("agent", 7)):
+        print(grant.fence > 0, [row.name for row in client.leases.list()], len(client.locks.list()))
+    key = holdfast.OperationKey(pipeline="etl", task="load", dataset="parcels", operation="upsert", version="1")
+    print([client.operation(key).run(lambda: 42).result for _ in range(2)])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what it is made of."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def env(wheel: Path) -> Path:
+    """An environment with the wheel installed. It sees what that depends on through a path, and not this checkout."""
+    folder = wheel.parent / "env"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=wheel.parent)
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    options = ["install", "--no-index", "--no-deps", "--quiet", wheel]
+    python = folder / "bin" / "python"
+    if importlib.util.find_spec("pip") is not None:
+        run(sys.executable, "-m", "pip", "--python", python, *options, cwd=folder)
+    else:  # uv made the environment of the tests
+        run("uv", "pip", *options, "--python", python, cwd=folder)
+    return folder
+
+
+def run(*command: object, cwd: Path) -> str:
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, cwd=cwd, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_lease_a_lock_and_an_operation(env: Path, tmp_path: Path) -> None:
+    place, lease, operation = run(
+        env / "bin" / "python", "-c", PROGRAM, f"sqlite:///{tmp_path}/app.db", cwd=tmp_path
+    ).splitlines()
+    assert Path(place).is_relative_to(env)
+    assert lease == "True ['nightly-import'] 1"
+    assert operation == "[42, 42]"
+
+
+def test_the_command_line(env: Path, tmp_path: Path) -> None:
+    command, url = env / "bin" / "holdfast", f"sqlite:///{tmp_path}/app.db"
+    assert run(command, "--url", url, "run", "job", "--", "echo", "ran", cwd=tmp_path).endswith("ran\n")
+    assert '"job"' in run(command, "--url", url, "history", "--json", "job", cwd=tmp_path)
+
+
+def test_it_holds_what_users_can_use_and_not_the_proofs(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("holdfast/")}
+    assert {"holdfast/lease/postgres.sql", "holdfast/testing/contract.py", "holdfast/py.typed"} <= names
+    assert not [name for name in names if "chaos" in name or "succession" in name or "bugs" in name]

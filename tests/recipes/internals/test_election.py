@@ -1,0 +1,148 @@
+"""The elector's table and timings, without a database."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.lease.trust import margin
+from holdfast.names import Held
+from holdfast.recipes.election import Action, ElectorTerms, Event, State, after, replica
+
+events = st.lists(st.sampled_from(Event), max_size=30)
+RUNNING = {State.LEADING, State.YIELDING, State.LEAVING}
+
+
+@given(events)
+def test_the_lease_is_released_only_when_the_work_has_ended(history: list[Event]) -> None:
+    """And the work is started once a term, told to stop once, and never without having been started."""
+    state, working, told = State.STANDBY, False, False
+    for event in history:
+        if event is Event.WORK_ENDED and not working:
+            continue  # there is none
+        before = state
+        state, action = after(state, event)
+        assert (state in RUNNING) == ((working and action is not Action.RELEASE) or action is Action.START)
+        if action is Action.START:
+            assert before is State.STANDBY
+            assert event is Event.GRANTED
+            working, told = True, False
+        elif action is Action.CANCEL:
+            assert working
+            assert not told
+            told = True
+        elif action is Action.LET_EXPIRE:
+            assert told
+            assert event is Event.GRACE_OVER
+        elif action is Action.RELEASE:
+            assert event is Event.WORK_ENDED
+            working = False
+
+
+@given(events)
+def test_stop_is_for_good(history: list[Event]) -> None:
+    state = State.STANDBY
+    for event in [*history, Event.STOP]:
+        state, _ = after(state, event)
+    assert state in (State.LEAVING, State.ENDED)
+    for event in [*history, Event.WORK_ENDED]:
+        state, action = after(state, event)
+        assert action is not Action.START
+        assert state in (State.LEAVING, State.ENDED)
+    assert state is State.ENDED
+
+
+@given(events)
+def test_a_loss_leads_back_to_standing_by(history: list[Event]) -> None:
+    state = State.STANDBY
+    for event in [each for each in history if each is not Event.STOP]:
+        state, _ = after(state, event)
+    if state is State.LEADING:
+        state, action = after(state, Event.LOST)
+        assert (state, action) == (State.YIELDING, Action.CANCEL)
+        assert after(state, Event.WORK_ENDED) == (State.STANDBY, Action.RELEASE)
+
+
+def terms(**changed: Any) -> ElectorTerms:
+    usual: dict[str, Any] = {
+        "ttl": 30, "renew_every": 10, "retry_every": 5, "grace": None, "holder": None, "failover": "ttl",
+        "overrun": "wait",
+    }  # fmt: skip
+    return ElectorTerms.check(changed.pop("name", "reconciler"), **usual | changed)
+
+
+@given(st.floats(0.05, 86400), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_timings_that_are_taken_leave_room_for_a_renewal_and_for_the_work_to_stop(
+    ttl: float, renew: float, retry: float, grace: float
+) -> None:
+    try:
+        made = terms(ttl=ttl, renew_every=ttl * renew, retry_every=ttl * retry, grace=ttl * grace)
+    except ValueError:
+        return
+    assert made.renew_every + made.grace < made.ttl - margin(made.ttl)
+    assert made.renew_every <= made.ttl * 2 / 3
+    assert made.retry_every <= made.ttl
+
+
+@given(
+    st.floats(0.2, 86400), st.floats(0.1, 1.0), st.floats(0.0, 1.0), st.booleans(),
+    st.lists(st.tuples(st.sampled_from(["held", "busy", "silent"]), st.floats(0.0, 1.0)), min_size=1, max_size=50),
+)  # fmt: skip
+def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
+    ttl: float, retry: float, asked: float, kernel: bool, answers: list[tuple[str, float]]
+) -> None:
+    """It renewed, and was gone. A standby has just asked, or is about to, and whatever it hears until the lease ends
+    (somebody is just changing it, no answer at all), its next question comes soon enough after the end; and right after
+    it, unless the last one went unanswered."""
+    made = terms(ttl=ttl, renew_every=ttl / 4, retry_every=ttl * retry, grace=0.0)
+    at, number, heard = -made.retry_every * asked, 0, ""
+    while at < ttl and number < 5000:
+        heard, chance = answers[number % len(answers)]
+        number += 1
+        remaining = None if heard == "busy" else ttl - max(at, 0.0)
+        pause = made.until_next(None if heard == "silent" else Held("a", "b", remaining), kernel=kernel, chance=chance)
+        assert 0 < pause <= max(made.retry_every, 0.02)
+        at += pause
+    assert at <= ttl + made.retry_every
+    if heard != "silent":
+        assert at <= ttl + 0.02
+
+
+def test_where_the_kernel_knows_a_standby_looks_often_but_not_when_nobody_answers() -> None:
+    made, held = terms(), Held("a", "b", 80_000.0)
+    assert made.until_next(held, kernel=True, chance=1.0) == 0.005
+    assert made.until_next(held, kernel=False, chance=1.0) == made.until_next(None, kernel=True, chance=1.0) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"ttl": 10}, "renew_every must leave room"),
+        ({"renew_every": 30}, "renew_every must leave room"),
+        ({"renew_every": 0}, "renew_every must be between"),
+        ({"retry_every": 31}, "retry_every must be at most ttl=30"),
+        ({"retry_every": 0}, "retry_every must be between"),
+        ({"retry_every": math.nan}, "retry_every must be between"),
+        ({"grace": 19}, "ttl=30 is too short: renew_every=10 and grace=19"),
+        ({"grace": -1}, "grace must be between"),
+        ({"ttl": 0.01}, "ttl must be between"),
+        ({"name": ""}, "name must have"),
+        ({"holder": "x" * 181}, "holder must have 1 to 180"),
+        ({"failover": "never"}, "failover must be"),
+        ({"overrun": "kill"}, "overrun must be 'wait' or 'exit'"),
+    ],
+)
+def test_timings_that_cannot_hold_are_refused(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        terms(**changed)
+
+
+def test_a_replica_is_named_by_its_environment() -> None:
+    assert replica({"HOLDFAST_REPLICA_ID": "a", "HOSTNAME": "b"}, "c") == "a"
+    assert replica({"HOSTNAME": "b"}, "c") == "b"
+    assert replica({"HOSTNAME": ""}, "c") == "c"
+    assert replica({"HOSTNAME": "x\n" * 200}, "c") == ("x?" * 200)[:180]

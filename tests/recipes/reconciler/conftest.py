@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.yard import Yard
+from tests.recipes.reconciler.replicas import Records
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    return Yard(tmp_path)
+
+
+@pytest.fixture(params=["sqlite, sync", "postgres, async"])
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each engine and each flavour once: one decides about the SQL, the other about the waiting."""
+    engine, flavour = request.param.split(", ")
+    return request.getfixturevalue(f"{engine}_url"), flavour
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A failing driver is left alone for a moment instead of up to a minute; after how many failures, each time."""
+    asked: list[int] = []
+
+    def pause_after(failures: int, most: float) -> float:
+        asked.append(failures)
+        return 0.05
+
+    for flavour in ("", "_async"):
+        for module in ("reconciler", "mend"):
+            monkeypatch.setattr(f"holdfast.recipes.{module}{flavour}.pause_after", pause_after)
+    return asked
+
+
+@pytest.fixture
+def records(place: tuple[str, str]) -> Records:
+    return Records(place[0])
