@@ -24,8 +24,9 @@ settings.load_profile("same")
 
 pytest_plugins = ["tests.skips", "tests.standstill"]
 
-MAJORS = sorted(available())
-NEWEST = MAJORS[-1]
+NEWEST = max(available())
+MAJORS = sorted({min(available()), NEWEST})
+"""The oldest and the newest PostgreSQL on this machine: what holds on both holds between them."""
 _servers: dict[int, Postgres] = {}
 _models: dict[int, str] = {}
 
