@@ -73,7 +73,7 @@ lineage: $(STAMP) ## Break relay, sink and database for a minute: every event ar
 .PHONY: prove
 prove: $(STAMP) ## Run what only a real clock can show, and the proofs of guard, slots, gates and commands at full length
 	@$(BIN)/python -m pytest -m realtime -n 0 --timeout 600 $(ARGS)
-	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/recipes tests/commands -rA --timeout 600 $(ARGS)
+	@HOLDFAST_TRIALS=10 exec $(BIN)/python -m pytest tests/recipes/guard tests/recipes/slots tests/recipes/internals/test_gates.py tests/commands -rA --timeout 600 $(ARGS)
 
 .PHONY: spec
 spec: $(STAMP) ## Check the model of the lease with spin, the large instances too (minutes)

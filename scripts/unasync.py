@@ -146,6 +146,9 @@ def ruff(*arguments: str | Path) -> None:
 
 def generate(folder: Path) -> dict[Path, str]:
     """What each generated file should hold, by its path in the package; `folder` is scratch space."""
+    if missing := [name for name in sorted(HAND_WRITTEN) if not (PACKAGE / name).exists()]:
+        raise SystemExit(f"unasync: HAND_WRITTEN names {', '.join(missing)}, which do not exist")
+    present = read(PACKAGE)
     for path in sorted(PACKAGE.rglob("*_async.py")):
         name = path.relative_to(PACKAGE)
         if name.as_posix() in HAND_WRITTEN:
@@ -154,7 +157,10 @@ def generate(folder: Path) -> dict[Path, str]:
             code = convert(path.read_text(encoding="utf-8"))
         except (ValueError, SyntaxError, tokenize.TokenError) as error:
             raise SystemExit(f"unasync: {path.relative_to(ROOT)}: {error}") from error
-        copy = folder / name.with_name(f"{rename(path.stem)}.py")
+        target = name.with_name(f"{rename(path.stem)}.py")
+        if (PACKAGE / target).exists() and target not in present:
+            raise SystemExit(f"unasync: src/holdfast/{target} is written by hand: name {name} in HAND_WRITTEN")
+        copy = folder / target
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(HEADER.format(path.name) + code, encoding="utf-8")
     ruff("check", "--fix", "--exit-zero", "--select", MENDED, folder)

@@ -1,7 +1,7 @@
 /* At most one client believes that it holds the lease, while the clocks are sane and nobody uses force.
  *
  * A client counts its trust from before it asked; an answer that was lost, of an acquire or of a heartbeat, never
- * extends it, and trust that has ended does not come back (after() in core/renewal.py). With TOLD an operator uses force:
+ * extends it, and trust that has ended does not come back (after() in lease/trust.py). With TOLD an operator uses force:
  * then two may believe, but only until the next heartbeat of the one who lost it is answered. */
 #include "lease.pml"
 

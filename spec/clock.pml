@@ -1,4 +1,4 @@
-/* Sane clocks: server and clients run at one rate (what differs is in the margin, core/renewal.py), so one tick passes
+/* Sane clocks: server and clients run at one rate (what differs is in the margin, lease/trust.py), so one tick passes
  * for all. Times are kept as what is left of them, which keeps the number of states finite without an end of time. */
 
 byte trust[CLIENTS];        /* ticks a client may still act as the holder, by its own clock */

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dis import opname
+from functools import cache
 from inspect import CO_GENERATOR
 from pathlib import Path
 from threading import get_ident
@@ -23,6 +24,7 @@ TOOL = 4
 monitoring: Any = getattr(sys, "monitoring", None)
 
 
+@cache
 def generated(*folders: str) -> tuple[str, ...]:
     """The files of the sync flavour in these folders of the package."""
     package = Path(holdfast.__file__).parent

@@ -15,11 +15,11 @@ import psycopg
 from psycopg.rows import dict_row
 
 import holdfast
-from holdfast.testing import ledger
 from holdfast.testing.faults.servers import Pair
 from holdfast.testing.history import Database, write_database
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.server import until
+from proof import ledger
 from proof.bugs.implementation import Connection, Holdfast, answer
 from proof.bugs.worker import Worker
 

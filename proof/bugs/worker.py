@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import psycopg
 
-from holdfast.testing import ledger
 from holdfast.testing.history import Pending, Recorder, now
+from proof import ledger
 from proof.bugs.implementation import Connection, Grant, Holdfast
 
 

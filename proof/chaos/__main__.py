@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
-from holdfast.testing.arguments import count, positive, seconds
+from proof.arguments import count, positive, seconds
 from proof.chaos import report
 from proof.chaos.lane import Lane, Outcome
 from proof.chaos.places import LANES, playable

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import holdfast
-from holdfast.testing import ledger
 from holdfast.testing.history import Pending
+from proof import ledger
 
 _ROLLED_BACK = ("40", "HF", "23", "55")
 """Classes of errors with which the server answers a COMMIT that it did not do."""

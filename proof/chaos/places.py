@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import holdfast
-from holdfast.testing import ledger
 from holdfast.testing.faults import (
     Clock,
     Fault,
@@ -34,6 +33,7 @@ from holdfast.testing.pooler import Pooler
 from holdfast.testing.pooler import find as find_pooler
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.proxy import Proxy
+from proof import ledger
 
 Rows = list[tuple[Any, ...]]
 STEP = 3.0

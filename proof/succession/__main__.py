@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.testing.arguments import count, seconds
+from proof.arguments import count, seconds
 from proof.succession.play import Play
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.governance.dataset import Dataset
     from holdfast.governance.policies import Policy
     from holdfast.governance.policy import Allow, Deny, PolicyContext, Review
-    from holdfast.inherited import inherited
+    from holdfast.inheritance import inherited
     from holdfast.keys import OperationKey, time_bucket
     from holdfast.lock.file_lock import file_lock
     from holdfast.lock.rows import row_lock
@@ -76,7 +76,7 @@ _HOME = {
     "MatchVersion": "holdfast.objects.model",
     "MustCreate": "holdfast.objects.model",
     "Unconditional": "holdfast.objects.model",
-    "inherited": "holdfast.inherited",
+    "inherited": "holdfast.inheritance",
     "is_masked": "holdfast.geo",
     "mask_h3": "holdfast.geo",
     "row_lock": "holdfast.lock.rows",

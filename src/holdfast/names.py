@@ -1,4 +1,4 @@
-"""What a lease is, as values: checked arguments, and the refusal in words."""
+"""Checks of names, seconds and timeouts; and what a lease is asked for with, until that moves to ``lease``."""
 
 import math
 from collections.abc import Callable

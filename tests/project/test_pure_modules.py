@@ -1,4 +1,4 @@
-"""The modules that decide are pure: no I/O, no clock, no threads, and neither `database` nor `runtime`."""
+"""The modules that decide are pure: no I/O, no clock, no threads, and nothing of ours that is not pure itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[2] / "src" / "holdfast"
 PURE = """
     canonical cells errors geo keys names reconciler records
     database/privileges
-    doctor/findings doctor/operations doctor/sqlite doctor/postgres/connectivity doctor/postgres/limits
-    doctor/postgres/settings doctor/postgres/tables
+    doctor/findings doctor/operations doctor/sqlite doctor/postgres/__init__ doctor/postgres/connectivity
+    doctor/postgres/limits doctor/postgres/settings doctor/postgres/tables
     driver/driver_json
     governance/dataset governance/policy
     lease/probe lease/trust
@@ -45,6 +45,18 @@ def imports(path: Path) -> set[str]:
 def test_a_module_that_decides_imports_nothing_that_acts(name: str) -> None:
     used = imports(PACKAGE / f"{name}.py")
     assert not {module for module in used if module.split(".")[0] in FORBIDDEN}
-    pure = {f"holdfast.{module.replace('/', '.')}" for module in PURE}
-    own = {module for module in used if module.startswith("holdfast.")}
+    pure = {f"holdfast.{module.replace('/', '.').removesuffix('.__init__')}" for module in PURE}
+    own = {module for module in used if module.split(".")[0] == "holdfast"}
     assert not {module for module in own if module not in pure and module.rpartition(".")[0] not in pure}
+
+
+def test_neither_flavour_imports_the_other() -> None:
+    """A file that is generated imports no ``x_async``, and its source nothing that is generated."""
+    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    generated = {path for path, text in texts.items() if text.startswith("# Generated from")}
+    assert len(generated) > 50
+    names = {f"holdfast.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}" for path in generated}
+    for path in generated:
+        assert not {name for name in imports(path) if "_async." in f"{name}." and name.startswith("holdfast.")}, path
+        used = imports(path.with_name(f"{path.stem}_async.py"))
+        assert not {name for name in used if name in names or name.rpartition(".")[0] in names}, path

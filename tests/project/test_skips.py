@@ -43,7 +43,8 @@ def test_a_run_ends_with_the_line(tmp_path: Path) -> None:
 
 def test_every_reason_that_names_something_not_installed_says_how_to_install_it() -> None:
     """Also in the modules that tests take their reasons from."""
-    files = [*ROOT.glob("tests/**/*.py"), ROOT / "spec" / "check.py", *ROOT.glob("src/holdfast/testing/**/*.py")]
+    folders = ("tests", "proof", "src/holdfast/testing")
+    files = [ROOT / "spec" / "check.py", *(file for name in folders for file in (ROOT / name).rglob("*.py"))]
     reasons = [
         reason
         for file in files

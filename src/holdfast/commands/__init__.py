@@ -1,7 +1,7 @@
 """Governed commands: what operators may do to others' work, each by somebody, for a reason, and on the record.
 
-    from holdfast import commands as operator
-    operator.run(client, "lease.release", {"name": "nightly-import"}, actor="jane", reason="its machine is gone")
+    from holdfast import commands
+    commands.run(client, "lease.release", {"name": "nightly-import"}, actor="jane", reason="its machine is gone")
 
 Every run happens inside the runtime lease and the window of the gate that its command names, and leaves an audit entry.
 The modules that own what a command is about declare it with ``command``; whoever calls it past ``run`` is refused.

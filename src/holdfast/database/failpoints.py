@@ -2,7 +2,7 @@
 
     HOLDFAST_FAILPOINTS="after:lease_acquire=kill@3;before:beat_renew=delay:0.2%25"
 
-A point is ``before:`` or ``after:`` and the name of a statement in ``sql/*/statements.sql``, or ``script`` for what is
+A point is ``before:`` or ``after:`` and the name of a statement in a noun's ``.sql`` files, or ``script`` for what is
 sent without a name: migrations. Before: the database has not heard of it. After: it has answered, and nobody here
 knows it yet. These are the two moments at which a process that dies, stands still or loses its connection leaves the
 most doubt. Only statements on holdfast's own sessions have points; ``protect`` runs on the user's connection.

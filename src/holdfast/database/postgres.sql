@@ -1,4 +1,4 @@
--- The statements Python sends. Parameters are written :name and become $1, $2, … when the file is read; one that is not
+-- The statements Python sends, here and in postgres.sql of every other noun. Parameters are written :name and become $1, $2, … when the file is read; one that is not
 -- given is NULL.
 
 -- name: session_open

@@ -1,6 +1,6 @@
 """One SQLite session: short scripts in BEGIN IMMEDIATE, fair between processes, bounded in time.
 
-Nothing here decides anything: the scripts are in ``sql/sqlite``, and the open file is in ``sqlite_file``.
+Nothing here decides anything: the scripts are in ``database/sqlite.sql``, and the open file is in ``sqlite_file``.
 """
 
 from __future__ import annotations

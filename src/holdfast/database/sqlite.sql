@@ -1,5 +1,5 @@
--- The same names as in ../postgres/statements.sql. Here each is a short script, run in one BEGIN IMMEDIATE unless it only
--- reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
+-- Of this file and of sqlite.sql of every other noun. The names are those in postgres.sql. Here each is a short script, run
+-- in one BEGIN IMMEDIATE unless it only reads. The first row a statement returns becomes parameters of the statements after it, the last one is the answer.
 -- A statement under "-- stop" ends the script when it returns a row; leading ones are asked first without the write
 -- lock, so that a refusal writes nothing and waits for nobody; one that writes and is the first is tried by itself before
 -- there is a transaction. In the place of "-- as: name" stands all of that statement.

@@ -1,5 +1,5 @@
 # Generated from examine_async.py by scripts/unasync.py. Do not edit.
-"""Gathers what there is to know about a database, for ``core.health`` to judge. Writes nothing, and ends in time.
+"""Gathers what there is to know about a database, for ``findings`` to judge. Writes nothing, and ends in time.
 
 What the role may not ask is left out; what does not answer is a finding, not an error.
 """

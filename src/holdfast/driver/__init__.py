@@ -8,5 +8,9 @@
     http, api   the way in
     daemon      one driver a folder; listens, and leaves the sandboxes running when it goes
 
-It knows nothing of the rest of holdfast, and needs the standard library alone. Its client is `holdfast.ProcessDriver`.
+The daemon knows nothing of the rest of holdfast, and needs the standard library alone. Its client is in the library:
+
+    client      `holdfast.ProcessDriver`, over ``dial``, ``http_reply`` and ``driver_json``
+
+``daemon_signals`` serves the gateway, too.
 """

@@ -14,7 +14,7 @@ from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.log import logger
 
-log = logger("holdfast.lease.keepers")
+log = logger("holdfast.keeper")
 
 
 class Heart(Books):

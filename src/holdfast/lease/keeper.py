@@ -17,7 +17,7 @@ from holdfast.lease.pulse import LINGER, Chore, Pulse
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.log import logger
 
-log = logger("holdfast.lease.keepers")
+log = logger("holdfast.keeper")
 
 EXIT_BUDGET = 2.0
 THREAD = "holdfast-keeper"

@@ -18,7 +18,7 @@ from holdfast.errors import EngineError
 from holdfast.runtime.clock import now
 from holdfast.runtime.log import logger
 
-log = logger("holdfast.lease.keepers")
+log = logger("holdfast.keeper")
 
 MOST_WATCHED = 300
 """Names a session: each of its transactions costs O(locks held), so beyond this waiters only poll."""

@@ -21,7 +21,7 @@ def loop() -> asyncio.AbstractEventLoop:
     global _running
     with _registry:
         if _running is None or not _running[1].is_alive():
-            made = asyncio.SelectorEventLoop()  # not the application's kind, see ``hearing``
+            made = asyncio.SelectorEventLoop()  # not the application's kind, see ``database.socket_ready``
             thread = threading.Thread(target=made.run_forever, name="holdfast-locks", daemon=True)
             thread.start()
             _running = made, thread

@@ -1,7 +1,7 @@
 """Locks of the kernel beside an SQLite file: one byte a key, at the key's offset, in one side file a key space.
 
 They belong to the open file description, so the kernel frees them when the process dies, in whatever way. Locking a
-byte twice through one description succeeds: that nobody does is for ``core.mux`` to see to. There is no timed wait, so
+byte twice through one description succeeds: that nobody does is for ``lock.mux`` to see to. There is no timed wait, so
 whoever waits asks again, with jitter; and in turn, see ``line``.
 """
 

@@ -1,7 +1,7 @@
 """The lock: mutual exclusion that lives with a session of our own, so the application may commit as it likes.
 
 The handle says what is wanted, the grant is the proof of having it. How locks share sessions, and who is next, is for
-``core.mux`` to say; this module asks, and gives the answers their names.
+``lock.mux`` to say; this module asks, and gives the answers their names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One PostgreSQL session for locks, with as little as possible between the caller and libpq.
 
 ``run`` is for a thread that has the session to itself and may wait for the answer, ``send`` and ``receive`` are for a
-pump. Neither decides anything: see ``core.mux``.
+pump. Neither decides anything: see ``lock.mux``.
 """
 
 from __future__ import annotations

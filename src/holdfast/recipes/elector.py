@@ -1,7 +1,7 @@
 # Generated from elector_async.py by scripts/unasync.py. Do not edit.
 """The elector: of all replicas that run it, one does the work, and another goes on when that one cannot.
 
-A thin loop around the table in ``core.election``: it asks for the lease until it is granted, and lets ``tenure`` run
+A thin loop around the table in ``election``: it asks for the lease until it is granted, and lets ``tenure`` run
 the work under it. What the lease is worth is the lease's affair.
 """
 

@@ -1,6 +1,6 @@
 """The reconciler: keeps records true to what a driver says, by events as they come and by a sweep now and then.
 
-Both lead to the same few lines in ``mend``, and what is to be done is decided in ``core.reconciling``. This module
+Both lead to the same few lines in ``mend``, and what is to be done is decided in ``reconciling``. This module
 hears, compares, counts, and leaves a failing driver alone for a while.
 """
 

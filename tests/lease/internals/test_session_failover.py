@@ -248,7 +248,7 @@ def test_a_writer_that_holds_up_a_heartbeat_does_not_end_the_session(
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as standby:
         term = client.lease("term", ttl=600, renew_every=0.1, failover="session").acquire()
         with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as writer:
-            with logged("holdfast.lease.keepers") as said:
+            with logged("holdfast.keeper") as said:
                 writer.execute("begin immediate")
                 eventually(lambda: any("heartbeat" in text and "failed" in text for text in said), "a heartbeat fails")
             writer.execute("rollback")

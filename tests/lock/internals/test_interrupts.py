@@ -31,10 +31,11 @@ STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
 """Every so many instructions; 1 for all of them."""
 
 
-PURE = (
+SPARED = (
     "/errors.py", "/names.py", "/lease/", "/database/statements.py", "/lock/claims.py", "/lock/mend.py", "/lock/mux.py",
     "/lock/sessions.py", "/lock/standing.py", "/lock/terms.py", "/lock/tickets.py",
 )  # fmt: skip
+"""What decides is put right by ``lock.mend``, and the keeper has a thread of its own."""
 FIRST = ("__exit__", "release", "__aexit__", "leave")
 
 
@@ -42,7 +43,7 @@ class Interrupt(interrupting.Interrupt):
     """Of holdfast's shells."""
 
     def __init__(self, at: int) -> None:
-        super().__init__(at, "/src/holdfast/", without=PURE)
+        super().__init__(at, "/src/holdfast/", without=SPARED)
 
     def spares(self, code: CodeType, place: int) -> bool:
         start = 8 if code.co_flags & CO_COROUTINE else 4
