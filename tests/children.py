@@ -101,7 +101,7 @@ def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]
     next question, because to begin one is what costs most."""
     global _onlooker, _at
     if url.startswith("sqlite"):
-        file = sqlite3.connect(urlsplit(url).path, isolation_level=None, timeout=10)
+        file = sqlite3.connect(urlsplit(url).path, isolation_level=None, timeout=PATIENCE)
         try:
             return file.execute(statement.replace("%s", "?"), parameters).fetchall()
         finally:
@@ -136,7 +136,7 @@ def stop_looking() -> None:
 
 def _connected(url: str) -> psycopg.Connection[Any]:
     return psycopg.connect(
-        url, autocommit=True, application_name="onlooker", connect_timeout=10, prepare_threshold=None
+        url, autocommit=True, application_name="onlooker", connect_timeout=int(PATIENCE), prepare_threshold=None
     )
 
 
@@ -212,7 +212,7 @@ def kept(grant: Any, seconds: float = 1.0) -> None:
 
     def end() -> float:
         grant.check()
-        return time.monotonic() + float(grant.remaining())
+        return float(grant.trusted_until)
 
     before = end()
     eventually(lambda: end() > before + seconds, f"heartbeats have moved the end of its trust by {seconds:g} s")

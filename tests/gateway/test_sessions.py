@@ -95,6 +95,7 @@ async def test_one_that_falls_silent_fails_and_its_slot_is_free(gateway: Gateway
     loud, silent = await claimed(http, ttl=600.0), await claimed(http, ttl=1.0)
     slot = f"@slot:default:{loud['slot']}"
     before = await gateway.client.leases.get(slot)
+    assert (await http.post(f"/sessions/{loud['id']}/heartbeat")).status_code == 200
     async with asyncio.timeout(PATIENCE):
         while silent["id"] in (await owners(gateway)).values():
             assert (await http.post(f"/sessions/{loud['id']}/heartbeat")).status_code == 200

@@ -32,7 +32,7 @@ from tests.cli.runs import command_lines, state
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parent.parent.parent
-FAULTS, WRITES, LIMIT = 8, 20, 90.0
+FAULTS, WRITES, LIMIT = 8, 20, 400.0
 """A lane is played until there were so many, or for so many seconds at most, however fast the machine is."""
 
 

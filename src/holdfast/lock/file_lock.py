@@ -160,7 +160,7 @@ class FileLock:
 
     def _is_mine(self) -> bool:
         grant, me = _grants.get(self._lock_path), _me()
-        if grant is None or grant.pid != os.getpid():
+        if grant is None or not grant._held or grant.pid != os.getpid():
             return False
         return grant.owner == me or (grant.block and awaits(grant.owner, me))
 
@@ -215,7 +215,7 @@ class FileGrant:
 
     def check(self) -> None:
         """Raise LeaseLost when it was released, or is another process's."""
-        if not self._held:
+        if not self._held or self._claims:
             raise LeaseLost(f"the lock on {self.path} was released")
         if self.pid != os.getpid():
             raise LeaseLost(f"the lock on {self.path} belongs to the parent process, not to this fork of it")
@@ -230,27 +230,26 @@ class FileGrant:
             return False
         claim = object()
         try:
-            if not self._is_first(claim):
+            if not self._enter(claim):
                 return False
-            self._end()
+            self._unlock()
         except BaseException:  # an interrupt, before or after the claim was entered; or the system refused to unlock
-            if self._is_first(claim):
-                try:
-                    self._end()
-                finally:
-                    if self._held:
-                        self._claims.clear()  # the next release tries again
+            try:
+                if self._enter(claim):
+                    self._unlock()
+            finally:
+                if self._claims.get("release") is claim and self._held:
+                    self._claims.clear()  # the next release tries again
             raise
         return True
 
-    def _is_first(self, claim: object) -> bool:
+    def _enter(self, claim: object) -> bool:
+        """Whether this claim is the one that releases: it is entered unless another one is."""
         return self._claims.setdefault("release", claim) is claim
 
-    def _end(self) -> None:
-        """Unlock it. Safe to repeat after an interrupt, but not in two threads at once: both would close the
-        descriptor, and the second close may hit a file that was opened in between."""
-        if _grants.get(str(self._lock.lock_file)) is self:  # before the unlock: after it, another grant may be there
-            _grants.pop(str(self._lock.lock_file), None)
+    def _unlock(self) -> None:
+        """Safe to repeat after an interrupt, but not in two threads at once: both would close the descriptor, and the
+        second close may hit a file that was opened in between."""
         self._lock.release(force=True)
         self._held = False
 

@@ -110,7 +110,7 @@ class Postgres(Server, Closing):
         """Run one statement on a connection of its own and return its rows, if it has any."""
         import psycopg
 
-        with psycopg.connect(self._url(dbname), autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(self._url(dbname), autocommit=True, connect_timeout=60) as connection:
             cursor = connection.execute(statement.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 

@@ -29,6 +29,7 @@ class Standstill(Closing):
     def __init__(self, clock: Callable[[], float] = now) -> None:
         self._clock = clock
         self._pauses: deque[Pause] = deque(maxlen=100_000)
+        self._due = clock() + INTERVAL
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._record, name="standstill", daemon=True)
         self._thread.start()
@@ -43,8 +44,11 @@ class Standstill(Closing):
             self._pauses.append(Pause(due, woke))
 
     def pauses(self, since: float = -math.inf, until: float = math.inf) -> list[float]:
-        """How long each pause was, as far as it lies in this span."""
-        spans = (min(pause.end, until) - max(pause.start, since) for pause in tuple(self._pauses))
+        """How long each pause was, as far as it lies in this span. One that has not ended counts until now: after a
+        standstill the thread that asks may wake up first."""
+        due, woke = self._due, self._clock()
+        last = [Pause(due, woke)] if woke - due > NOTICED and not self._stopped.is_set() else []
+        spans = (min(pause.end, until) - max(pause.start, since) for pause in (*tuple(self._pauses), *last))
         return [span for span in spans if span > 0]
 
     def seconds(self, since: float, until: float = math.inf) -> float:
@@ -57,8 +61,7 @@ class Standstill(Closing):
         return {"total": round(sum(lengths), 3), "longest": round(max(lengths, default=0.0), 3)}
 
     def _record(self) -> None:
-        due = self._clock() + INTERVAL
         while not self._stopped.wait(INTERVAL):
             woke = self._clock()
-            self.note(due, woke)
-            due = woke + INTERVAL
+            self.note(self._due, woke)
+            self._due = woke + INTERVAL

@@ -166,7 +166,7 @@ def test_a_role_without_rights_is_told_what_it_needs_once(connect: Connect, post
 def test_a_lease_lost_to_refused_heartbeats_says_why(connect: Connect, postgres_url: str) -> None:
     """The database did answer: that the function is not there."""
     client = connect(postgres_url)
-    grant = client.lease("a", ttl=1).acquire()
+    grant = client.lease("a", ttl=8, renew_every=0.1).acquire()
     query(postgres_url, "alter function holdfast.beat_renew(uuid) rename to gone")
     eventually(lambda: grant.lost, "trust ends")
 

@@ -14,12 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
 
 import holdfast
-from holdfast.lock import file_lock as files
 from holdfast.runtime.atomic_write import replace
 from tests import interrupting
 from tests.children import PATIENCE, Child, eventually
@@ -171,28 +169,28 @@ def test_a_release_that_the_system_refuses_can_be_tried_again(tmp_path: Path, mo
         with pytest.raises(OSError, match="Input/output error"):
             grant.release()
     grant.check()
+    with pytest.raises(holdfast.LockReentered):
+        holdfast.file_lock(tmp_path / "settings", timeout=0).acquire()
     assert (grant.release(), grant.release()) == (True, False)
 
 
-def test_a_release_forgets_its_grant_before_another_can_have_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the unlock, the grant that it forgets may be the next one: that would wait for itself, unrefused."""
-    lock, attempts = holdfast.file_lock(tmp_path / "settings"), list[object]()
+def test_a_release_leaves_the_grant_of_the_next_holder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is acquired as soon as the file is unlocked, before the release has ended."""
+    lock = holdfast.file_lock(tmp_path / "settings")
     grant = lock.acquire()
+    unlock = grant._lock.release
+    with ThreadPoolExecutor(1) as pool:
 
-    class Registry(WeakValueDictionary[str, files.FileGrant]):
-        def get(self, key: str, default: Any = None) -> Any:
-            registered = super().get(key, default)
-            if threading.current_thread() is threading.main_thread():
-                with ThreadPoolExecutor(1) as pool:
-                    attempts.append(pool.submit(lock.try_acquire).result(PATIENCE))
-            return registered
+        def unlock_and_lose(force: bool = False) -> None:
+            unlock(force=force)
+            grants.append(pool.submit(lock.acquire).result(PATIENCE))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "_grants", Registry(files._grants))
+        grants: list[Any] = []
+        monkeypatch.setattr(grant._lock, "release", unlock_and_lose)
         assert grant.release() is True
-    assert attempts == [None]
+        with pytest.raises(holdfast.LockReentered):
+            pool.submit(lock.acquire).result(PATIENCE)
+        assert grants[0].release() is True
 
 
 def test_a_block_that_has_released_its_own_leaves_the_next_one_alone(tmp_path: Path) -> None:
