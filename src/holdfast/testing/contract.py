@@ -90,7 +90,7 @@ class LeaseContract(TakingContract):
             grant = client.lease(f"import-{ttl}", ttl=ttl).acquire()
             try:
                 heir = other.lease(f"import-{ttl}", ttl=LONG).acquire(timeout=1.2 * ttl)
-            except holdfast.AcquireTimeout:
+            except (holdfast.AcquireTimeout, holdfast.EngineError):
                 if not grant.lost and grant.release():
                     return
             else:

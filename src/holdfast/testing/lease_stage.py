@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import holdfast
+
 Connect = Callable[..., Any]
 
 LONG = 60.0
@@ -17,6 +19,19 @@ OUTLIVED = (0.5, 4.0, 20.0)
 """TTLs that a lease must outlive. A machine that stands still for longer than one of them has the next to show it."""
 SOON = 0.05
 """A heartbeat that tells of a loss while the test waits."""
+
+
+def refused_after_waiting(acquire: Callable[[], Any]) -> holdfast.AcquireTimeout:
+    """The AcquireTimeout of an ``acquire`` that gives up soon. A database that did not answer within the second that it
+    has then is asked again."""
+    while True:
+        try:
+            grant = acquire()
+        except holdfast.AcquireTimeout as refused:
+            return refused
+        except holdfast.EngineError:
+            continue
+        raise AssertionError(f"it was acquired: {grant}")
 
 
 @contextmanager
