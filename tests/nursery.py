@@ -157,6 +157,8 @@ class _Nursery:
                 elif ready in self._told:
                     os.read(ready, 1)
                     os.waitpid(self._told.pop(ready), 0)
+                    with suppress(OSError):
+                        os.write(ready, b".")  # a process stopped as it was forked has a copy: there is no end to read
                     self._close(ready)
                 elif (job := self._fork()) is not None:
                     return job

@@ -1,0 +1,21 @@
+"""tests.nursery: processes forked off one that has imported what they need."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.children import Child
+
+WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+def test_a_process_is_waited_for_although_another_was_stopped_as_it_was_forked() -> None:
+    """That one has copies of all that the nursery had open."""
+    for _ in range(20):
+        with Child(WAITS) as first:
+            first.expect("up")
+            with Child(WAITS) as second:
+                second.signal(signal.SIGSTOP)
+                first.kill()
+                second.signal(signal.SIGCONT)
+                second.expect("up")
