@@ -8,6 +8,7 @@ the interpreter reads from its environment, wants a process of its own.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -126,6 +127,7 @@ def _nursery(buffered: bool, also: tuple[str, ...]) -> socket.socket:
         if stream is not None:
             stream.close()
     process.returncode = 0  # it ends when we do, and is nobody's to wait for
+    atexit.register(ours.close)
     return ours
 
 
