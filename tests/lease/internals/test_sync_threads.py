@@ -15,10 +15,13 @@ import pytest
 import holdfast
 from holdfast.testing import Proxy
 from holdfast.testing.portal import Blocking
-from tests.children import NONE, PATIENCE, Child, eventually, pass_time, rows
+from tests.children import NONE, PATIENCE, Child, eventually, rows
 
 _INTERRUPTED = """
-import signal, sys, holdfast
+import signal, sys, threading, time, holdfast
+import holdfast.client_shutdown, holdfast.lease.grant, holdfast.lease.keeper
+holdfast.client_shutdown.CLOSE_TIMEOUT = holdfast.lease.grant._RELEASE_PATIENCE = 600.0
+holdfast.lease.keeper.EXIT_BUDGET = 60.0
 client = holdfast.Client(sys.argv[1])
 grant = client.lease("a", ttl=3600).acquire()
 def leave(*_):
@@ -32,11 +35,21 @@ def leave(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 print("held")
+def look():
+    turn = client._engine._turn
+    while turn.try_enter():
+        turn.lock.release()
+        time.sleep(0.001)
+    print("in the call")
 while True:
     sys.stdin.readline()
-    print("asking")
+    threading.Thread(target=look, daemon=True).start()
     client.lease("b", ttl=3600).acquire().release()
 """
+
+
+ACTIONS = ("client.close()", "grant.release(timeout=600)")
+"""Each would wait for ten minutes if it waited."""
 
 
 class Slow(NamedTuple):
@@ -61,29 +74,38 @@ def slow(either: str) -> Iterator[Slow]:
             writer.rollback()
 
 
-@pytest.mark.parametrize("action", ["client.close()", "grant.release()"])
+def is_in_a_call(client: Any) -> bool:
+    turn = client._engine._turn
+    if turn.try_enter():
+        turn.lock.release()
+        return False
+    return True
+
+
+@pytest.mark.parametrize("action", ACTIONS)
 def test_a_signal_handler_in_the_middle_of_a_call_does_not_wait_for_that_call(slow: Slow, action: str) -> None:
     """It runs in the very thread that is in the call, which would go on only after the handler."""
     with Child(_INTERRUPTED.format(action=action), slow.url) as child:
         child.expect("held")
         slow.stall()
         child.say("go")
-        child.expect("asking")
-        pass_time(0.09)  # for it to be in the call
+        child.expect("in the call")
         child.signal(signal.SIGTERM)
         child.expect("asked to end")
         assert child.line().startswith(("done", "told:"))
 
 
-@pytest.mark.parametrize("action", ["client.close()", "grant.release()"])
+@pytest.mark.parametrize("action", ACTIONS)
 def test_what_a_signal_handler_could_not_say_is_said_all_the_same(postgres_url: str, action: str) -> None:
-    with Proxy(postgres_url, delay=0.05) as link, Child(_INTERRUPTED.format(action=action), link.url) as child:
+    with Proxy(postgres_url) as link, Child(_INTERRUPTED.format(action=action), link.url) as child:
         child.expect("held")
+        link.stall("to_client")
         child.say("go")
-        child.expect("asking")
-        pass_time(0.05)
+        child.expect("in the call")
+        eventually(lambda: rows(postgres_url)["lease"] == 2, "the second one is granted, and not yet answered")
         child.signal(signal.SIGTERM)
         child.expect("asked to end")
+        link.heal()
         assert child.wait() == 0
         eventually(lambda: rows(postgres_url) == NONE, "the lease is free, long before its TTL")
 
@@ -97,7 +119,7 @@ def test_a_slow_call_does_not_hold_up_another_thread_beyond_its_limit(slow: Slow
             client._engine.call("purge" if either.startswith("postgres") else "beat_end", {}, timeout=timeout)
 
         slow_one = pool.submit(ask, 600.0)
-        eventually(lambda: not client._engine._turn.try_enter(), "it is in the call")
+        eventually(lambda: is_in_a_call(client), "it is in the call")
         with pytest.raises(holdfast.EngineError):
             pool.submit(ask, 0.2).result(PATIENCE)
         assert not slow_one.done()
@@ -116,7 +138,7 @@ def test_close_does_not_wait_for_a_slow_call_without_a_limit(
         client.lease("a", ttl=60).acquire()
         link.stall("to_client")
         slow_one = pool.submit(lambda: client._engine.call("lease_list", {"name": None}, timeout=600.0))
-        eventually(lambda: not client._engine._turn.try_enter(), "it is in the call")
+        eventually(lambda: is_in_a_call(client), "it is in the call")
         client.close()
         assert not slow_one.done()
         link.heal()

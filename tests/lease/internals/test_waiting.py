@@ -13,6 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import holdfast
+from holdfast.names import Held
 from holdfast.testing import Postgres
 from holdfast.testing.lease_stage import refused_after_waiting
 from tests.children import PATIENCE, eventually, query
@@ -98,6 +99,17 @@ def test_a_waiter_that_is_told_busy_asks_again_soon(
         assert not waiting.done()
         changing.rollback()
         assert waiting.result(PATIENCE).fence > anchor.fence
+
+
+def test_a_waiter_asks_again_when_the_ttl_is_over_that_it_was_told_of(sqlite_url: str) -> None:
+    """Or when it polls, which all waiters of the process do in turn; or soon, where nobody knows who has it."""
+    with holdfast.Client(sqlite_url) as client:
+        lease: Any = client.lease("a")
+        client._engine.poll = 1e6
+        assert 2.5 < lease._pause(Held("a", "other", 2.5), 1) <= 2.51
+        assert lease._pause(Held("a", None, None), 1) <= 0.02
+        client._engine.poll = 1.0
+        assert 1.5 <= lease._pause(Held("a", "other", 600.0), 3) <= 4.5
 
 
 ACQUIRE = "select status, held_by, remaining from holdfast.lease_acquire(%s, %s, 30)"

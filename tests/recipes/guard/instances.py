@@ -12,7 +12,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from holdfast.lease.trust import margin
 from holdfast.testing.server import until
+from holdfast.testing.standstill import Standstill
 from tests.children import Child, eventually, query
 
 TTL, HEARTBEAT = 3.0, 0.5
@@ -99,6 +101,14 @@ class Instance(Child):
         while (line := self.line()) != "<end>":
             lines.append(line)
         return "\n".join(lines)
+
+
+def seconds_late(instance: Instance, end: float, standstill: Standstill) -> float:
+    """Wait until it has ended; by how much it worked beyond ``end`` of its TTL, without what the machine stood still
+    between the end of its trust and its last work. Below zero: it was ended in time."""
+    last, to_monotonic = instance.worked_until(), time.monotonic() - time.time()
+    end_of_trust = end - margin(TTL)
+    return last - end - standstill.seconds(end_of_trust + to_monotonic, last + to_monotonic)
 
 
 def begun(stack: ExitStack, begin: Callable[[], Instance]) -> Instance:

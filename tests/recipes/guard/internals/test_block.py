@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.testing.standstill import Standstill
 from tests.children import NONE, PATIENCE, eventually, rows
-from tests.recipes.guard.instances import GUARDED, LONG, Instance, begun, ends_at
+from tests.recipes.guard.instances import GUARDED, LONG, Instance, begun, ends_at, seconds_late
 
 Connect = Callable[..., Any]
 TIMERS = Path("/proc/self/timers")
@@ -87,7 +86,7 @@ def test_a_process_that_ends_while_a_thread_is_in_the_block_does_not_free_it(
     program = (
         f"{body[0]}def hold():\n    {held}\nthreading.Thread(target=hold, daemon=True).start()\nsys.stdin.readline()\n"
     )
-    started, numbers = time.monotonic(), itertools.count(1)
+    numbers = itertools.count(1)
 
     def begin() -> Instance:
         return Instance(sqlite_url, f"key {next(numbers)}", tmp_path, "hang", program=program)
@@ -99,8 +98,7 @@ def test_a_process_that_ends_while_a_thread_is_in_the_block_does_not_free_it(
             assert instance.wait() == -signal.SIGKILL
         assert instance.work().startswith(b"began")
         [record] = [each for each in client.leases.history(instance.key) if each.outcome == "expired"]
-        late = instance.worked_until() - record.ended_at.timestamp()
-        assert late <= standstill.seconds(started)
+        assert seconds_late(instance, record.ended_at.timestamp(), standstill) <= 0
 
 
 @pytest.mark.skipif(not TIMERS.exists(), reason="the kernel does not show its timers")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,13 +17,25 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.lease.trust import margin
 from holdfast.runtime.kill_timer import DeadMan
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.standstill import Standstill
 from tests.children import NONE, PATIENCE, eventually, query, rows
 from tests.conftest import migrated
 from tests.raw import trials
-from tests.recipes.guard.instances import ASYNC, GUARDED, LONG, TTL, Instance, begun, ends_at, halt, halted
+from tests.recipes.guard.instances import (
+    ASYNC,
+    GUARDED,
+    LONG,
+    TTL,
+    Instance,
+    begun,
+    ends_at,
+    halt,
+    halted,
+    seconds_late,
+)
 
 KILLED = -signal.SIGKILL
 NUMBERS = itertools.count(1)
@@ -44,14 +56,13 @@ def instances(url: str, folder: Path, **terms: Any) -> Iterator[list[Instance]]:
 @pytest.fixture
 def ended_in_time(standstill: Standstill) -> Callable[[list[Instance], Callable[[str], float]], None]:
     """Each hung on its way out, and was ended before its TTL was over; but for the time for which all stood still."""
-    started = time.monotonic()
 
     def check(found: list[Instance], truth: Callable[[str], float]) -> None:
         for each in found:
-            late = each.worked_until() - truth(each.key)
+            each.wait()
+            late = seconds_late(each, truth(each.key), standstill)
             assert each.process.returncode == KILLED
-            assert late < standstill.seconds(started), f"{each.key}: {late:.3f} s late"
-            assert f"guard '{each.key}' is lost" in each.said()
+            assert late < 0, f"{each.key}: {late:.3f} s late"
 
     return check
 
@@ -98,7 +109,6 @@ def test_the_lease_is_stolen(either: str, tmp_path: Path) -> None:
                 assert steal(each, thief)
             for each in found:
                 assert each.wait() == KILLED
-                assert f"guard '{each.key}' is lost" in each.said()
 
 
 @pytest.mark.timeout(600)
@@ -109,7 +119,6 @@ def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
     """The beat is renewed, so the database answers; but one of its leases is gone, and which one is not to be had."""
     url: str = request.getfixturevalue("sqlite_url" if program is GUARDED else "postgres_url")
     unsaid = "import os; os.environ['HOLDFAST_FAILPOINTS'] = 'before:beat_leases=error'\n" + program
-    started = time.monotonic()
 
     def begin() -> Instance:
         return Instance(url, f"key {next(NUMBERS)}", tmp_path, "hang", program=unsaid)
@@ -121,7 +130,7 @@ def test_a_heartbeat_that_cannot_say_whose_lease_was_taken_is_no_proof(
             if (latest := steal(instance, thief)) is not None:
                 break
         assert latest is not None
-        assert instance.worked_until() - latest < standstill.seconds(started)
+        assert seconds_late(instance, latest, standstill) < 0
 
 
 @pytest.mark.timeout(600)
@@ -211,8 +220,9 @@ def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str, tmp_path: Pat
         latest = ends_at(postgres_url, "patient")
         eventually(lambda: ends_at(postgres_url, "patient") > latest, "the others go on")
         said = strict.said()
-        assert "is lost" in said
+        assert "guard 'strict' is lost" in said
         assert said.endswith("tidy"), "there was time to put things in order"
+        assert "guard 'async' is lost" in on_a_loop.said()
         patient.say("end")
         patient.expect("done")
         assert patient.wait() == 0
@@ -263,6 +273,29 @@ def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_pa
         assert patient.wait() == 0
 
 
+SHORT_GOODBYE = """
+import holdfast.recipes.guard as guard
+guard._GOODBYE = 0.2
+guard.GuardGrant.release.__kwdefaults__["timeout"] = 600.0
+"""
+
+
+def test_a_release_that_nobody_answers_is_not_waited_for_any_longer_than_a_goodbye(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Here a release has ten minutes otherwise."""
+    with (
+        Proxy(postgres_url) as way,
+        Instance(way.url, "key", tmp_path, program=SHORT_GOODBYE + GUARDED, **LONG) as instance,
+    ):
+        instance.expect("works")
+        way.stall()
+        instance.say("end")
+        instance.expect("done")
+        way.heal()
+        assert instance.wait() == 0
+
+
 def disarmed(instance: Instance) -> None:
     timers = Path(f"/proc/{instance.pid}/timers")
     eventually(lambda: "ClockID" not in timers.read_text(), "its block is over")
@@ -282,6 +315,7 @@ def test_of_two_guards_the_one_that_is_lost_ends_it_with_its_code(sqlite_url: st
         instance.expect("works")
         assert thief.leases.force_release("key", actor="thief", reason="because")
         assert instance.wait() == 70
+        assert "guard 'key' is lost" in instance.said()
         assert [each.name for each in thief.leases.list()] == [], "the other one is given back"
 
 
@@ -346,20 +380,26 @@ def test_a_thread_may_hold_it_and_the_process_ends_with_it(sqlite_url: str, tmp_
 
 
 def test_each_heartbeat_puts_the_timer_off(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    moments: list[float] = []
+    """To a moment between the end of its trust and that of its TTL."""
+    moments: list[tuple[float, float, float]] = []
     arm = DeadMan.ends_at
 
     def armed(self: DeadMan, when: float) -> None:
-        moments.append(when)
+        if when < math.inf:
+            trusted_until = guard._grant.trusted_until
+            moments.append((trusted_until, when, trusted_until + margin(600)))
         arm(self, when)
 
     monkeypatch.setattr(DeadMan, "ends_at", armed)
-    with holdfast.Client(sqlite_url) as client, client.guard("key", ttl=600, heartbeat=0.05) as grant:
-        eventually(lambda: len(moments) > 3, "three heartbeats")
-        until = grant.trusted_until
-        eventually(lambda: moments[-1] > until, "the next one")
-        assert moments == sorted(moments)
-        assert moments[-1] < until + 600
+    with holdfast.Client(sqlite_url) as client:
+        guard: Any = client.guard("key", ttl=600, heartbeat=0.05)
+        with guard as grant:
+            eventually(lambda: len(moments) > 3, "three heartbeats")
+            until = grant.trusted_until
+            eventually(lambda: moments[-1][0] > until, "the next one")
+    assert moments == sorted(moments)
+    for end_of_trust, when, end_of_ttl in moments:
+        assert end_of_trust < when < end_of_ttl
 
 
 @pytest.mark.realtime

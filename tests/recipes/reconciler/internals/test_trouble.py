@@ -19,9 +19,14 @@ from tests.recipes.reconciler.replicas import Records, fail, nothing, running
 Place = tuple[str, str]
 HANGS = 600.0
 """Seconds: longer than any test waits for an event."""
-LESS_THAN_AN_ANSWER = 25.0
-"""Seconds: the driver and the hooks have 30 for an answer."""
 WATCH_ENDED = "the watch on the driver ended"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver and the hooks have ten minutes for an answer."""
+    for flavour in ("", "_async"):
+        monkeypatch.setattr(f"holdfast.recipes.mend{flavour}.ANSWER", HANGS)
 
 
 def make(records: Records, yard: Yard, *ids: str) -> None:
@@ -116,13 +121,14 @@ def wait_for_others(yard: Yard, most: int) -> Callable[[str], None]:
     first = iter(range(most))
 
     def wait(_: str) -> None:
-        eventually(lambda: yard.most_inside >= most, "the others come, too", timeout=LESS_THAN_AN_ANSWER)
+        eventually(lambda: yard.most_inside >= most, "the others come, too")
         if next(first, None) is not None:
             pass_time(0.1)
 
     return wait
 
 
+@pytest.mark.usefixtures("patient")
 def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, records: Records) -> None:
     ids = numbered("b", 15)
     make(records, yard, *ids)
@@ -134,6 +140,7 @@ def test_no_more_records_are_under_way_than_allowed(place: Place, yard: Yard, re
     assert yard.most_inside == 3
 
 
+@pytest.mark.usefixtures("patient")
 def test_of_many_events_no_more_are_worked_on_than_allowed(place: Place, yard: Yard, records: Records) -> None:
     ids = numbered("b", 15)
     make(records, yard, *ids)
@@ -167,17 +174,18 @@ class Sessions:
 
     def blocking(self, id: str) -> bool:
         with self._counted():
-            eventually(lambda: self.most_inside >= self._most, "the others come", timeout=LESS_THAN_AN_ANSWER)
+            eventually(lambda: self.most_inside >= self._most, "the others come")
             time.sleep(0.005)
             return True
 
     async def on_a_loop(self, id: str) -> bool:
         with self._counted():
-            await until(lambda: self.most_inside >= self._most, "the others come", timeout=LESS_THAN_AN_ANSWER)
+            await until(lambda: self.most_inside >= self._most, "the others come")
             await asyncio.sleep(0.005)
             return True
 
 
+@pytest.mark.usefixtures("patient")
 def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard: Yard, records: Records) -> None:
     ids, sessions = numbered("b", 15), Sessions(4)
     make(records, yard, *ids)
