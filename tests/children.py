@@ -24,6 +24,9 @@ from tests.nursery import Forked
 PATIENCE = 60.0
 """Seconds to wait for an event that will come, however busy the machine is: a limit, never a measurement."""
 
+HANG = 240.0
+"""Seconds after which an interpreter that was started, with all its imports, hangs: less than a test may take."""
+
 ENDS = {
     "normally": ("pass", 0),
     "sys.exit": ("sys.exit(3)", 3),

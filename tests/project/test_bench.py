@@ -11,6 +11,7 @@ import pytest
 
 from bench.aims import ASYNC_PAIR, PAIR, judge
 from bench.measure import Result
+from tests.children import HANG
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.children import HANG
 from tests.skips import REASON, summary
 
 SKIPS = """
@@ -36,7 +37,7 @@ def test_a_run_ends_with_the_line(tmp_path: Path) -> None:
     options = ["-p", "tests.skips", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],
-        check=False, capture_output=True, text=True, cwd=ROOT, timeout=60,
+        check=False, capture_output=True, text=True, cwd=ROOT, timeout=HANG,
     )  # fmt: skip
     assert "\nSkipped tests: 3 without spin. To run them: apt-get install spin\n" in done.stdout
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.children import PATIENCE
+from tests.children import HANG
 
 FAILS = """
 import ctypes
@@ -23,7 +23,7 @@ def test_a_failure_says_how_long_the_machine_stood_still(tmp_path: Path) -> None
     command = [sys.executable, "-m", "pytest", "-p", "tests.standstill", "-p", "no:cacheprovider", "-c", "/dev/null"]
     done = subprocess.run(
         [*command, "--rootdir", str(tmp_path), str(tmp_path)],
-        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=PATIENCE,
+        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=HANG,
     )  # fmt: skip
     assert "1 failed" in done.stdout
     [(total, longest)] = re.findall(
