@@ -122,7 +122,7 @@ def main() -> int:
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}: there are {', '.join(BENCHMARKS)}")
     began = time.monotonic()
-    core = pin()
+    core = None if arguments.quick else pin()
     results: list[Result] = []
     with ExitStack() as kept:
         shared = kept.enter_context(Place(Effort(quick=True))) if arguments.quick else None

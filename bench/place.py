@@ -49,7 +49,9 @@ class Place:
 
     @cached_property
     def durable(self) -> Postgres:
-        """On a disk: where servers of tests live in memory, a flush would cost nothing."""
+        """On a disk: where servers of tests live in memory, a flush would cost nothing. Quick ones share the other."""
+        if self.effort.quick:
+            return self.fast
         folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
         account().own(folder)
         return self._at_end.enter_context(Postgres.create(folder / "server", durable=True))

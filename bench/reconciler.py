@@ -49,12 +49,13 @@ def sweep(place: Place) -> list[Result]:
     few, many = (50, 200) if place.effort.quick else (10_000, 100_000)
     url = place.postgres_url()
     written, true = asyncio.run(_alone(url, few, "A"))
-    shared = _together(url, few, "B")
+    replicas, shards = (2, 4) if place.effort.quick else (REPLICAS, SHARDS)
+    shared = _together(url, few, "B", replicas, shards)
     more_written, more_true = asyncio.run(_alone(url, many, "C"))
     found = {
         f"{few:,} records, all true": true,
         f"{few:,} records, all to be written": written,
-        f"{few:,} records, all to be written, {REPLICAS} replicas with shards": shared,
+        f"{few:,} records, all to be written, {replicas} replicas with shards": shared,
         f"{many:,} records, all true": more_true,
         f"{many:,} records, all to be written": more_written,
     }
@@ -99,13 +100,13 @@ async def _ids(client: holdfast.AsyncClient) -> set[str]:
     return found
 
 
-def _together(url: str, count: int, word: str) -> float:
+def _together(url: str, count: int, word: str, replicas: int, shards: int) -> float:
     """From the word to go until the last of them has swept its own shards."""
-    command = [sys.executable, "-m", "bench.reconciler", url, str(count), word]
+    command = [sys.executable, "-m", "bench.reconciler", url, str(count), word, str(shards), str(shards // replicas)]
     root = Path(__file__).parent.parent
     running = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
-        for _ in range(REPLICAS)
+        for _ in range(replicas)
     ]
     try:
         for each in running:
@@ -122,9 +123,9 @@ def _together(url: str, count: int, word: str) -> float:
             each.communicate()
 
 
-async def _share(url: str, count: int, word: str) -> None:
-    async with holdfast.AsyncClient(url) as client, client.shards("sweep", SHARDS) as shards:
-        while len(shards.held) != SHARDS // REPLICAS:  # noqa: ASYNC110
+async def _share(url: str, count: int, word: str, number: int, own: int) -> None:
+    async with holdfast.AsyncClient(url) as client, client.shards("sweep", number) as shards:
+        while len(shards.held) != own:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -134,4 +135,4 @@ async def _share(url: str, count: int, word: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_share(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(_share(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
