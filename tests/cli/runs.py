@@ -24,6 +24,14 @@ FAMILY = ("sh", "-c", "sleep 1000 & echo $$ $!; wait")
 STUBBORN = ("sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo $$ $!; while :; do wait; done")
 """The same, and neither ends when it is asked to."""
 
+OFTEN = """
+from holdfast.cli import run
+def often(url, schema, name, argv, terms, *others, run_once=run._run):
+    return run_once(url, schema, name, argv, {**terms, "renew_every": 0.2}, *others)
+run._run, run.REPORTS = often, 1000
+"""
+"""Run before the command line: heartbeats and reports to the watcher several times a second, whatever the TTL."""
+
 
 def finish(
     url: str, *arguments: str | bytes, more: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import SCRIPT, environment
-from tests.cli.runs import FAMILY, STUBBORN, Run, alive, children, finish, gone, state
+from tests.cli.runs import FAMILY, OFTEN, STUBBORN, Run, alive, children, finish, gone, state
 
 TOLD = """
 import os, signal, time
@@ -122,7 +122,7 @@ def test_after_a_normal_end_nothing_runs_and_nothing_is_held(sqlite_url: str) ->
 
 def test_a_stopped_command_without_a_terminal_keeps_the_lease(sqlite_url: str) -> None:
     """An operator's kill -STOP, say for a debugger: that is no reason for holdfast to stop, too, and so lose it."""
-    with Run(sqlite_url, "--ttl", "9") as run:
+    with Run(sqlite_url, "--ttl", "600", before=OFTEN) as run:
         family = run.pids()
         os.kill(family[0], signal.SIGSTOP)
         eventually(lambda: state(family[0]) == "T", "it is stopped")

@@ -19,6 +19,8 @@ _VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "-
 GRACE = 0.5
 """Seconds between TERM and KILL, or a twentieth of a shorter TTL: half of what is left of it when trust in the lease
 ends."""
+REPORTS = 8
+"""The watcher is told anew after this fraction of the time for which the lease can be trusted."""
 _GOODBYE = 3.0
 """Seconds in which the database must have taken the lease back."""
 _UNSETTLED = 2.0
@@ -177,7 +179,7 @@ def _supervise(
             trust()
             if unwatched and guard:
                 break
-            news.wait(max(0.005, grant.remaining() / 8))
+            news.wait(max(0.005, grant.remaining() / REPORTS))
         if over:
             return
         if not watcher.say("lost"):

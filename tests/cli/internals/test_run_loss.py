@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import chain, repeat
+from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
@@ -17,15 +18,27 @@ import pytest
 
 import holdfast
 from holdfast.cli import group, run, watcher
+from holdfast.lease import trust
+from holdfast.lease.trust import margin
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.standstill import Standstill
 from tests.children import PATIENCE, eventually, query
-from tests.cli.runs import FAMILY, STUBBORN, Run, alive, gone
+from tests.cli.runs import FAMILY, OFTEN, STUBBORN, Run, alive, gone
 from tests.conftest import migrated
 
 TTL = 9.0
-"""Seconds: so long that a machine that stands still for half of it loses nothing, and most of the tests wait for a
-heartbeat alone, which comes after a third."""
+"""Seconds, where a real clock is to show it."""
+LONG = ("--ttl", "600")
+"""No machine stands still for that long."""
+JUMP = f"""{OFTEN}
+import os, time
+from holdfast.runtime.clock import now
+real = time.clock_gettime
+def jumping(clock): return real(clock) + 600 * os.path.exists(os.environ["JUMP"])
+time.clock_gettime = jumping
+now.__setstate__((jumping, (time.CLOCK_BOOTTIME,), {{}}, None))  # which modules have by its name
+"""
+"""Run before the command line: its clocks are ten minutes ahead once the file named JUMP is there."""
 COMMANDS = {"family": FAMILY, "stubborn": STUBBORN}
 LOST = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """How a command ends that is told to: by TERM, or by KILL where the machine lets it wait for longer than its grace."""
@@ -54,11 +67,14 @@ def lost(run: Run, name: str) -> None:
 
 
 @contextmanager
-def both_at_once(url: str, *options: str) -> Iterator[dict[str, Run]]:
-    """A run of each command, under a lease of that name: what befalls both takes its time once."""
+def both_at_once(url: str, *options: str, jump: Path | None = None) -> Iterator[dict[str, Run]]:
+    """A run of each command, under a lease of that name: what befalls both takes its time once. With ``jump`` the TTL
+    is ten minutes, and over once that file is there."""
+    options = (*options, *(LONG if jump else ("--ttl", str(TTL))))
+    before, more = (JUMP, {"JUMP": str(jump)}) if jump else ("", {})
     with ExitStack() as stack:
         runs = {
-            name: stack.enter_context(Run(url, *options, "--ttl", str(TTL), command=command, name=name))
+            name: stack.enter_context(Run(url, *options, command=command, name=name, before=before, more=more))
             for name, command in COMMANDS.items()
         }
         for run in runs.values():
@@ -66,8 +82,10 @@ def both_at_once(url: str, *options: str) -> Iterator[dict[str, Run]]:
         yield runs
 
 
-def gone_each(runs: dict[str, Run]) -> dict[str, float]:
+def gone_each(runs: dict[str, Run], jump: Path | None) -> dict[str, float]:
     """When the last of each family was gone."""
+    if jump:
+        jump.touch()
     with ThreadPoolExecutor(len(runs)) as pool:
         return dict(zip(runs, pool.map(lambda run: gone(run.family), runs.values()), strict=True))
 
@@ -76,34 +94,34 @@ Ended = dict[str, tuple[float, float]]
 """By name of the lease: when the last of the command was gone, and when the TTL ended."""
 
 
-def database_stopped() -> Ended:
+def database_stopped(jump: Path | None = None) -> Ended:
     with Postgres.create() as server:
         url = migrated(server.database())
-        with both_at_once(url) as runs:
+        with both_at_once(url, jump=jump) as runs:
             server.stop("immediate")
-            ended = gone_each(runs)
+            ended = gone_each(runs, jump)
             server.start()
             for name, run in runs.items():
                 lost(run, name)
             return {name: (ended[name], ends_at(url, name)) for name in runs}
 
 
-def database_cut_off(url: str) -> Ended:
-    with Proxy(url) as way, both_at_once(way.url) as runs:
+def database_cut_off(url: str, jump: Path | None = None) -> Ended:
+    with Proxy(url) as way, both_at_once(way.url, jump=jump) as runs:
         way.stall()
-        ended = gone_each(runs)
+        ended = gone_each(runs, jump)
         ends = {name: (ended[name], ends_at(url, name)) for name in runs}
         for name, run in runs.items():
             lost(run, name)
         return ends
 
 
-def holdfast_stopped(url: str) -> Ended:
+def holdfast_stopped(url: str, jump: Path | None = None) -> Ended:
     """Nobody renews, and nobody is there to notice: the watcher is."""
-    with both_at_once(url) as runs:
+    with both_at_once(url, jump=jump) as runs:
         for run in runs.values():
             os.kill(run.pid, signal.SIGSTOP)
-        ended = gone_each(runs)
+        ended = gone_each(runs, jump)
         ends = {name: (ended[name], ends_at(url, name)) for name in runs}
         for name, run in runs.items():
             os.kill(run.pid, signal.SIGCONT)
@@ -111,17 +129,18 @@ def holdfast_stopped(url: str) -> Ended:
         return ends
 
 
-def test_the_database_is_stopped() -> None:
-    database_stopped()
+def test_the_database_is_stopped(tmp_path: Path) -> None:
+    database_stopped(tmp_path / "jump")
 
 
-def test_the_database_is_cut_off(postgres_url: str) -> None:
+def test_the_database_is_cut_off(postgres_url: str, tmp_path: Path) -> None:
     """It accepts connections and answers nothing, as one that is paused."""
-    database_cut_off(postgres_url)
+    database_cut_off(postgres_url, tmp_path / "jump")
 
 
-def test_holdfast_itself_is_stopped(sqlite_url: str) -> None:
-    holdfast_stopped(sqlite_url)
+def test_holdfast_itself_is_stopped(postgres_url: str, tmp_path: Path) -> None:
+    """Not on SQLite: stopped amid a heartbeat it would keep the file locked."""
+    holdfast_stopped(postgres_url, tmp_path / "jump")
 
 
 @pytest.mark.realtime
@@ -137,13 +156,14 @@ def test_nothing_of_the_command_runs_when_the_ttl_ends(
 
 
 class Told:
-    """In the place of the watcher, the command and the kernel's timer of a run: records what each is told."""
+    """In the place of the watcher, the command and the kernel's timer of a run: records what each is told. The command
+    ends when a heartbeat has put the timer off."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.grace = 0.0
         self.trusted: list[float] = []
         self.timer: list[float] = []
-        self._twice = threading.Event()
+        self._put_off = threading.Event()
         self.pid = 0
         monkeypatch.setattr(run, "Watcher", self.watched)
         monkeypatch.setattr(run, "Command", lambda argv: self)
@@ -158,18 +178,18 @@ class Told:
         word, _, value = line.partition(" ")
         if word == "until":
             self.trusted.append(float(value))
-            if len(self.trusted) > 1:
-                self._twice.set()
         return True
 
     def ends_at(self, moment: float) -> None:
         self.timer.append(moment)
+        if moment > self.timer[0] + 0.5:
+            self._put_off.set()
 
     def start(self, environment: Any) -> None:
         """The command of this test is nothing."""
 
     def wait(self, bell: Any) -> int:
-        assert self._twice.wait(PATIENCE)
+        assert self._put_off.wait(PATIENCE), "a heartbeat puts it off"
         return 0
 
     def end_group(self, grace: float, lost: Any) -> None:
@@ -179,31 +199,69 @@ class Told:
         """The watcher has nothing open."""
 
 
-@pytest.mark.parametrize("ttl", [5.0, 600.0])
+@pytest.mark.parametrize("short", [False, True], ids=["long TTL", "proportions of a short TTL"])
 def test_term_kill_and_the_kernels_timer_are_set_to_moments_before_the_ttl_ends(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, ttl: float
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, short: bool
 ) -> None:
-    """Whatever the machine does after it has set them. On one clock: the database keeps that of the day."""
+    """Whatever the machine does after it has set them. On one clock: the database keeps that of the day. Margin and
+    grace are shares of a TTL that is shorter than ten seconds; here they are shares of ten minutes."""
     told = Told(monkeypatch)
-    ends: list[float] = []
+    if short:
+        monkeypatch.setattr(run, "GRACE", 600.0)
+        monkeypatch.setattr(trust, "margin", lambda ttl: margin(ttl / 600) * 600)
+    monkeypatch.setattr(run, "REPORTS", 5000)
+    set_before: list[tuple[list[float], list[float], float]] = []
 
     def wait(bell: Any) -> int:
         code = Told.wait(told, bell)
-        ends.append(ends_at(sqlite_url) + max(group.clock() - time.time() for _ in range(100)))
+        timers, trusted = sorted(told.timer), sorted(told.trusted)  # before the end, which a heartbeat may yet move
+        ends = ends_at(sqlite_url) + max(group.clock() - time.time() for _ in range(100))
+        set_before.append((trusted, timers, ends))
         return code
 
     monkeypatch.setattr(told, "wait", wait)
-    terms = {"ttl": ttl, "timeout": 0.0, "holder": None, "renew_every": ttl / 2.1, "strict": False}
+    terms = {"ttl": 600.0, "timeout": 0.0, "holder": None, "renew_every": 0.1, "strict": False}
     assert run._run(sqlite_url, "holdfast", "job", ["nothing"], terms, False, True, False) == 0
     eventually(lambda: told.timer[-1] == float("inf"), "it does not outlive the command")
-    timers = sorted(each for each in told.timer if each != float("inf"))
-    assert timers
-    for trusted, timer in zip(sorted(told.trusted), timers, strict=False):  # two threads set them, in any order
-        assert trusted < trusted + told.grace < timer < ends[0]
+    assert told.grace == (30.0 if short else 0.5)
+    [(trusted, timers, ends)] = set_before
+    assert timers[-1] < ends
+    for until, timer in zip(trusted, timers, strict=False):  # two threads set them, in any order
+        assert until < until + told.grace < timer
 
 
-def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url: str) -> None:
+STOPS = f"""{OFTEN}
+import os, signal
+from holdfast.runtime.clock import now
+from holdfast.runtime.kill_timer import DeadMan
+def ends_at(dead_man, moment, arm=DeadMan.ends_at):
+    if not os.path.exists(os.environ["STOP"]):
+        return arm(dead_man, moment)
+    arm(dead_man, now() + 0.5)
+    os.kill(os.getpid(), signal.SIGSTOP)
+DeadMan.ends_at = ends_at
+"""
+"""Run before the command line: once the file named STOP is there, holdfast stops as soon as it has set the kernel's
+timer, to half a second later."""
+
+
+def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url: str, tmp_path: Path) -> None:
     """A frozen container: the watcher sees no more than holdfast does, and only the kernel knows that time is up."""
+    stop = tmp_path / "stop"
+    with Run(sqlite_url, "--guard", *LONG, command=STUBBORN, before=STOPS, more={"STOP": str(stop)}) as run:
+        family, watcher = run.pids(), run.watcher()
+        for pid in (watcher, *family):
+            os.kill(pid, signal.SIGSTOP)
+        stop.touch()
+        assert run.wait() == -signal.SIGKILL, "ended while it stands still: nobody has to wake it for that"
+        eventually(lambda: not alive(family[0]), "the kernel ended the command")
+        os.kill(watcher, signal.SIGCONT)
+        gone(family)
+        assert run.errors() == ""
+
+
+@pytest.mark.realtime
+def test_with_the_guard_nothing_of_what_was_stopped_runs_when_another_has_the_lease(sqlite_url: str) -> None:
     with both_at_once(sqlite_url, "--guard") as runs, holdfast.Client(sqlite_url) as client:
         watchers = {name: run.watcher() for name, run in runs.items()}
         for name, run in runs.items():
@@ -211,20 +269,10 @@ def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url:
                 os.kill(pid, signal.SIGSTOP)
         for name, run in runs.items():
             with client.lease(name, ttl=600, timeout=PATIENCE):
-                assert run.wait() == -signal.SIGKILL, "ended while it stands still: nobody has to wake it for that"
+                assert run.wait() == -signal.SIGKILL
                 eventually(lambda run=run: not alive(run.family[0]), "the kernel ended the command")  # type: ignore[misc]
                 os.kill(watchers[name], signal.SIGCONT)
                 gone(run.family)
-            assert run.errors() == ""
-
-
-def test_the_guard_lets_a_command_finish_that_runs_for_longer_than_the_ttl(sqlite_url: str) -> None:
-    with Run(sqlite_url, "--guard", "--ttl", str(TTL), command=READS) as run:
-        run.pids()
-        first = ends_at(sqlite_url)
-        eventually(lambda: time.time() > first, "the TTL that it began with is over")
-        run.say("end")
-        assert (run.wait(), run.errors()) == (3, "")
 
 
 READS = ("sh", "-c", "echo $$; read line; exit 3")
@@ -237,7 +285,7 @@ READS = ("sh", "-c", "echo $$; read line; exit 3")
 def test_an_operator_forces_it_away(request: pytest.FixtureRequest, engine: str, command: tuple[str, ...]) -> None:
     """What is said shows that a heartbeat learned it, and not the end of the TTL."""
     url = request.getfixturevalue(f"{engine}_url")
-    with Run(url, "--ttl", str(TTL), command=command) as run, holdfast.Client(url) as client:
+    with Run(url, *LONG, command=command, before=OFTEN) as run, holdfast.Client(url) as client:
         family = run.pids()
         assert client.leases.force_release("job", actor="test", reason="test")
         gone(family)
@@ -253,7 +301,7 @@ def test_without_its_watcher_holdfast_ends_the_group(
     sqlite_url: str, command: tuple[str, ...], number: signal.Signals
 ) -> None:
     """With TERM and KILL when it is dead; with KILL at once when it does not answer."""
-    with Run(sqlite_url, "--ttl", str(TTL), command=command) as run, holdfast.Client(sqlite_url) as client:
+    with Run(sqlite_url, *LONG, command=command, before=OFTEN) as run, holdfast.Client(sqlite_url) as client:
         family, watcher = run.pids(), run.watcher()
         os.kill(watcher, number)
         assert client.leases.force_release("job", actor="test", reason="test")
@@ -263,11 +311,13 @@ def test_without_its_watcher_holdfast_ends_the_group(
 
 
 def test_a_watcher_that_is_gone_is_told_once_and_the_command_goes_on(sqlite_url: str) -> None:
-    with Run(sqlite_url, "--ttl", str(TTL), command=READS) as run:
+    with Run(sqlite_url, *LONG, command=READS, before=OFTEN) as run:
         run.pids()
         os.kill(run.watcher(), signal.SIGKILL)
         latest = ends_at(sqlite_url)
-        eventually(lambda: ends_at(sqlite_url) > latest + TTL / 2, "it is renewed all the same, more than once")
+        eventually(
+            lambda: ends_at(sqlite_url) > latest + 1.2, "it is renewed all the same, and reports, more than once"
+        )
         run.say("end")
         assert run.wait() == 3
         assert run.errors().count("watcher is gone") == 1
@@ -275,7 +325,7 @@ def test_a_watcher_that_is_gone_is_told_once_and_the_command_goes_on(sqlite_url:
 
 def test_with_the_guard_a_watcher_that_is_gone_ends_the_group(sqlite_url: str) -> None:
     """Fail closed: should holdfast be killed now, nobody would end what the command has started."""
-    with Run(sqlite_url, "--guard", "--ttl", str(TTL), command=STUBBORN) as run:
+    with Run(sqlite_url, "--guard", *LONG, command=STUBBORN, before=OFTEN) as run:
         family = run.pids()
         os.kill(run.watcher(), signal.SIGKILL)
         gone(family)
@@ -323,23 +373,21 @@ def test_a_command_that_ends_with_0_when_it_is_told_to_is_no_success(sqlite_url:
         assert "so the command was ended" in guarded.errors()
 
 
-def test_a_lease_that_cannot_be_given_back_is_told_soon_and_truly() -> None:
-    """The command has ended, and the database does not answer: holdfast does not wait for it, nor promise what only a
-    process could keep that is gone. Soon: long before the TTL ends."""
-    with Postgres.create() as server:
-        url = migrated(server.database())
-        with Run(url, "--ttl", "600", command=READS) as run:
-            run.pids()
-            server.pause()
-            run.say("end")
-            assert run.wait() == 3
-            [said] = run.errors().splitlines()
-            assert said.startswith("holdfast: lease 'job' is not released, and expires within 600 s: ")
-        server.resume()
+def test_a_lease_that_cannot_be_given_back_is_told_while_the_database_does_not_answer(postgres_url: str) -> None:
+    """The command has ended: holdfast does not wait for the database, nor promise what only a process could keep that
+    is gone."""
+    hurried = "from holdfast.cli import run; run._GOODBYE = 0.2"
+    with Proxy(postgres_url) as way, Run(way.url, *LONG, command=READS, before=hurried) as run:
+        run.pids()
+        way.stall()
+        run.say("end")
+        assert run.wait() == 3
+        [said] = run.errors().splitlines()
+        assert said.startswith("holdfast: lease 'job' is not released, and expires within 600 s: ")
 
 
 def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(either: str) -> None:
-    with Run(either, "--ttl", str(TTL), "--holder", "replica-1") as first:
+    with Run(either, *LONG, "--holder", "replica-1", before=OFTEN) as first:
         family = first.pids()
         with Run(either, "--holder", "replica-1") as second:
             second.pids()
