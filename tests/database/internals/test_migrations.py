@@ -278,10 +278,10 @@ def test_the_printed_script_queues_behind_the_same_lock_as_everybody() -> None:
     assert lock in statements("postgres")["migrate_lock"].steps[0].sql
     with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
         first.execute(lock.encode())
-        second.execute("set statement_timeout = '200ms'")
+        second.execute("set lock_timeout = '200ms'")
         begin, waits, *_ = parts(printed(url))
         second.execute(begin.encode())
-        with pytest.raises(psycopg.errors.QueryCanceled):
+        with pytest.raises(psycopg.errors.LockNotAvailable):
             second.execute(waits.encode())
         second.execute("rollback")
 

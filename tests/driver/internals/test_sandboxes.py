@@ -119,11 +119,11 @@ def test_the_same_create_is_one_sandbox_however_often_and_another_spec_is_refuse
         with pytest.raises(holdfast.DriverError, match="another spec") as refused:
             client.create("a", argv, **other)
         assert refused.value.status == 409
-    client.create("b", ["sh", "-c", IGNORES_TERM])
+    client.create("b", ["sh", "-c", IGNORES_TERM], grace=600)
     eventually(lambda: text(client, "b"), "it ignores TERM")
     assert not client.delete("b")
     with pytest.raises(holdfast.DriverError, match="being deleted"):
-        client.create("b", ["sh", "-c", IGNORES_TERM])
+        client.create("b", ["sh", "-c", IGNORES_TERM], grace=600)
     assert client.delete("b", grace=0, wait=PATIENCE), "a shorter grace counts"
 
 
