@@ -28,7 +28,7 @@ ids = st.sampled_from(["a", "b", "c"])
 names = st.sampled_from([None, "x", "y"])
 payloads = st.one_of(st.integers(), st.binary(max_size=4), st.lists(st.text(max_size=2), max_size=2), st.none())
 labels = st.dictionaries(st.sampled_from(["k", "l"]), st.sampled_from(["1", "2"]), max_size=2)
-picks = st.integers(0, 5)
+picks = st.integers(0, 8)
 
 
 class ObjectMachine(RuleBasedStateMachine):
@@ -48,10 +48,10 @@ class ObjectMachine(RuleBasedStateMachine):
         self.cursor = self.objects.cursor()
 
     def version(self, id: str, pick: int) -> int:
-        """Mostly the right one."""
-        if pick and id in self.there:
+        """The right one, or in one of three cases one of the last three of any object."""
+        if pick % 3 and id in self.there:
             return int(self.there[id].version)
-        return self.versions[-1 - pick % len(self.versions)]
+        return self.versions[-1 - pick // 3 % len(self.versions)]
 
     def owner(self, id: str, name: str | None) -> str | None:
         return next((each for each, has in self.there.items() if name and has.name == name and each != id), None)
@@ -97,6 +97,10 @@ class ObjectMachine(RuleBasedStateMachine):
             assert current == version
             del self.there[id]
             self.done.append((id, "deleted", None))
+
+    @rule(tags=labels)
+    def with_labels(self, tags: Any) -> None:
+        self.pages(tags, None, 3)
 
     @rule(tags=labels, after=st.one_of(st.none(), ids), most=st.integers(1, 3))
     def pages(self, tags: Any, after: str | None, most: int) -> None:

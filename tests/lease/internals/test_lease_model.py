@@ -25,7 +25,9 @@ from tests.raw import Raw, Row, acquisition, trials
 
 NAMES = ("one", "two", "three")
 names = st.sampled_from(NAMES)
+holders = st.integers(0, 4)
 ttls = st.sampled_from([95.0, 335.0])
+at_leasts = st.sampled_from([0.0, 55.0, 95.0])
 picks = st.integers(0, 10**6)
 
 
@@ -62,9 +64,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.shared: list[tuple[str, float]] = []
         self.kept = 0
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(wishes=st.lists(st.tuples(names, holders, ttls, at_leasts, picks), min_size=2, max_size=6))
+    def begin(self, wishes: list[tuple[str, int, float, float, int]]) -> None:
+        """With some of them taken, or asked for in vain: few examples would come to much by themselves."""
         self.raw.clear()
+        for wish in wishes:
+            self.acquire(*wish)
 
     def live(self, name: str) -> bool:
         return name in self.leases and self.breathes(self.leases[name].beat)
@@ -100,7 +105,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def holds(self, name: str, token: str) -> bool:
         return name in self.leases and self.leases[name].token == token
 
-    @rule(name=names, holder=st.integers(0, 4), ttl=ttls, at_least=st.sampled_from([0.0, 55.0, 95.0]), way=picks)
+    @rule(name=names, holder=holders, ttl=ttls, at_least=at_leasts, way=picks)
     def acquire(self, name: str, holder: int, ttl: float, at_least: float, way: int) -> None:
         """On a beat of its own, on one that was made before, or on one that the first to be granted makes."""
         beat = None
@@ -162,6 +167,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.beats[held.beat].dead |= expected == "taken_over"
                 if self.beats[held.beat].solo and held.beat != row["beat"]:
                     del self.beats[held.beat]
+                    assert str(held.beat) not in {str(each[0]) for each in self.raw.rows("beat")}, "it is of no use"
         if row["beat"] not in self.beats:
             self.beats[row["beat"]] = Beat(request["ttl"], self.now + request["ttl"], request["solo"])
             if request["beat"] is None and not request["solo"]:

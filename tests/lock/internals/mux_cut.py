@@ -11,7 +11,7 @@ from holdfast.lock.mend import mend
 from holdfast.lock.mux import Mux
 from holdfast.lock.tickets import Action, Key, Open, Settle, Ticket
 from tests.interrupting import Interrupt
-from tests.lock.internals.mux_world import World
+from tests.lock.internals.mux_world import LIMITS, World
 
 PURE = tuple(f"/holdfast/lock/{name}.py" for name in ("claims", "mend", "mux", "sessions", "standing", "tickets"))
 
@@ -49,7 +49,7 @@ for each in EVENTS:
 class CutWorld(World):
     def __init__(self) -> None:
         super().__init__()
-        self.mux = CutMux(kept=2, extra=2, per_session=3, turns=2)
+        self.mux = CutMux(**LIMITS)
         self.mux.world = self
         self.leaving: list[Ticket] = []
 

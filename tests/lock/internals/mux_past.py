@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from holdfast.lock.tickets import Key, Session, Ticket
-from tests.lock.internals.mux_world import KEYS, World
+from tests.lock.internals.mux_world import KEYS, TAKEN, WISHES, Wish, World
 
 
 class PastWorld(World):
@@ -16,8 +16,8 @@ class PastWorld(World):
 
     lines = False
 
-    @initialize(alone=st.booleans())
-    def begin(self, alone: bool) -> None:
+    @initialize(target=World.tickets, alone=st.booleans(), taken=TAKEN, wishes=WISHES, steps=st.integers(0, 5))
+    def begin(self, alone: bool, taken: set[Key], wishes: list[Wish], steps: int) -> Any:
         """With a session that is free."""
         self.mux._alone = alone
         first = self.asked((b"9",), True, 9)
@@ -26,6 +26,7 @@ class PastWorld(World):
         self.do(self.mux.release(first))
         self.step_once()
         assert self.free_session() is not None
+        return self.crowded(taken, wishes, steps)
 
     def free_session(self) -> Session | None:
         for session in self.mux.holds:

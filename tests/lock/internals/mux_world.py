@@ -6,15 +6,23 @@ from collections import deque
 from itertools import count
 from typing import Any
 
+import psycopg
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from holdfast.lock.mux import Mux
 from holdfast.lock.tickets import Action, Close, Key, Lost, Open, Send, Session, Settle, Ticket, Wait
 
 KEYS = st.sampled_from([(b"1",), (b"2",), (b"3", b"4")])
+Wish = tuple[Key, bool, int]
+WAITS = st.sampled_from([True, True, True, False])
+WISHES = st.lists(st.tuples(KEYS, WAITS, st.integers(0, 4)), min_size=3, max_size=8)
+TAKEN = st.sets(KEYS)
+LIMITS: dict[str, Any] = {"kept": 2, "extra": 1, "per_session": 3, "turns": 2}
+"""One session that holds and two that wait: of three keys that others have, one is parked."""
 OTHER = "another process"
 ERROR = ConnectionError("the test says so")
+LONG_WAIT = psycopg.errors.LockNotAvailable("the test says that it waited for long enough")
 
 
 class Server:
@@ -53,7 +61,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mux = Mux(kept=2, extra=2, per_session=3, turns=2, lines=self.lines)
+        self.mux = Mux(**LIMITS, lines=self.lines)
         self.server = Server()
         self.opening: list[Session] = []
         self.sent: list[Send] = []
@@ -63,8 +71,22 @@ class World(RuleBasedStateMachine):
         self.all: list[Ticket] = []
         self.settled: list[Ticket] = []
         self.lost_told: list[Ticket] = []
-        self.numbers = count()
+        self.grants = count()
+        """Every second one is answered with an error, although the lock is held (the phantom)."""
         self.room: int | None = None
+
+    @initialize(target=tickets, taken=TAKEN, wishes=WISHES, steps=st.integers(0, 5))
+    def begin(self, taken: set[Key], wishes: list[Wish], steps: int) -> Any:
+        return self.crowded(taken, wishes, steps)
+
+    def crowded(self, taken: set[Key], wishes: list[Wish], steps: int) -> Any:
+        """Others have some keys already, and some of ours have asked: few examples would come to that by themselves."""
+        for key in taken:
+            self.server.try_lock(key, OTHER)
+        asked = [self.asked(*wish) for wish in wishes]
+        for _ in range(steps):
+            self.step_once()
+        return multiple(*asked)
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -78,7 +100,7 @@ class World(RuleBasedStateMachine):
                 case Wait(session, key):
                     assert session.waits
                     assert not any(each.session is session for each in self.sent)
-                    assert not session.cancelling, "the cancel would hit this statement"
+                    assert not self.is_cancelled_later(session), "the cancel would hit this statement"
                     self.waiting[session] = key
                     self.cancelled.discard(session)
                     if not self.server.try_lock(key, session):
@@ -91,13 +113,18 @@ class World(RuleBasedStateMachine):
                     self.lost_told.append(ticket)
         actions.clear()
 
+    def is_cancelled_later(self, session: Session) -> bool:
+        """Whether a cancel is on its way to it, or waits for a session that is busy."""
+        ops = [op for each in self.sent for op in each.ops] + [op for each in self.mux.holds for op in each.pending]
+        return any(op.verb == "cancel" and op.target is session for op in ops)
+
     def end(self, session: Session) -> None:
         self.alive.pop(session, None)
         self.waiting.pop(session, None)
         self.sent = [each for each in self.sent if each.session is not session]
         self.server.end(session)
 
-    @rule(target=tickets, key=KEYS, waits=st.booleans(), owner=st.integers(0, 2))
+    @rule(target=tickets, key=KEYS, waits=WAITS, owner=st.integers(0, 4))
     def ask(self, key: Key, waits: bool, owner: int) -> Ticket:
         return self.asked(key, waits, owner)
 
@@ -120,6 +147,14 @@ class World(RuleBasedStateMachine):
         self.do(self.mux.give_up(ticket))
         assert ticket.state not in ("queued", "held") or (ticket.state == "held" and self.is_leaving(ticket))
 
+    @precondition(lambda self: self.in_state("queued"))
+    @rule(data=st.data())
+    def leave_the_line(self, data: Any) -> None:
+        self.do(self.mux.give_up(data.draw(st.sampled_from(self.in_state("queued")))))
+
+    def in_state(self, state: str) -> list[Ticket]:
+        return [each for each in self.all if each.state == state]
+
     def is_leaving(self, ticket: Ticket) -> bool:
         claim: Any = self.mux.claims.get(ticket.key)
         return claim is not None and claim.leaving is ticket
@@ -128,6 +163,12 @@ class World(RuleBasedStateMachine):
     def release(self, ticket: Ticket) -> None:
         if ticket.state == "held":
             self.do(self.mux.release(ticket))
+
+    @precondition(lambda self: self.in_state("held"))
+    @rule(data=st.data())
+    def let_go(self, data: Any) -> None:
+        """Also of what is being unlocked already."""
+        self.release(data.draw(st.sampled_from(self.in_state("held"))))
 
     @rule(ticket=tickets)
     def hand_on(self, ticket: Ticket) -> None:
@@ -167,7 +208,7 @@ class World(RuleBasedStateMachine):
             return True
         return self.room
 
-    @rule(room=st.one_of(st.none(), st.integers(0, 2)))
+    @rule(room=st.sampled_from([None, None, None, 0, 1, 2]))
     def fill(self, room: int | None) -> None:
         """How much room the server has, as far as we are concerned."""
         self.room = room
@@ -189,9 +230,7 @@ class World(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(list(self.waiting)))
         key = self.waiting[session]
         granted = self.server.held.get(key) is session
-        cancelled = session in self.cancelled or data.draw(st.integers(0, 4)) == 0
-        if not granted and not cancelled:
-            return
+        cancelled = session in self.cancelled or not granted or data.draw(st.booleans())
         del self.waiting[session]
         if not granted:
             self.server.line[key].remove(session)
@@ -201,9 +240,13 @@ class World(RuleBasedStateMachine):
     @rule(key=KEYS)
     def others(self, key: Key) -> None:
         """Another process takes what is free, or frees what it has."""
-        if not self.server.try_lock(key, OTHER) if self.server.held.get(key) != OTHER else True:
-            return
-        self.server.unlock(key, OTHER) if self.server.held.get(key) == OTHER and next(self.numbers) % 2 else None
+        if not self.server.unlock(key, OTHER):
+            self.server.try_lock(key, OTHER)
+
+    @rule()
+    def catch_up(self) -> None:
+        """Whatever is under way is answered, so that what takes many steps is reached in few."""
+        self.step_once()
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -237,7 +280,8 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def connections_stay_within_the_limit(self) -> None:
-        assert len(self.alive) + len(self.opening) <= 4 + len([each for each in self.opening if each.over])
+        limit = LIMITS["kept"] + LIMITS["extra"]
+        assert len(self.alive) + len(self.opening) <= limit + len([each for each in self.opening if each.over])
 
     @invariant()
     def whoever_is_over_was_told(self) -> None:
@@ -284,4 +328,5 @@ class World(RuleBasedStateMachine):
                 if not granted:
                     self.server.line[key].remove(session)
                 self.waiting.pop(session)
-                self.do(self.mux.waited(session, None if granted else ERROR))
+                error = (None, ERROR, None, LONG_WAIT)[next(self.grants) % 4] if granted else ERROR
+                self.do(self.mux.waited(session, error))

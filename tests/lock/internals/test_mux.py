@@ -61,6 +61,32 @@ def test_waiters_here_are_served_in_order_and_a_bounded_number_of_times_in_a_row
     assert grants(mux, *tickets) == [*["released"] * 3, "held", "queued"]
 
 
+def test_a_lock_that_is_being_unlocked_is_handed_to_nobody() -> None:
+    """Not even when it is released a second time, and somebody waits by then."""
+    mux, session = ready()
+    first, second = (Ticket((b"1",), "1", number, waits=True) for number in range(2))
+    mux.ask(first)
+    mux.answered(session, [True])
+    mux.release(first)
+    mux.ask(second)
+    mux.release(first)
+    assert second.state == "queued"
+    mux.answered(session, [True])
+    mux.answered(session, [True])
+    assert grants(mux, first, second) == ["released", "held"]
+
+
+def test_what_was_tried_in_a_statement_that_failed_is_unlocked() -> None:
+    mux, session = ready()
+    ticket = Ticket((b"1",), "1", 1, waits=True)
+    mux.ask(ticket)
+    sends = [each for each in mux.refused(session, ERROR) if isinstance(each, Send)]
+    assert [(op.verb, op.claim and op.claim.key) for send in sends for op in send.ops] == [("unlock", (b"1",))]
+    assert ticket.state == "failed"
+    mux.answered(session, [True])
+    assert mux.claims == {}
+
+
 def test_beyond_the_connection_limit_waiters_stand_in_line_for_a_session() -> None:
     mux = Mux(kept=1, extra=1)
     tickets = [Ticket((b"%d" % number,), str(number), number, waits=True) for number in range(3)]
