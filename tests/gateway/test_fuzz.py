@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import requests
@@ -105,7 +107,7 @@ def test_bytes_that_are_hardly_http_are_refused_as_problems(replica: Replica) ->
 BODIES = [
     "{", "[]", "null", '"x"', "[" * 5000, '{"a":' * 2000, "1e999", "NaN", '{"name": "\\ud800"}', '{"name": "\\u0000"}',
     '{"name": "<script>alert(1)</script>"}', '{"spec": {"argv": ["\\u0000"]}}', '{"id": "../../etc/passwd"}',
-    '{"a": ' + "9" * 5000 + "}", '{"a": 1, "a": 2}', "\ufeff{}", "", " ", '{"labels": {"": ""}}',
+    '{"a": ' + "9" * 5000 + "}", '{"a": 1, "a": 2}', "\ufeff{}", "", " ", '{"labels": {"": ""}}', '{"argv": ["é"]}',
 ]  # fmt: skip
 
 
@@ -118,6 +120,44 @@ def test_bodies_that_are_hardly_json_are_refused(replica: Replica) -> None:
         for body, kind in [*((body, "application/json") for body in BODIES), (BODIES[0], "text/plain")]:
             answer = replica.http.request(method, where, content=body.encode(), headers={"Content-Type": kind})
             assert answer.status_code < 500, (path, body[:80], answer.text)
+
+
+TEXTS = [
+    "\0",
+    "a\0b",
+    "\n",
+    "\x7f",
+    "é",
+    "🔒",
+    "'",
+    "%",
+    "=",
+    "..",
+    "../..",
+    "-",
+    " ",
+    "a" * 300,
+    "9" * 30,
+    "-1",
+    "NaN",
+]
+
+
+def test_parameters_that_are_hardly_text_are_refused(replica: Replica) -> None:
+    """Each of every path and query, by itself."""
+    asked = 0
+    for path, known in replica.http.get("/openapi.json").json()["paths"].items():
+        for method, operation in known.items() if path not in ENDLESS else ():
+            where = re.sub(r"{\w+}", "x", path)
+            for each in operation.get("parameters", []):
+                for text in TEXTS if each["in"] in ("path", "query") else ():
+                    there, query = where, {each["name"]: text}
+                    if each["in"] == "path":
+                        there, query = re.sub(r"{\w+}", "x", path.replace(f"{{{each['name']}}}", quote(text, ""))), {}
+                    answer = replica.http.request(method, there, params=query)
+                    assert answer.status_code < 500, (method, there, query, answer.text)
+                    asked += 1
+    assert asked > 10 * len(TEXTS)
 
 
 def _mangled(head: bytes, chance: random.Random) -> bytes:

@@ -57,7 +57,8 @@ class LeaseContract(TakingContract):
             except (holdfast.LeaseLost, holdfast.OwnershipUnknown):
                 return False
             assert grant.remaining() <= ttl
-            if other.lease(name, ttl=LONG).try_acquire() is not None:
+            if (heir := other.lease(name, ttl=LONG).try_acquire()) is not None:
+                assert grant.lost, f"two holders: {grant} and {heir}"
                 return False
             renewals += 1
             threading.Event().wait(0.05)

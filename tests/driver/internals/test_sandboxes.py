@@ -158,6 +158,8 @@ def test_delete_ends_the_whole_group_with_term_and_then_kill(client: ProcessDriv
         "stopped": "ended by signal 15, as was asked for",
         "rude": "ended by signal 9, as was asked for",
     }
+    orders = [each.message for each in seen if (each.id, each.reason) == ("rude", "Ending")]
+    assert orders == ["told to end within 600 s", "told to end within 0.3 s"]
 
 
 @pytest.mark.parametrize("how", ["deleted", "ended"])

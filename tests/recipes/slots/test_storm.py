@@ -17,6 +17,7 @@ import pytest
 import holdfast
 from holdfast.testing import Proxy, check
 from holdfast.testing.faults import Fault, Nemesis, network, terminate
+from holdfast.testing.history import read
 from proof.storms.slot_claimer import CAPACITY
 from tests.children import NONE, Child, eventually, rows
 from tests.raw import trials
@@ -138,6 +139,8 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
         assert sorted(slots.claim().slot for _ in range(CAPACITY)) == [1, 2, 3, 4], "none is lost"
     report = check(tmp_path, sane_clocks=True)
     assert "C7" not in report.violated, report
+    believed = {event.name for event in read(tmp_path) if event.op == "believe"}
+    assert believed <= {f"@slot:storm:{slot}" for slot in range(1, CAPACITY + 1)}
     claims = storm.claims()
     assert claims > 4 * PROCESSES
     others = f", {faults.counts.total()} faults {dict(faults.counts)}" if faults.counts else ""
