@@ -71,7 +71,7 @@ def _stop_servers() -> Iterator[None]:
 def server(major: int = NEWEST) -> Postgres:
     """The shared server of that version in this test process. A test that breaks servers makes its own."""
     if major not in _servers:
-        # Hundreds of databases come and none goes: autovacuum would be at one of them several times a second.
+        # Hundreds of databases come and go: autovacuum would be at one of them several times a second.
         _servers[major] = Postgres.create(major=major, settings={"autovacuum_naptime": "1h"})
     return _servers[major]
 
@@ -87,6 +87,23 @@ def fresh(major: int = NEWEST) -> str:
     if major not in _models:
         _models[major] = migrated(server(major).database())
     return server(major).database(like=_models[major])
+
+
+KEPT = 16
+"""Databases of tests that have ended, in each server: one takes 8 MB, which is memory where the servers' files are."""
+_used: dict[int, list[str]] = {}
+
+
+def for_one_test(major: int = NEWEST) -> str:
+    """A fresh database that is dropped a while after its test: clients that a fixture closes may still use it."""
+    url, used = fresh(major), _used.setdefault(major, [])
+    if len(used) >= KEPT:
+        with psycopg.connect(server(major).url, autocommit=True) as connection:
+            for old in used[: KEPT // 2]:
+                connection.execute(f'drop database "{old.rpartition("/")[2]}" with (force)'.encode())
+        del used[: KEPT // 2]
+    used.append(url)
+    return url
 
 
 @cache
@@ -111,13 +128,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh, migrated database on each engine."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'app.db'}"
-    return fresh(int(request.param.removeprefix("postgres")))
+    return for_one_test(int(request.param.removeprefix("postgres")))
 
 
 @pytest.fixture
 def postgres_url() -> str:
     """A fresh, migrated database on the newest PostgreSQL."""
-    return fresh()
+    return for_one_test()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from psycopg.rows import namedtuple_row
 import holdfast
 from holdfast.testing.lease_stage import refused_after_waiting
 from holdfast.testing.server import until
-from tests.conftest import MAJORS, NEWEST, fresh, server
+from tests.conftest import MAJORS, NEWEST, for_one_test, server
 
 Connect = Callable[..., Any]
 TABLES = [
@@ -62,7 +62,7 @@ HARMLESS = {
 
 @pytest.fixture(params=sorted({MAJORS[0], NEWEST}))
 def postgres_url(request: pytest.FixtureRequest) -> str:
-    return fresh(request.param)
+    return for_one_test(request.param)
 
 
 def execute(url: str, *sql: str) -> None:

@@ -24,7 +24,7 @@ from holdfast.gateway.problem import Problem
 from holdfast.gateway.settings import Settings
 from holdfast.gateway.tokens import Token
 from tests.children import PATIENCE
-from tests.conftest import fresh
+from tests.conftest import for_one_test
 from tests.gateway.scenes import HOSTILE, busy
 
 WHY = {"actor": "jane", "reason": "its machine is gone"}
@@ -32,7 +32,7 @@ WHY = {"actor": "jane", "reason": "its machine is gone"}
 
 @pytest.fixture
 def url() -> str:
-    return fresh()
+    return for_one_test()
 
 
 @pytest.fixture
