@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.measure import Result, Run, compare
 from bench.place import Place
-from holdfast.lease.keepers import keeper_of
+from holdfast.lease.keeper import keeper_of
 
 MANY = 10_000
 POLL = 0.1
@@ -42,14 +42,14 @@ class _Beating:
         [self._beat] = self._connection.execute("select id from holdfast.beat").fetchone()
         keeper: Any = keeper_of(client._database)
         self._taken: list[float] = []
-        beat = keeper._beat
+        renew = keeper._renew
 
-        def timed(pulse: object) -> None:
+        def timed(beat: object) -> None:
             began = time.perf_counter()
-            beat(pulse)
+            renew(beat)
             self._taken.append(time.perf_counter() - began)
 
-        keeper._beat = timed
+        keeper._renew = timed
 
     def in_server(self, times: int) -> float:
         """As the server itself counts it."""

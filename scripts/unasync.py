@@ -26,9 +26,7 @@ HAND_WRITTEN = {
     "lock/holders_async.py",
     "lock/locks_async.py",
     "operations/metering_async.py",
-    "runtime/crew_async.py",
-    "runtime/running_async.py",
-    "runtime/waiting_async.py",
+    "runtime/concurrency_async.py",
 }
 """Pairs whose halves differ in more than keywords: the same names, written twice."""
 ATTRIBUTES = ROOT / ".gitattributes"

@@ -31,6 +31,7 @@ NEEDED = (
     "asyncio", "click", "psycopg", "rich.console", "rich.table", "sqlite3", "uuid",
     "holdfast.client_async", "holdfast.database.postgres_engine_async", "holdfast.database.sqlite_engine_async",
     "holdfast.client", "holdfast.database.postgres_engine", "holdfast.database.sqlite_engine",
+    "holdfast.database.background",
     "holdfast.lease.keeper",
 )  # fmt: skip
 _one_at_a_time = threading.Lock()

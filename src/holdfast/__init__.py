@@ -144,5 +144,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(__import__(_HOME.get(name, "holdfast.errors"), fromlist=[name]), name)
-    return found
+    value = globals()[name] = getattr(__import__(_HOME.get(name, "holdfast.errors"), fromlist=[name]), name)
+    return value

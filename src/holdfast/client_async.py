@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from holdfast.client_recipes_async import AsyncRecipes
-from holdfast.database.open_engine_async import open_engine
+from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.statements import Migration
-from holdfast.database.url import parse
+from holdfast.database.url import Database, parse
 from holdfast.errors import PolicyDenied
 from holdfast.lease.handle_async import AsyncLease
-from holdfast.names import Failover, LeaseTerms, OnLost, Unset, check_free_name, check_sessions
-from holdfast.runtime import forks
+from holdfast.lease.terms import Failover, LeaseTerms
+from holdfast.names import OnLost, Unset, check_free_name, check_name, check_sessions
 
 if TYPE_CHECKING:
     from holdfast.database.migrate_async import AsyncMigrations
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from holdfast.governance.policy import Rule, Rules
     from holdfast.keys import OperationKey
     from holdfast.lease.admin_async import AsyncLeases
+    from holdfast.lineage.passing_async import AsyncSink
+    from holdfast.lineage.relay_async import AsyncRelay
+    from holdfast.lineage.relays_async import AsyncRelays
     from holdfast.lock.handle_async import AsyncLock, AsyncLockSpace
     from holdfast.lock.monitor_async import AsyncLockMonitor
     from holdfast.lock.tickets import Name
@@ -32,9 +34,18 @@ if TYPE_CHECKING:
     from holdfast.operations.operations_async import AsyncOperations
     from holdfast.operations.reviews_async import AsyncReviews
     from holdfast.operations.terms import Function, OnPartial, WhenLocked
+    from holdfast.recipes.driver_async import AsyncDriver
+    from holdfast.recipes.election import Overrun
+    from holdfast.recipes.elector_async import AsyncElector, OnNewLeader
+    from holdfast.recipes.gate_async import AsyncGates, AsyncGateWindow
+    from holdfast.recipes.guard_async import AsyncGuard
+    from holdfast.recipes.mend_async import SessionPresent
+    from holdfast.recipes.reconciler_async import AsyncReconciler, OnEvent
+    from holdfast.recipes.shards_async import AsyncShards
+    from holdfast.recipes.slots_async import AsyncSlots
 
 
-class AsyncClient(AsyncRecipes):
+class AsyncClient:
     """What there is on one database. ``url`` is ``postgresql://…`` or ``sqlite:///file.db``, or in HOLDFAST_URL.
 
     ``schema`` names where the tables are (on SQLite: their prefix); else HOLDFAST_SCHEMA does, else it is "holdfast".
@@ -58,18 +69,18 @@ class AsyncClient(AsyncRecipes):
         energy: Meter | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
-        self._engine = open_engine(self._database)
+        self._engine = _open_engine(self._database)
         direct = self._database
         if lock_url is not None:
             direct = parse(lock_url, schema=schema, prepared=prepared)._replace(same_as=self._database)
             if "sqlite" in (direct.dialect, self._database.dialect) and direct.target != self._database.target:
-                raise ValueError("lock_url must lead to the same database as url, by a direct way")
+                raise ValueError("lock_url must be a direct (unpooled) URL of the same database")
         self._lock_options = direct, check_sessions(lock_sessions, lock_overflow)
         self._locks: AsyncLockSpace | None = None
         self._objects: AsyncObjects | None = None
         self._operations: AsyncOperations | None = None
         self._firsts: dict[str, Any] = {}
-        """Of what two threads make at the same moment, the one that is used."""
+        """Which one is used, if two threads make one at the same moment."""
         self._rules: Rules | None = None
         if policy is not None:
             from holdfast.governance.policy import as_rules
@@ -83,21 +94,21 @@ class AsyncClient(AsyncRecipes):
 
     @property
     def leases(self) -> AsyncLeases:
-        """Who holds what, who held it before, and taking one away."""
+        """List leases and their history, or take one away."""
         from holdfast.lease.admin_async import AsyncLeases
 
         return AsyncLeases(self._engine)
 
     @property
     def locks(self) -> AsyncLockMonitor:
-        """Who holds which lock, who waits for whom, and ending a session that is stuck."""
+        """List locks and their waiters, or end a session that is stuck."""
         from holdfast.lock.monitor_async import AsyncLockMonitor
 
         return AsyncLockMonitor(self._engine, self._locks)
 
     @property
     def objects(self) -> AsyncObjects:
-        """Records that are written only if they are still what the writer believes, and the log of their changes."""
+        """Records that are written only at the expected version, and the log of their changes."""
         if self._objects is None:
             from holdfast.objects.objects_async import AsyncObjects
 
@@ -106,31 +117,31 @@ class AsyncClient(AsyncRecipes):
 
     @property
     def operations(self) -> AsyncOperations:
-        """What became of operations, and mending those whose owners died."""
+        """The outcomes of operations, and the recovery of those whose owners died."""
         if self._operations is None:
             from holdfast.operations.operations_async import AsyncOperations
 
-            made = AsyncOperations(self._engine, self._rules, self._energy)
-            self._operations = cast("AsyncOperations", self._firsts.setdefault("operations", made))
+            operations = AsyncOperations(self._engine, self._rules, self._energy)
+            self._operations = cast("AsyncOperations", self._firsts.setdefault("operations", operations))
         return self._operations
 
     @property
     def reviews(self) -> AsyncReviews:
-        """Operations that somebody has to look at: what there is, and saying yes or no."""
+        """Operations that need a decision: list them, approve or reject them."""
         from holdfast.operations.reviews_async import AsyncReviews
 
         return AsyncReviews(self._engine, self._rules)
 
     @property
     def audit(self) -> AsyncAudit:
-        """What operators did, who and why, and how it ended."""
+        """What operators did, with actor, reason and outcome."""
         from holdfast.governance.audit_async import AsyncAudit
 
         return AsyncAudit(self._engine)
 
     @property
     def migrations(self) -> AsyncMigrations:
-        """The tables: what there is, what is missing."""
+        """The migrations of the tables: which are applied, which are missing."""
         from holdfast.database.migrate_async import AsyncMigrations
 
         return AsyncMigrations(self._engine)
@@ -152,11 +163,11 @@ class AsyncClient(AsyncRecipes):
         failover: Failover = "ttl",
         strict: bool = False,
     ) -> AsyncLease:
-        """A lease to be had: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
+        """A handle of a lease: durable, renewed in the background, free again ``ttl`` seconds after its holder dies.
 
         ``timeout``: seconds to wait for it (0: refused at once, None: for ever). ``holder``: a name of your own; the
-        same holder re-enters with a new token and a higher fence. ``at_least``: hold it for so long even when released
-        earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a
+        same holder re-enters with a new token and a higher fence. ``at_least``: seconds that it stays held even if it is
+        released earlier. ``auto_renew=False``: you call ``grant.renew()``. ``on_lost``: "flag", "cancel" (asyncio), "exit" or a
         callable. ``failover="session"``: a standby takes over as soon as our database session is gone. ``strict``: lost
         with the first heartbeat that fails, instead of when trust in it ends.
         """
@@ -167,7 +178,7 @@ class AsyncClient(AsyncRecipes):
         return AsyncLease(self._engine, terms, timeout)
 
     def lock(self, name: Name, *, timeout: float | None = 15.0, on_lost: OnLost = "flag") -> AsyncLock:
-        """A lock to be had: lives with a session of our own, whatever the application commits, and dies with it.
+        """A handle of a lock, which lives with a session of holdfast's own, independent of the application's commits.
 
         ``name``: a str, or ``(namespace, number)``. ``timeout``: seconds to wait for it (0: refused at once, None: for
         ever). ``on_lost``: "flag", "cancel" (asyncio), "exit" or a callable.
@@ -203,23 +214,23 @@ class AsyncClient(AsyncRecipes):
         outputs: Sequence[str] = (),
         contract: Contract | None = None,
     ) -> AsyncOperation:
-        """An operation: ``await client.operation(key, tx=conn).run(load)`` calls ``load`` once, whatever the retries.
+        """An operation: ``await client.operation(key, tx=conn).run(load)`` has the effect of ``load`` once, despite retries.
 
-        ``tx``: a connection; claim, what the function writes on it, and the result are one transaction: exactly once.
-        Without it the effect is outside, and there is at most one live attempt, under a lease of ``ttl`` seconds. One
-        that died is rolled back (``rollback``: a function, or the name of one that is registered), or ``verify`` says
-        whether it is done, or it is refused: ``on_partial``.
+        ``tx``: a connection. The claim, what the function writes and the result are one transaction: exactly once.
+        Without it the effect is elsewhere: at most one live attempt, under a lease of ``ttl`` seconds. After a crash
+        ``on_partial`` decides: ``rollback`` (a function, or the name of a registered one) undoes the attempt,
+        ``verify`` says whether it is done, or it is refused.
 
-        ``payload``: whatever must be the same in every retry, or KeyReused. ``when_locked``: what to do while somebody
-        else is at it: "wait" for the result and "backoff" (``timeout`` seconds at most), "skip", "fail", "escalate". A
-        failure may be tried again, in all ``max_attempts`` times, of which ``retries`` in this run; an error in
-        ``remember_errors`` is for good. Conditions are functions that raise, or return False. ``keep``: seconds after
-        which the key may be used anew; with ``reuse=False`` it may not, and the outcome is "expired". ``marks_effect``:
-        the function says ``op.effect_started()`` itself.
-        ``sovereign``: it concerns a sovereign dataset, which is locked whole and marked in the log, and where a lock
-        that somebody else has is up for review. ``actor`` and ``justification``: who and why, for log and policy.
-        ``inputs``, ``outputs``: the datasets that it reads and writes (the latter is the key's dataset, unless said
-        otherwise), and the ``contract`` they are held to: for lineage.
+        ``payload``: must be the same in every retry, otherwise KeyReused. ``when_locked``: what to do while another
+        attempt runs: "wait" or "backoff" for its result (``timeout`` seconds at most), "skip", "fail", "escalate". A
+        failure may be tried again, ``max_attempts`` times in all, of which ``retries`` in this run; an error in
+        ``remember_errors`` is final. Conditions are functions that raise, or return False. ``keep``: seconds after
+        which the key may be used again; with ``reuse=False`` it may not, and the outcome is "expired".
+        ``marks_effect``: the function calls ``op.effect_started()`` itself.
+        ``sovereign``: its dataset is sovereign: it is locked as a whole and marked in the log, and a lock held by
+        another attempt opens a review. ``actor`` and ``justification``: for log and policy. ``inputs``, ``outputs``:
+        the datasets that it reads and writes (by default the key's dataset is the output), and the ``contract`` they
+        have to fulfil: for lineage.
         """
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts,
@@ -231,6 +242,142 @@ class AsyncClient(AsyncRecipes):
         plan = operations.plan(terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract)
         return operations.operation(plan, key, tx, payload)
 
+    def guard(
+        self, key: str, *, ttl: float = 15.0, heartbeat: float = 5.0, strict: bool = False, wipe_on_start: bool = False
+    ) -> AsyncGuard:
+        """One running instance, which fails closed: ``async with client.guard(key):`` around the whole work.
+
+        SystemExit before the block unless the lease ``key`` is acquired: 75 if it is held, 69 if that is unknown. When
+        the lease is taken away or cannot be confirmed in time (``strict``: with the first heartbeat that fails), the
+        process ends with 70, and in any case before the TTL does. ``wipe_on_start`` takes all other leases away first.
+        """
+        from holdfast.recipes.guard_async import AsyncGuard
+        from holdfast.recipes.guard_terms import check_guard
+
+        terms = check_guard(key, ttl=ttl, heartbeat=heartbeat, strict=strict)
+        return AsyncGuard(self._engine, terms, wipe_on_start=wipe_on_start)
+
+    def gate(
+        self, name: str, *, actor: str, reason: str, ttl: float = 30.0, timeout: float | None = 0.0
+    ) -> AsyncGateWindow:
+        """A window: ``async with client.gate("dot_config", actor="jane", reason="…") as grant:`` opens the gate, and it
+        closes with the block or, if this process dies, ``ttl`` seconds after its last heartbeat.
+
+        While it is open, ``gates.require`` passes, and a second window is refused (NotAcquired; ``timeout``: seconds to
+        wait). Recorded in the audit in any case.
+        """
+        from holdfast.recipes.gate_async import AsyncGateWindow
+        from holdfast.recipes.gate_terms import gate_terms
+
+        return AsyncGateWindow(self._engine, name, gate_terms(name, actor=actor, ttl=ttl), timeout, reason)
+
+    @property
+    def gates(self) -> AsyncGates:
+        """List open gates, ``require`` one, open or close one for a time."""
+        from holdfast.recipes.gate_async import AsyncGates
+
+        return AsyncGates(self._engine)
+
+    def slots(self, pool: str, capacity: int, *, ttl: float = 30.0, auto_renew: bool = True) -> AsyncSlots:
+        """A counting semaphore: ``await client.slots("tuner", 4).claim(owner="session-1")`` is a grant with ``slot``.
+
+        A slot is a lease, free again ``ttl`` seconds after its holder dies. The capacity may differ from call to call.
+        ``auto_renew=False``: its owner calls ``grant.renew()``; in another process after ``grant.detach()`` here and
+        ``adopt(slot, token)`` there.
+        """
+        from holdfast.recipes.slots_async import AsyncSlots
+
+        return AsyncSlots(self._engine, pool, capacity, ttl, auto_renew)
+
+    def elector(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        renew_every: float = 10.0,
+        retry_every: float = 5.0,
+        grace: float | None = None,
+        holder: str | None = None,
+        failover: Failover = "ttl",
+        overrun: Overrun = "wait",
+        on_new_leader: OnNewLeader | None = None,
+    ) -> AsyncElector:
+        """One replica at a time runs the work: ``elector.run(work)``. A standby takes over at once after a release, and
+        after a crash within ``ttl + retry_every``, or in milliseconds with ``failover="session"``.
+
+        ``grace``: seconds that the work has to stop (a sixth of the TTL). ``overrun``: what happens if it does not:
+        "wait" lets its lease expire and waits for it, "exit" ends the process. ``holder``: instead of
+        HOLDFAST_REPLICA_ID or HOSTNAME. ``on_new_leader(holder)`` is called for every change that is seen.
+
+        On SQLite there is no heartbeat: the kernel frees the lease of a dead process, and a standby takes over at once.
+        """
+        from holdfast.recipes.election import ElectorTerms
+        from holdfast.recipes.elector_async import AsyncElector
+
+        terms = ElectorTerms.check(
+            check_free_name(name), ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace,
+            holder=holder, failover=failover, overrun=overrun,
+        )  # fmt: skip
+        return AsyncElector(self._engine, terms, on_new_leader)
+
+    def reconciler(
+        self,
+        type: str,
+        driver: AsyncDriver,
+        *,
+        sweep_every: float = 60.0,
+        grace: float = 300.0,
+        concurrency: int = 32,
+        session_present: SessionPresent | None = None,
+        on_event: OnEvent | None = None,
+    ) -> AsyncReconciler:
+        """Keeps the objects of a type true to what ``driver`` runs: ``elector.run(reconciler.run)``.
+
+        Events are followed as they come, and every ``sweep_every`` seconds all records are compared. One whose backend
+        is missing is Deleted when it still is after ``grace``. ``session_present(id)``: what else must be so before a
+        record is Ready. ``on_event(event)`` is told of what the platform says.
+        """
+        from holdfast.recipes.reconciler_async import AsyncReconciler
+        from holdfast.recipes.reconciling import ReconcilerTerms
+
+        terms = ReconcilerTerms.check(
+            check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency
+        )
+        return AsyncReconciler(self._engine, terms, driver, session_present, on_event)
+
+    def shards(self, name: str, count: int, *, ttl: float = 30.0, holder: str | None = None) -> AsyncShards:
+        """``count`` leases, spread evenly over the replicas that are in the block: ``async with client.shards(…)``.
+
+        A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
+        HOSTNAME.
+        """
+        from holdfast.recipes.sharding import ShardTerms
+        from holdfast.recipes.shards_async import AsyncShards
+
+        return AsyncShards(self._engine, ShardTerms.check(check_free_name(name), count, ttl=ttl, holder=holder))
+
+    def relay(
+        self, name: str, sink: AsyncSink, *, batch: int = 200, poll: float = 1.0, tries: int = 5, ttl: float = 30.0
+    ) -> AsyncRelay:
+        """Tells a sink what became of operations: ``await client.relay("catalogue", sink).run()`` in every replica, of
+        which one does it. ``sink.publish(events)`` gets up to ``batch`` events at a time, in the order of the log, each
+        at least once.
+
+        It looks for more every ``poll`` seconds. What the sink refuses ``tries`` times although it takes others is
+        parked, and the rest goes on; while the sink is down (SinkDown, no connection, a timeout) everything waits.
+        """
+        from holdfast.lineage.relay_async import AsyncRelay
+        from holdfast.lineage.relay_terms import RelayTerms
+
+        return AsyncRelay(self._engine, RelayTerms.check(name, batch=batch, poll=poll, tries=tries, ttl=ttl), sink)
+
+    @property
+    def relays(self) -> AsyncRelays:
+        """How far each relay has come, and what its sink refused."""
+        from holdfast.lineage.relays_async import AsyncRelays
+
+        return AsyncRelays(self._engine)
+
     async def migrate(self) -> list[Migration]:
         """Create or upgrade the tables; returns what was applied. Safe at every start, from every replica at once."""
         return await self.migrations.up()
@@ -241,7 +388,7 @@ class AsyncClient(AsyncRecipes):
         from copy import copy  # here: it is rarely wanted, and costs every start
 
         other = copy(self)
-        other._engine = open_engine(self._database, looks=True)
+        other._engine = _open_engine(self._database, read_only=True)
         other._objects = other._locks = other._operations = None
         other._firsts = {}
         return other
@@ -258,20 +405,26 @@ class AsyncClient(AsyncRecipes):
 
         An elector's work is stopped first; when it does not stop within its grace, its lease is left to expire.
         RuntimeError inside the block of a guard: it would go on without its lease."""
-        if self._engine.closed:
+        engine = self._engine
+        if engine.closed:
             return
-        if self._engine.era == forks.era and self._engine.guards:
-            raise RuntimeError(
-                f"{self!r} guards this process with {sorted(self._engine.guards)}: leave the guard's block before you "
-                "close it"
-            )
-        from holdfast import client_shutdown_async as closing  # here: a start does without it
-
+        engine.notice_fork()
+        for resource in engine.resources:
+            resource.check()
         try:
-            await closing.end_work(self._engine)
+            for resource in list(engine.resources):
+                resource.stop()
+            for resource in list(engine.resources):
+                await resource.wait()
         finally:
-            self._engine.closing = True  # from here on its grants are over, whatever the database knows yet
-            await closing.end_rest(self._engine, self._locks)
+            for resource in list(engine.resources):
+                resource.leave()
+            engine.closing = True  # its grants are lost from here on, whatever the database knows yet
+            try:
+                for resource in list(engine.resources):
+                    await resource.release()
+            finally:
+                await engine.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -284,9 +437,19 @@ class AsyncClient(AsyncRecipes):
     def _open_locks(self) -> AsyncLockSpace:
         from holdfast.lock.handle_async import AsyncLockSpace
 
-        if self._engine.looks:
+        if self._engine.read_only:
             raise PolicyDenied("a client that only looks takes no lock")
         database, (kept, extra) = self._lock_options
         space = AsyncLockSpace(self._engine, database, kept=kept, extra=extra)
         self._locks = first = cast("AsyncLockSpace", self._firsts.setdefault("locks", space))
         return first
+
+
+def _open_engine(database: Database, *, read_only: bool = False) -> AsyncEngine:
+    if database.dialect == "sqlite":
+        from holdfast.database.sqlite_engine_async import AsyncSqliteEngine
+
+        return AsyncSqliteEngine(database, read_only=read_only)
+    from holdfast.database.postgres_engine_async import AsyncPostgresEngine
+
+    return AsyncPostgresEngine(database, read_only=read_only)

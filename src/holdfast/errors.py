@@ -1,24 +1,24 @@
 """Everything holdfast raises.
 
     HoldfastError
-    ├ NotAcquired            somebody else has it
-    │   ├ AcquireTimeout     … and still had it when our patience ended (also a TimeoutError)
-    │   └ LockReentered      … and it is ourselves: waiting would never end
-    ├ LeaseLost              we held it; it is certainly gone
-    ├ OwnershipUnknown       the database did not answer before our trust ended
+    ├ NotAcquired            another holder has it
+    │   ├ AcquireTimeout     … and still had it after the timeout (also a TimeoutError)
+    │   └ LockReentered      … and that is the caller itself: waiting would never end
+    ├ LeaseLost              it was held, and is certainly lost
+    ├ OwnershipUnknown       the database did not answer before trust in it ended
     ├ FencedOut              a newer fence exists: the user's own transaction cannot commit (SQLSTATE HF001)
     ├ Conflict               the object is not at the version that was expected
-    ├ AlreadyExists          there is such an object already, or one of that name
-    ├ CursorExpired          the changes since then are not kept any more: list, and watch from now on
-    ├ OperationInProgress    somebody else is at it, and has the lock that it needs
-    ├ OperationFailed        it failed for good, was left half done, or what it asked for does not hold
+    ├ AlreadyExists          an object of this id, or of this name, exists
+    ├ CursorExpired          the changes since then were trimmed: list, and watch from now on
+    ├ OperationInProgress    another attempt is running, or holds the lock that it needs
+    ├ OperationFailed        it failed for good, was left half done, or a condition does not hold
     ├ KeyReused              the same key with another payload
-    ├ PolicyDenied           a rule says no: a closed gate, no guard, no actor or reason, the policy of a dataset
-    ├ SchemaMismatch         says the command to run
-    ├ SessionUnsafe          a pooler sits between us and the server
+    ├ PolicyDenied           a rule forbids it: a closed gate, no guard, no actor or reason, the policy of a dataset
+    ├ SchemaMismatch         names the command to run
+    ├ SessionUnsafe          there is a pooler between the client and the server
     ├ DriverError            the driver of sandboxes refused, or could not be reached
-    ├ SinkDown               the sink of a relay takes nothing at present
-    └ EngineError            the driver's error is its __cause__
+    ├ SinkDown               the sink of a relay accepts nothing at present
+    └ EngineError            the database driver's error is its __cause__
 
 Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
 """
@@ -35,7 +35,7 @@ class HoldfastError(Exception):
 
 
 class NotAcquired(HoldfastError):
-    """Somebody else has it. ``holder`` and ``expires_at`` say who and until when, as far as is known."""
+    """Another holder has it. ``holder`` and ``expires_at``: who and until when, as far as is known."""
 
     def __init__(
         self, message: str, *, name: str, holder: str | None = None, expires_at: datetime | None = None
@@ -45,20 +45,20 @@ class NotAcquired(HoldfastError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """We waited as long as we were told to."""
+    """The timeout has passed."""
 
 
 class LockReentered(NotAcquired):
-    """This very thread or task has the lock already, or the block of a task that awaits it. Locks are not re-entrant;
-    the outer one is still held."""
+    """This thread or task has the lock already, or a task that awaits it has. Locks are not re-entrant; the outer grant
+    is still held."""
 
 
 class LeaseLost(HoldfastError):
-    """We held it; it is certainly gone. Whatever was under way must stop."""
+    """It was held, and is certainly lost. The work under it must stop."""
 
 
 class OwnershipUnknown(HoldfastError):
-    """The database did not answer before our trust ended: we may or may not hold it still. Treat it as lost."""
+    """The database did not answer before trust ended: it may or may not be held. Treat it as lost."""
 
 
 class FencedOut(HoldfastError):
@@ -66,7 +66,7 @@ class FencedOut(HoldfastError):
 
 
 class Conflict(HoldfastError):
-    """The object is not at the version that was expected. ``current`` is the one it is at, None when there is none."""
+    """The object is not at the expected version. ``current``: its version, None if it does not exist."""
 
     def __init__(self, message: str, *, current: int | None) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class Conflict(HoldfastError):
 
 
 class AlreadyExists(HoldfastError):
-    """It was to be created, and is there at version ``current``; or another object has its name: ``owner``."""
+    """The object to create exists at version ``current``; or another object, ``owner``, has its name."""
 
     def __init__(self, message: str, *, current: int, owner: str) -> None:
         super().__init__(message)
@@ -82,11 +82,11 @@ class AlreadyExists(HoldfastError):
 
 
 class CursorExpired(HoldfastError):
-    """Changes since that point may be missing from the log: list what there is, and watch from ``objects.cursor()``."""
+    """Changes since the cursor may have been trimmed: list the objects, and watch from ``objects.cursor()``."""
 
 
 class OperationInProgress(HoldfastError):
-    """Somebody else is at it, or has the lock of its dataset and operation. It may succeed yet: ask again later."""
+    """Another attempt is running, or holds the lock of the same dataset and operation. Try again later."""
 
     def __init__(self, message: str, *, key: str, label: str) -> None:
         super().__init__(message)
@@ -94,8 +94,8 @@ class OperationInProgress(HoldfastError):
 
 
 class OperationFailed(HoldfastError):
-    """It is not tried again before somebody has looked at it. ``status``: "failure" or "partial" (its owner died, and
-    what it has done is not known); ``error``: what was recorded, with ``type`` and ``message``, if anything was."""
+    """It is not tried again before an operator resets it. ``status``: "failure", or "partial" if its owner died and its
+    effect is unknown. ``error``: what was recorded, with ``type`` and ``message``, or None."""
 
     def __init__(self, message: str, *, key: str, label: str, status: str, error: Mapping[str, Any] | None) -> None:
         super().__init__(message)
@@ -111,8 +111,8 @@ class KeyReused(HoldfastError):
 
 
 class PolicyDenied(HoldfastError):
-    """A rule says no, whoever asks: the gate is closed, the guard is not held, the command may not do that; or not
-    before somebody has approved it: then ``review`` is the number of the review."""
+    """A rule forbids it: the gate is closed, the guard is not held, the command is not allowed. If an approval would
+    allow it, ``review`` is the number of the review."""
 
     def __init__(self, message: str, *, review: int | None = None) -> None:
         super().__init__(message)
@@ -124,8 +124,8 @@ class SchemaMismatch(HoldfastError):
 
 
 class SessionUnsafe(HoldfastError):
-    """A connection pooler sits between us and the server, so nothing may live in a session; or the direct way beside it
-    leads elsewhere."""
+    """There is a connection pooler between the client and the server, so sessions cannot be used; or the direct URL
+    leads to another database."""
 
 
 class DriverError(HoldfastError):

@@ -32,11 +32,11 @@ _MONDAY = datetime(1, 1, 1)  # noqa: DTZ001
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OperationKey:
-    """One logical operation: whoever says the same means the same, and it takes effect once.
+    """One logical operation: equal keys are the same operation, which takes effect once.
 
-    ``version`` of the code, ``checksum`` of what it reads, ``params`` it runs with, ``bucket`` of time that it is for:
-    whatever should make it another operation. ``shards``: into how many locks those of one dataset and operation are
-    spread; it is no part of what the key is, and may be changed later.
+    ``version`` of the code, ``checksum`` of its input, ``params`` it runs with, ``bucket`` of time that it is for: what
+    should make it another operation. ``shards``: over how many locks the keys of one dataset and operation are spread;
+    it is not a part of the identity, and may be changed later.
     """
 
     pipeline: str

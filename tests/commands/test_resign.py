@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import commands as operator
+from holdfast.lease.keeper import keeper_of
 from tests.children import PATIENCE, Child, eventually
 from tests.cli.command import ask, at, call
 
@@ -87,11 +88,11 @@ def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Clien
 def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client) -> None:
     """It is granted, and asked back before it knows: that is not forgotten."""
     elector: Any = client.elector("reconciler", ttl=600, renew_every=0.05, retry_every=20)
-    lead, keeper = elector._lead, elector._keeper
+    lead, keeper = elector._lead, keeper_of(elector._engine.database, brittle=elector._lease_terms().brittle)
 
     def late(got: Any, work: Any) -> None:
         assert client.leases.recall("reconciler", fence=got[0].fence)
-        eventually(lambda: any(pulse.generation for pulse in keeper._pulses), "its keeper has heard")
+        eventually(lambda: any(beat.generation for beat in keeper._beats), "its keeper has heard")
         lead(got, work)
 
     elector._lead = late

@@ -194,7 +194,7 @@ def test_a_server_that_is_full_is_not_taken_for_a_wrong_password(connect: Connec
     client = connect(f"postgresql://latecomer@{postgres_url.partition('@')[2]}")
     for attempt in (client.lock("a").acquire, client.lease("a").acquire):
         with pytest.raises(
-            holdfast.EngineError, match=r"too many connections .*Every connection there may be is in use"
+            holdfast.EngineError, match=r"too many connections .*All connections of the server are in use"
         ):
             attempt()
     server().execute("drop role latecomer")

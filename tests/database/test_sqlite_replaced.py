@@ -54,7 +54,7 @@ def test_a_file_that_is_gone_keeps_no_lease(connect: Connect, tmp_path: Path, ca
     until(lambda: grant.lost, what="it is told")
     with pytest.raises(holdfast.OwnershipUnknown):
         grant.check()
-    assert "is not there any more" in caplog.text
+    assert "was removed" in caplog.text
     assert not (tmp_path / "app.db").exists(), "and a heartbeat makes none, while somebody may be about to"
 
 

@@ -15,7 +15,7 @@ PURE = """
     doctor/postgres/limits doctor/postgres/settings doctor/postgres/tables
     driver/driver_json
     governance/dataset governance/policy
-    lease/probe lease/trust
+    lease/probe lease/terms lease/trust
     lineage/published lineage/relay_terms
     lock/claims lock/mend lock/mux lock/row_key lock/sessions lock/standing lock/terms lock/tickets
     objects/changes objects/model

@@ -109,7 +109,7 @@ def test_a_leader_that_is_cut_off_stops_before_its_lease_is_another_ones(
             wait(min(seconds, 0.05))
 
         monkeypatch.setattr(bell, "wait", nap)
-        bell.ring()  # it may be waiting already
+        bell.set()  # it may be waiting already
         eventually(lambda: one.leads, "it leads")
         with replicas_beside(postgres_url, **STEADY) as other:
             proxy.stall()

@@ -31,6 +31,9 @@ def logged() -> Iterator[tuple[str, dict[str, Any]]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in LEVELS:
                 yield f"{path.name}:{node.lineno}", _extra(node)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "log.event":
+                fields = {str(each.arg): None for each in node.keywords if each.arg != "exc_info"}
+                yield f"{path.name}:{node.lineno}", {"event": ast.literal_eval(node.args[0]), **fields}
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("say", "logs.say"):
                 yield from _said(f"{path.name}:{node.lineno}", node.args[0])
 

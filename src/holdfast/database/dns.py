@@ -1,4 +1,4 @@
-"""Names of hosts become addresses within a time limit: libpq would wait for the resolver as long as that likes."""
+"""Host names are resolved within a time limit: libpq would wait for the resolver without one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from holdfast.runtime.clock import now
 def addresses(host: str, port: str, deadline: float) -> list[str]:
     """Every address of ``host``, in the resolver's order. OSError when it has none, or none in time.
 
-    The resolver runs in a thread of its own, which nobody can stop: it is left behind when it is late."""
+    The resolver runs in a thread, which cannot be stopped: it is left behind when it is late.
+    """
     answer: list[list[str] | OSError] = []
 
-    def ask() -> None:
+    def resolve() -> None:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            answer.append(list(dict.fromkeys(str(address[0]) for *_, address in found)))
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answer.append(list(dict.fromkeys(str(address[0]) for *_, address in entries)))
         except OSError as error:
             answer.append(error)
 
-    thread = threading.Thread(target=ask, name="holdfast-resolver", daemon=True)
+    thread = threading.Thread(target=resolve, name="holdfast-resolver", daemon=True)
     thread.start()
     thread.join(max(0.0, deadline - now()))
     if not answer:
@@ -32,7 +33,7 @@ def addresses(host: str, port: str, deadline: float) -> list[str]:
 
 
 def is_name(host: str) -> bool:
-    """Whether a resolver is needed: not for a socket's folder, nor for an address."""
+    """Whether it needs a resolver: the folder of a socket and an address do not."""
     if not host or host[0] in "/@":
         return False
     for family in (socket.AF_INET, socket.AF_INET6):

@@ -1,4 +1,4 @@
-"""Makes the user's own driver raise FencedOut out of the user's own COMMIT, where holdfast is not on the stack."""
+"""Makes the user's database driver raise FencedOut out of the user's own COMMIT, where no code of ours runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.operations.decide import causes
 
 SQLSTATE = "HF001"
 IN_ERROR = 3
-"""As libpq numbers it: the status of a transaction in which a statement has failed."""
+"""libpq's status of a transaction in which a statement has failed."""
 
 
 def sqlstate(error: BaseException | None) -> str | None:
-    """The SQLSTATE as the drivers call it, wherever SQLAlchemy has put it."""
+    """The SQLSTATE of a driver's error, also inside an error of SQLAlchemy."""
     for each in _wrapped(error):
         for state in (getattr(each, "sqlstate", None), getattr(each, "pgcode", None), _fields(each).get("C")):
             if isinstance(state, str):
@@ -24,8 +24,8 @@ def sqlstate(error: BaseException | None) -> str | None:
 
 
 def raced(error: BaseException | None) -> bool:
-    """A serialization failure on the lease's row, which only a takeover or a release writes. One among serializable
-    transactions of the user's is another matter, and has a detail: the reason code."""
+    """Whether it is a serialization failure on the lease's row, which only a takeover or a release writes. A failure
+    between serializable transactions of the user is not: that has a detail, its reason code."""
     if sqlstate(error) != "40001":
         return False
     for each in _wrapped(error):
@@ -37,11 +37,11 @@ def raced(error: BaseException | None) -> bool:
 
 
 def _wrapped(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and what it is about: SQLAlchemy calls that ``orig``, and so may others call something else."""
+    """The error and the errors inside it, which SQLAlchemy calls ``orig``."""
 
     def inner(each: BaseException) -> object:
-        found = getattr(each, "orig", None)
-        return found if isinstance(found, BaseException) else each.__cause__
+        original = getattr(each, "orig", None)
+        return original if isinstance(original, BaseException) else each.__cause__
 
     return causes(error, inner)
 
@@ -51,24 +51,25 @@ def message(error: BaseException) -> str:
 
 
 def _fields(error: BaseException) -> dict[str, Any]:
-    """Of pg8000, whose errors are the server's message as it came: a letter for each field."""
-    found = error.args[0] if error.args else None
-    return found if isinstance(found, dict) else {}
+    """The fields of a pg8000 error, which are keyed by the letters of the protocol."""
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, dict) else {}
 
 
 def teach_psycopg() -> None:
-    """psycopg looks the class of an error up by its SQLSTATE; ours becomes both a psycopg error and FencedOut."""
+    """Register the class for our SQLSTATE with psycopg: both a psycopg error and FencedOut."""
     from psycopg import errors
 
-    known: dict[str, type[Exception]] = getattr(errors, "_sqlcodes", {})
-    if SQLSTATE not in known:
-        known[SQLSTATE] = type(
+    # private: psycopg.errors._sqlcodes, tested in tests/test_private_names.py
+    classes: dict[str, type[Exception]] = getattr(errors, "_sqlcodes", {})
+    if SQLSTATE not in classes:
+        classes[SQLSTATE] = type(
             "FencedOut", (FencedOut, errors.OperationalError), {"__module__": __name__, "sqlstate": SQLSTATE}
         )
 
 
 class Secret(str):
-    """A parameter for SQLAlchemy, which writes parameters into its log and its errors."""
+    """A parameter that SQLAlchemy must not show in its log and its errors."""
 
     __slots__ = ()
 
@@ -76,14 +77,14 @@ class Secret(str):
         return "'***'"
 
 
-def speaks(connection: Any) -> str:
-    """The database that this connection of SQLAlchemy is to: "postgresql", "sqlite", …"""
+def dialect_of(connection: Any) -> str:
+    """The dialect of a SQLAlchemy connection: "postgresql", "sqlite", …"""
     name: str = _blocking(connection).dialect.name
     return name
 
 
 def autocommits(connection: Any) -> bool:
-    """Whether what SQLAlchemy calls a transaction is none. Asked after a statement that writes."""
+    """Whether a SQLAlchemy connection is in autocommit mode. To be called after a statement that writes."""
     inner = _blocking(connection)
     if inner.dialect.name == "sqlite":
         return not driver_of(connection).in_transaction
@@ -91,17 +92,17 @@ def autocommits(connection: Any) -> bool:
 
 
 def driver_of(connection: Any) -> Any:
-    """The driver's own connection, below one of SQLAlchemy's."""
+    """The driver's connection below a SQLAlchemy connection."""
     return _blocking(connection).connection.driver_connection
 
 
 def failed(driver: Any) -> bool:
-    """Whether a statement of its transaction has, where the driver tells: psycopg and psycopg2 do."""
+    """Whether a statement of the open transaction has failed; only psycopg and psycopg2 know."""
     return getattr(getattr(driver, "info", None), "transaction_status", None) == IN_ERROR
 
 
 def would_autocommit(connection: Any) -> bool:
-    """The same, asked before anything is written."""
+    """The same, before anything is written."""
     inner = _blocking(connection)
     if inner.dialect.name != "sqlite":
         return autocommits(connection)
@@ -115,18 +116,18 @@ def _blocking(connection: Any) -> Any:
 
 
 def commits(connection: Any) -> int:
-    """How often a connection of SQLAlchemy was committed since this was first asked of it."""
+    """How often a SQLAlchemy connection was committed since the first call of this."""
     from sqlalchemy import event
 
     inner = _blocking(connection)
     if inner not in _commits:
-        if not event.contains(inner.engine, "commit", _committed):
-            event.listen(inner.engine, "commit", _committed)
+        if not event.contains(inner.engine, "commit", _count_commit):
+            event.listen(inner.engine, "commit", _count_commit)
         _commits[inner] = 0
     return _commits[inner]
 
 
-def _committed(connection: Any) -> None:
+def _count_commit(connection: Any) -> None:
     if connection in _commits:
         _commits[connection] += 1
 
@@ -135,14 +136,14 @@ _commits: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def teach_sqlalchemy(connection: Any) -> None:
-    """Every engine whose transaction was protected once turns the database's refusal into FencedOut."""
+    """Make this SQLAlchemy engine raise FencedOut for our SQLSTATE."""
     from sqlalchemy import event
 
     engine = _blocking(connection).engine
-    if not event.contains(engine, "handle_error", _refused):
-        event.listen(engine, "handle_error", _refused)
+    if not event.contains(engine, "handle_error", _raise_fenced_out):
+        event.listen(engine, "handle_error", _raise_fenced_out)
 
 
-def _refused(context: Any) -> None:
-    if sqlstate(context.original_exception) == SQLSTATE:  # even one that psycopg raised as FencedOut would be wrapped
+def _raise_fenced_out(context: Any) -> None:
+    if sqlstate(context.original_exception) == SQLSTATE:  # else SQLAlchemy would wrap even psycopg's FencedOut
         raise FencedOut(message(context.original_exception)) from context.original_exception

@@ -1,121 +1,128 @@
-"""What both engines share: the session for calls, opened on first use and closed when idle, and how errors read.
+"""The engine of a client: runs named statements on one session, which is opened on first use and closed when idle.
 
-A statement sent through here may be sent twice (an acquire carries its own token), so a connection that died unnoticed
-costs one reconnect and no error; one that must not be is marked by its caller.
+A statement may be sent twice: if a connection turns out to be dead, the call is repeated on a new one. So statements
+are written to allow that (an acquire carries its own token), or their callers forbid it with ``again=None``. The engine
+knows SQL by name only, and nothing of leases, locks, objects and operations: what these have to remember for a client
+is in ``state``, and what must end with the client in ``resources``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from holdfast.database.schema_version import Tables
+from holdfast.database.background import Background, background_of
+from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Row
+from holdfast.database.statements import FOUNDATION, migrations
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, SchemaMismatch, Unanswered, Unreachable
-from holdfast.lease.keepers import Keeper, keeper_of, keepers_of
-from holdfast.names import LeaseTerms
-from holdfast.runtime import forks, telemetry
+from holdfast.runtime import forks
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency_async import AsyncCallLock, AsyncOpenLock, AsyncOwner, sleep
 from holdfast.runtime.identity import this_process
-from holdfast.runtime.log import logger
-from holdfast.runtime.waiting_async import AsyncGate, AsyncOwner, AsyncTurn, sleep
+from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.engine")
 
 CALL_TIMEOUT = 10.0
-LOCKED, DENIED, RACED = "55P03", "42501", "40001"
 IDLE = 1.0
-"""Seconds after which an unused session is closed: a process that only holds leases has the keeper's connection."""
+"""Seconds after which an unused session is closed: a process that only holds leases needs the background session."""
+LOCKED, DENIED, RACED = "55P03", "42501", "40001"
+"""SQLSTATEs: lock not available, insufficient privilege, serialization failure."""
 
-NOTHING: Mapping[str, Any] = {}
-
+S = TypeVar("S")
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Answers = list[list[Row] | Refused]
 
+NOTHING: Mapping[str, Any] = {}
+
 
 class Repeated(list[Row]):
-    """The answer to a statement that was sent twice: the first may have happened, or happen yet, whatever this says."""
+    """The answer to a statement that was sent twice. The first one may have been executed, or may yet be."""
 
 
 class AsyncSession(Protocol):
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     async def script(self, text: str, timeout: float) -> None: ...
-    def look(self) -> None: ...
+    def check_target(self) -> None: ...
     def close(self) -> None: ...
 
 
-class AsyncWorking(Protocol):
-    def stop(self) -> None: ...
-
-    async def leave(self) -> None:
-        """Wait, bounded, until it has ended."""
-
-    def let_expire(self) -> None:
-        """It may not have: its lease is not released then, and not renewed either."""
+def _nothing() -> None: ...
 
 
-class AsyncEngine(Tables, ABC):
+async def _nothing_to_wait_for() -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class AsyncResource:
+    """What a client ends when it closes, in this order, each step for all resources before the next one."""
+
+    check: Callable[[], None] = _nothing
+    """Raises RuntimeError when the client must not be closed now."""
+    stop: Callable[[], None] = _nothing
+    """Asks the work to stop."""
+    wait: Callable[[], Awaitable[None]] = _nothing_to_wait_for
+    """Waits for its end, bounded."""
+    leave: Callable[[], None] = _nothing
+    """The wait is over, whether the work has ended or not."""
+    release: Callable[[], Awaitable[None]] = _nothing_to_wait_for
+    """Gives back what is held, bounded."""
+
+
+class AsyncEngine(ABC):
     poll = 1.0
-    """How often a waiter asks again when nobody wakes it."""
+    """Seconds between two attempts of a waiter that is not woken."""
 
-    def __init__(self, database: Database, *, looks: bool = False) -> None:
-        """``looks``: through it nothing is written, whoever tries."""
-        super().__init__(database)
-        self.looks = looks
+    def __init__(self, database: Database, *, read_only: bool = False) -> None:
+        self.database, self.read_only = database, read_only
         self.owner = AsyncOwner()
         self.era = forks.era
         self.closing = self.closed = False
-        self.home: int | None = None
-        """Of its tables, as the database numbers them, where somebody had to know: see ``operation_begin``."""
-        self.unkept: dict[str, str] = {}
-        """Tokens and names of leases that no heartbeat renews: to be released with the client all the same."""
-        self.guards: list[str] = []
-        """Keys of guards whose block somebody is in: this client must not be closed."""
-        self.violations: Counter[tuple[str, str]] = Counter()
-        """Of pools, by kind."""
-        self.slots_in_use: dict[str, int] = {}
-        """Of pools, as they were last found."""
-        self.working: set[AsyncWorking] = set()
-        """What runs under our leases, and is stopped before they are released."""
+        self.resources: dict[AsyncResource, None] = {}
+        """In the order of registration."""
+        self.accepts_older_schema = False
+        """While migrations run: tables that are old, but new enough for what governs migrations."""
+        self._state: dict[Callable[..., Any], Any] = {}
+        self.schema_seen = False
+        """Whether the tables were once found to be those of this version."""
         self._identity = this_process()
         self._session: AsyncSession | None = None
-        self._turn, self._gate = AsyncTurn(), AsyncGate()
-        self._used = self._reaping = False
-        telemetry.register(self)
+        self._call_lock, self._open_lock = AsyncCallLock(), AsyncOpenLock()
+        self._was_used = self._closes_when_idle = False
 
     def __reduce__(self) -> NoReturn:
-        """Whatever is made by a client has this, so none can be pickled, or copied deeply."""
+        """Everything a client makes refers to its engine, so none of it can be pickled or copied deeply."""
         raise TypeError(
             "clients, and what they make, belong to their process: make a client of its own there, from the same URL. "
             "A lease can be handed over by its token: client.lease(name).adopt(token)"
         )
 
-    def gauges(self) -> Iterator[tuple[str, float]]:
-        if not self.closed:
-            yield "slots_in_use", float(sum(self.slots_in_use.values()))
+    def register(self, resource: AsyncResource) -> AsyncResource:
+        self.resources[resource] = None
+        return resource
+
+    def unregister(self, resource: AsyncResource | None) -> None:
+        self.resources.pop(cast("AsyncResource", resource), None)
+
+    def state(self, kind: Callable[[AsyncEngine], S]) -> S:
+        """The one object of class ``kind`` that belongs to this engine, made on first use; a forked child starts
+        without it. This is where the nouns keep what they have to remember for a client."""
+        return cast("S", self._state.get(kind) or self._state.setdefault(kind, kind(self)))
 
     @property
     def process(self) -> dict[str, Any]:
-        """Who we are, for the people who look: label, host, pid, started."""
-        self._notice_fork()
+        """This process, for listings: label, host, pid, started."""
+        self.notice_fork()
         return self._identity
 
     @property
-    def keeper(self) -> Keeper:
-        return keeper_of(self.database)
-
-    def keeper_for(self, terms: LeaseTerms) -> Keeper:
-        """Whose heartbeat renews such leases, and who hears that one is free."""
-        return keeper_of(self.database, brittle=terms.brittle)
-
-    def wake(self, name: str) -> None:
-        """That lease was released in this very process: no need to hear it from the server."""
-        for keeper in keepers_of(self.database):
-            keeper.wake(name)
+    def background(self) -> Background:
+        return background_of(self.database)
 
     async def call(
         self,
@@ -127,31 +134,32 @@ class AsyncEngine(Tables, ABC):
     ) -> list[Row]:
         """Run a named statement; once more on a new connection when the old one turns out to be dead.
 
-        ``again``: what is different the second time. None: there is none, because it could happen twice."""
+        ``again``: parameters that differ the second time. None: never send it twice.
+        """
         self.check_usable()
         deadline = now() + timeout
         unanswered: Unanswered | None = None
         while True:
             try:
-                self._turn.check_free()
+                self._call_lock.check_free()
                 try:
-                    await self._turn.enter(deadline)
+                    await self._call_lock.enter(deadline)
                     session = self._session or await self._open(deadline)
                     try:
                         rows = await session.call(name, parameters, max(0.01, deadline - now()))
                     except Unanswered:
                         self._discard(session)
                         raise
-                    if self._reaping:
-                        self._used = True
+                    if self._closes_when_idle:
+                        self._was_used = True
                     else:
-                        self._reap_later()
+                        self._close_when_idle()
                     return rows if unanswered is None else Repeated(rows)
                 finally:
-                    try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
-                        self._turn.lock.release()
+                    try:  # noqa: SIM105 - inline: Ctrl-C on the way into a function would leave the lock taken
+                        self._call_lock.lock.release()
                     except RuntimeError:
-                        pass  # it was not our turn yet
+                        pass  # interrupted before it was acquired
             except Unanswered as error:
                 if unanswered is not None or again is None or now() >= deadline:
                     raise
@@ -159,13 +167,13 @@ class AsyncEngine(Tables, ABC):
                 parameters = {**parameters, **again}
             except (Unreachable, Refused, SchemaMismatch) as error:
                 if isinstance(error, Refused) and error.sqlstate == RACED and now() < deadline:
-                    continue  # it has not happened: behind a pooler the default may be serializable transactions
-                if unanswered is not None:  # the first attempt may have happened, whatever became of the second
+                    continue  # not executed: behind a pooler transactions may be serializable by default
+                if unanswered is not None:  # the first one may have been executed, whatever the second one says
                     raise unanswered from error
-                told = self.translate(error) if isinstance(error, Refused) else error
-                if told is error:
+                translated = self.translate(error) if isinstance(error, Refused) else error
+                if translated is error:
                     raise
-                raise told from error
+                raise translated from error
 
     async def call_when_free(
         self,
@@ -176,7 +184,7 @@ class AsyncEngine(Tables, ABC):
         timeout: float = CALL_TIMEOUT,
         again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
-        """A statement that is refused while a protected transaction is open: ask again for a while, in nobody's way."""
+        """Run a statement that is refused while a protected transaction is open: retry for ``patience`` seconds."""
         until, deadline, pause = now() + patience, now() + timeout, 0.002
         while True:
             try:
@@ -188,8 +196,8 @@ class AsyncEngine(Tables, ABC):
             pause = min(pause * 2, 0.1)
 
     @asynccontextmanager
-    async def separately(self, timeout: float = CALL_TIMEOUT) -> AsyncIterator[AsyncSession]:
-        """A session for one purpose that does not ask for our tables: migrations."""
+    async def own_session(self, timeout: float = CALL_TIMEOUT) -> AsyncIterator[AsyncSession]:
+        """A session for one purpose, which need not find our tables: for migrations."""
         session = await self.connect(timeout)
         try:
             yield session
@@ -198,39 +206,39 @@ class AsyncEngine(Tables, ABC):
 
     @abstractmethod
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
-        """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
+        """Run named statements in one transaction that is rolled back; the answers up to the first error."""
 
-    async def connect(self, timeout: float, *, to_look: bool = False) -> AsyncSession:
-        """A session of the caller's own; ``to_look`` when one to a server that cannot be used will do."""
+    async def connect(self, timeout: float, *, for_examination: bool = False) -> AsyncSession:
+        """A session of the caller's own. ``for_examination``: a server on which leases cannot work will do."""
         self.check_usable()
-        session = await (self._connect_to_look(timeout) if to_look else self._connect(timeout))
-        if not self.looks:
+        session = await (self._connect_for_examination(timeout) if for_examination else self._connect(timeout))
+        if not self.read_only:
             return session
-        from holdfast.database.read_only_async import looking
+        from holdfast.database.read_only_async import make_read_only
 
         try:
-            return await looking(session, self.database.dialect, timeout)
+            return await make_read_only(session, self.database.dialect, timeout)
         except BaseException:
             session.close()
             raise
 
     async def close(self) -> None:
-        self._notice_fork()
+        self.notice_fork()
         self.closed = True
         try:
-            self._turn.check_free()
-            await self._turn.enter(now() + CALL_TIMEOUT)
+            self._call_lock.check_free()
+            await self._call_lock.enter(now() + CALL_TIMEOUT)
             try:
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
             finally:
-                self._turn.lock.release()
+                self._call_lock.lock.release()
         except Unreachable:
             log.debug("closed in the middle of a call on %s, which keeps its session", self.database)
 
     def check_open(self) -> None:
-        """For whatever would outlive the close that is under way."""
+        """EngineError from the moment on when the client begins to close."""
         if self.closing:
             raise EngineError(f"the client of {self.database} is closed")
 
@@ -239,16 +247,57 @@ class AsyncEngine(Tables, ABC):
             raise EngineError(f"the client of {self.database} is closed")
         self.owner.check()
         if self.era != forks.era:
-            self._notice_fork()
+            self.notice_fork()
+
+    def notice_fork(self) -> None:
+        """A forked child uses nothing of its parent, and opens a session of its own."""
+        if self.era != forks.era:
+            self.era, self._session, self._identity = forks.era, None, this_process()
+            self.resources, self._state = {}, {}
+            self._call_lock, self._open_lock = AsyncCallLock(), AsyncOpenLock()
+            self._closes_when_idle = False
+
+    # The version of the tables
+
+    @property
+    def newest(self) -> int:
+        """The version that this holdfast makes."""
+        return migrations(self.database.dialect, self.database.schema)[-1].version
+
+    def check_version(self, version: int | None) -> None:
+        """SchemaMismatch unless this client can work with tables of that version (None: there are none)."""
+        if version != self.newest and not self.accepts(version):
+            raise self.mismatch(version)
+
+    def accepts(self, version: int | None) -> bool:
+        """Whether other tables than those of this version will do.
+
+        Newer ones do for a client that has worked with its own before: during a deployment both versions run, and the
+        older one has leases to release and operations to finish.
+        """
+        if (version or 0) > self.newest:
+            return self.schema_seen
+        return self.accepts_older_schema and (version or 0) >= FOUNDATION
+
+    def mismatch(self, version: int | None) -> SchemaMismatch:
+        state = f"is at version {version}" if version else "is not there"
+        command = migrate_command(self.database.schema)
+        remedy = f"run '{command}' or client.migrate()" if (version or 0) < self.newest else "upgrade holdfast"
+        return SchemaMismatch(
+            f"schema {self.database.schema!r} in {self.database} {state}, this holdfast needs version {self.newest}: "
+            f"{remedy}"
+        )
+
+    # The session
 
     async def _open(self, deadline: float) -> AsyncSession:
-        async with self._gate:
+        async with self._open_lock:
             if self._session is None:
                 session = await self.connect(max(0.05, deadline - now()))
                 try:
-                    if not self.looks:
-                        await self._hello(session, max(0.05, deadline - now()))
-                        self.met = True
+                    if not self.read_only:
+                        await self._check_tables(session, max(0.05, deadline - now()))
+                        self.schema_seen = True
                 except BaseException:
                     session.close()
                     raise
@@ -260,70 +309,61 @@ class AsyncEngine(Tables, ABC):
             self._session = None
         session.close()
 
-    def _notice_fork(self) -> None:
-        """In a forked child nothing of the parent's is used; a new session is opened when one is needed."""
-        if self.era != forks.era:
-            self.era, self._session, self._identity = forks.era, None, this_process()
-            self.unkept, self.guards = {}, []
-            self._turn, self._gate = AsyncTurn(), AsyncGate()
-            self._reaping = False
-            self.slots_in_use = {}
-            telemetry.register(self)
+    def _close_when_idle(self) -> None:
+        self._closes_when_idle = True
+        self.background.call_later(IDLE, self._on_idle_timer)
 
-    def _reap_later(self) -> None:
-        self._reaping = True
-        self.keeper.later(IDLE, self._reap_soon)
+    def _on_idle_timer(self) -> None:
+        """In the background thread."""
+        if self.owner.alive():
+            self.owner.call(self._close_if_idle)
+        elif self._session is not None:  # its loop is closed, so nothing else would close it
+            self._session.close()
+            self._session = None
 
-    def _reap(self) -> None:
-        if not self._turn.try_enter():
-            self.keeper.later(IDLE, self._reap_soon)
+    def _close_if_idle(self) -> None:
+        if not self._call_lock.try_enter():
+            self.background.call_later(IDLE, self._on_idle_timer)
             return
         try:
-            self._reaping = False
+            self._closes_when_idle = False
             session = self._session
             if session is None or self.closed:
                 return
-            if self._used and _is_good(session):
-                self._used = False
-                self._reap_later()
+            if self._was_used and _has_its_target(session):
+                self._was_used = False
+                self._close_when_idle()
                 return
             self._session = None
             session.close()
         finally:
-            self._turn.lock.release()
-
-    def _reap_soon(self) -> None:
-        """In the keeper's thread."""
-        if self.owner.alive():
-            self.owner.call(self._reap)
-        elif self._session is not None:  # its loop is closed: nobody else would ever close it
-            self._session.close()
-            self._session = None
+            self._call_lock.lock.release()
 
     @abstractmethod
     async def _connect(self, timeout: float) -> AsyncSession:
         """A new session."""
 
     @abstractmethod
-    async def _connect_to_look(self, timeout: float) -> AsyncSession:
-        """One that will do to look: at a standby, or at a file that is not to become ours by it."""
+    async def _connect_for_examination(self, timeout: float) -> AsyncSession:
+        """A new session, be it to a standby, or to a file that must not be changed by it."""
 
     @abstractmethod
-    async def _hello(self, session: AsyncSession, timeout: float) -> None:
-        """What is asked of a session before it is used: SchemaMismatch when its tables are not ours."""
+    async def _check_tables(self, session: AsyncSession, timeout: float) -> None:
+        """SchemaMismatch when a new session does not find tables that this client can use."""
 
-    def there(self) -> bool:
-        """Whether there is a database at all to look at; to look must not make one."""
+    def database_exists(self) -> bool:
+        """Whether there is a database to read: a reader must not create one."""
         return True
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:
+        """The error for the user: one with a remedy where there is one."""
         return error
 
 
-def _is_good(session: AsyncSession) -> bool:
+def _has_its_target(session: AsyncSession) -> bool:
     try:
-        session.look()
+        session.check_target()
     except EngineError as error:
-        log.warning("%s", error, extra={"event": "database.replaced"})
+        log.event("database.replaced", WARNING, "%(error)s", error=str(error))
         return False
     return True

@@ -1,22 +1,22 @@
-"""Places in our own code where a test can make things go wrong, named by the environment and free when it is silent.
+"""Points in our own code where a test can inject a fault. Set by an environment variable, free without it.
 
     HOLDFAST_FAILPOINTS="after:lease_acquire=kill@3;before:beat_renew=delay:0.2%25"
 
 A point is ``before:`` or ``after:`` and the name of a statement in a noun's ``.sql`` files, or ``script`` for what is
-sent without a name: migrations. Before: the database has not heard of it. After: it has answered, and nobody here
-knows it yet. These are the two moments at which a process that dies, stands still or loses its connection leaves the
-most doubt. Only statements on holdfast's own sessions have points; ``protect`` runs on the user's connection.
+sent without a name: migrations. Before: the statement was not sent yet. After: it was answered, and the caller has not
+got the answer yet. A process that dies, pauses or loses its connection at these two moments leaves the most doubt. Only
+statements on holdfast's own sessions have points; ``protect`` runs on the user's connection.
 
     kill            SIGKILL to this process
-    stop            SIGSTOP to this process: it stands still until somebody sends SIGCONT
-    pause:SECONDS   the thread stands still; with asyncio on PostgreSQL, that is its whole loop
-    delay:SECONDS   this call takes longer; with asyncio, the loop goes on
-    error           raises Unanswered: whether it happened is in doubt
+    stop            SIGSTOP to this process: it is paused until it gets SIGCONT
+    pause:SECONDS   blocks the thread; with asyncio on PostgreSQL, the whole loop
+    delay:SECONDS   delays this call; with asyncio, the loop goes on
+    error           raises Unanswered: the statement may have been executed
 
-``@N`` makes it happen on the Nth hit alone, ``%P`` on each hit with a probability of P per cent. Hits are counted a
-process and a point. What passes before a statement is taken off the time it has.
+``@N``: only on the Nth hit. ``%P``: on each hit with a probability of P per cent. Hits are counted for each process and
+point. A delay before a statement counts against its timeout.
 
-Nothing of this is imported while the variable is not set: sessions are of their own plain classes then.
+Without the variable this module is not imported, and sessions are of their plain classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from holdfast.runtime.clock import now
 VARIABLE = "HOLDFAST_FAILPOINTS"
 SCRIPT = "script"
 _ELSEWHERE = frozenset({"protect", "protect_at_commit", "operation_begin", "migrate_lock"})
-"""Statements that no session is asked for by name."""
+"""Statements that do not run on a session by name."""
 _TIMED = frozenset({"pause", "delay"})
 _CHANCE = random.SystemRandom()
 _ACTION = re.compile(r"(kill|stop|error|pause|delay)(?::([0-9.]+))?(?:@([0-9]+)|%([0-9.]+))?")
@@ -48,7 +48,7 @@ S = TypeVar("S")
 
 
 class Point:
-    """What happens at one point, and how often it was passed."""
+    """What happens at one point, and how often it was hit."""
 
     def __init__(self, action: str, seconds: float, nth: int | None, per_cent: float | None) -> None:
         self.action, self.seconds = action, seconds
@@ -56,7 +56,7 @@ class Point:
         self.hits = 0
 
     def hit(self, where: str) -> float:
-        """Do it, if it is its turn. Returns for how many seconds the call is to be delayed, which is the caller's."""
+        """Inject the fault, if it is due. Returns the seconds by which the caller has to delay the call."""
         self.hits += 1
         if self._nth not in (None, self.hits):
             return 0.0
@@ -81,13 +81,13 @@ class Points(dict[str, Point]):
 
 @lru_cache
 def parse(text: str) -> Points:
-    """The points named in ``text``, one object a text, so that all sessions count together."""
+    """The points in ``text``: one object for each text, so that all sessions share their counts."""
     points = Points()
     for item in filter(None, (part.strip() for part in text.split(";"))):
         where, _, what = (part.strip() for part in item.partition("="))
         _check_place(where, item)
         if where in points:
-            raise _mistake(item, "the point is named twice")
+            raise _invalid(item, "the point is named twice")
         points[where] = _point(what, item)
     return points
 
@@ -95,40 +95,40 @@ def parse(text: str) -> Points:
 def _check_place(where: str, item: str) -> None:
     when, _, name = where.partition(":")
     if when not in ("before", "after"):
-        raise _mistake(item, "expected before:STATEMENT=ACTION or after:STATEMENT=ACTION")
+        raise _invalid(item, "expected before:STATEMENT=ACTION or after:STATEMENT=ACTION")
     if name in _ELSEWHERE:
-        raise _mistake(item, f"{name} does not run on a session of holdfast's own")
+        raise _invalid(item, f"{name} does not run on a session of holdfast's own")
     if name != SCRIPT and name not in statements("postgres") and name not in statements("sqlite"):
-        raise _mistake(item, f"there is no statement {name!r}")
+        raise _invalid(item, f"there is no statement {name!r}")
 
 
 def _point(what: str, item: str) -> Point:
-    found = _ACTION.fullmatch(what)
-    if found is None:
-        raise _mistake(item, "expected kill, stop, error, pause:SECONDS or delay:SECONDS, then @N or %P or nothing")
-    action, seconds, nth, per_cent = found.groups()
+    match = _ACTION.fullmatch(what)
+    if match is None:
+        raise _invalid(item, "expected kill, stop, error, pause:SECONDS or delay:SECONDS, then @N or %P or nothing")
+    action, seconds, nth, per_cent = match.groups()
     if (action in _TIMED) != (seconds is not None):
-        raise _mistake(item, f"{action} takes {'seconds' if action in _TIMED else 'no seconds'}")
+        raise _invalid(item, f"{action} takes {'seconds' if action in _TIMED else 'no seconds'}")
     try:
         point = Point(action, float(seconds or 0), int(nth) if nth else None, float(per_cent) if per_cent else None)
     except ValueError:
-        raise _mistake(item, "not a number") from None
+        raise _invalid(item, "not a number") from None
     if nth is not None and int(nth) < 1:
-        raise _mistake(item, "@N counts from 1")
+        raise _invalid(item, "@N counts from 1")
     if per_cent is not None and not 0 < float(per_cent) <= 100:
-        raise _mistake(item, "%P is more than 0 and at most 100")
+        raise _invalid(item, "%P is more than 0 and at most 100")
     return point
 
 
-def _mistake(item: str, why: str) -> ValueError:
+def _invalid(item: str, why: str) -> ValueError:
     return ValueError(f"{VARIABLE}: {item!r}: {why}")
 
 
 def armed(kind: type[S]) -> type[S]:
-    """``kind``, a class of sessions, with every point that the environment names."""
+    """A subclass of ``kind``, a session class, with the points of the environment."""
     points, call = parse(os.environ[VARIABLE]), getattr(kind, "call", None)
-    made: type[S] = (_on_a_loop if asyncio.iscoroutinefunction(call) else _blocking)(kind, points)
-    return made
+    subclass: type[S] = (_on_a_loop if asyncio.iscoroutinefunction(call) else _blocking)(kind, points)
+    return subclass
 
 
 def _blocking(kind: Any, points: Points) -> Any:

@@ -1,7 +1,8 @@
-"""Locks the kernel keeps: fair turns between processes on one file, and proof that a process still lives.
+"""Kernel locks in side files of an SQLite database.
 
-``Turnstile`` is an flock taken before BEGIN IMMEDIATE: SQLite's own busy handler can starve a process to one operation
-a second. ``Marks`` are open-file-description locks on single bytes, which the kernel drops when the process dies.
+``WriteTurn`` is an flock taken before BEGIN IMMEDIATE, so that processes take turns: SQLite's own busy handler can
+starve one of them to one operation a second. ``SessionLocks`` are open-file-description locks on single bytes, which
+the kernel drops when the process dies: the proof that a session still lives.
 """
 
 from __future__ import annotations
@@ -18,34 +19,34 @@ from holdfast.runtime.clock import now
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - Windows: no fair turns, SQLite's own lock still excludes
+except ImportError:  # pragma: no cover - Windows: no turns, but SQLite's own lock still excludes
     fcntl = None  # type: ignore[assignment]
 
 _FLOCK = "hhqqi4x"
 
 
-def open_beside(path: str) -> int:
-    """A side file of the one whose name it begins with. Whoever may write to that may write to this, too, as
-    SQLite has it with its own: else the first user's umask, or root who only looks, would keep all others out."""
-    flags = os.O_RDWR  # inherited by no program: Python sees to that
+def open_side_file(path: str) -> int:
+    """Open the side file ``<database>.<suffix>``, with the owner and the permissions of the database, as SQLite does
+    with its own: otherwise the umask of the first user, or root, would lock out the others."""
+    flags = os.O_RDWR  # Python makes it non-inheritable
     with suppress(FileNotFoundError):
         return os.open(path, flags)
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # somebody was quicker
+    except FileExistsError:  # another process was faster
         return os.open(path, flags)
-    with suppress(OSError, AttributeError):  # no database yet; AttributeError: Windows
-        about = os.stat(path.rpartition(".")[0])
+    with suppress(OSError, AttributeError):  # there is no database yet; AttributeError: Windows
+        database = os.stat(path.rpartition(".")[0])
         with suppress(PermissionError):
-            os.fchown(descriptor, about.st_uid, about.st_gid)
-        os.fchmod(descriptor, about.st_mode & 0o666 | 0o600)
+            os.fchown(descriptor, database.st_uid, database.st_gid)
+        os.fchmod(descriptor, database.st_mode & 0o666 | 0o600)
     return descriptor
 
 
-class Turnstile:
+class WriteTurn:
     def __init__(self, path: str) -> None:
         self._path = path
-        self.descriptor = open_beside(path)
+        self.descriptor = open_side_file(path)
 
     def enter(self, deadline: float) -> None:
         if fcntl is None:
@@ -53,7 +54,7 @@ class Turnstile:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._queue_up(max(0.0, deadline - now()))
+            self._wait(max(0.0, deadline - now()))
 
     def leave(self) -> None:
         if fcntl is not None:
@@ -64,89 +65,93 @@ class Turnstile:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _queue_up(self, timeout: float) -> None:
-        about, turn, queued = os.fstat(self.descriptor), threading.Event(), False
-        place, queue = (self, turn), _queues.setdefault((about.st_dev, about.st_ino), _Queue())
+    def _wait(self, timeout: float) -> None:
+        stat, granted, queued = os.fstat(self.descriptor), threading.Event(), False
+        waiter, queue = (self, granted), _queues.setdefault((stat.st_dev, stat.st_ino), _TurnQueue())
         try:
-            queue.places.append(place)
+            queue.waiters.append(waiter)
             queued = True
-            if not queue.stands:
-                queue.begin(open_beside(self._path))
-            turn.wait(timeout)
+            if not queue.is_running:
+                queue.start(open_side_file(self._path))
+            granted.wait(timeout)
         finally:
             try:
-                queue.places.remove(place)
-                given_up = True
+                queue.waiters.remove(waiter)
+                timed_out = True
             except ValueError:
-                # For an instant: it is ours, and whoever was interrupted leaves it like everybody; if it was queued.
-                given_up = not turn.wait(None if queued else 0.1)
-        if given_up:
+                # The queue is just granting it (unless an interrupt came before it was queued): wait for that moment.
+                timed_out = not granted.wait(None if queued else 0.1)
+        if timed_out:
             raise Busy(
                 f"{self._path} stayed locked by another process for {timeout:.1f} s: "
                 "is one stopped in the middle of a write, or a transaction of your own open?"
             )
 
 
-class _Queue:
-    """Who waits for one file in this process. The kernel's queue is fair but knows no timeout: a thread stands in it
-    for all of them, on a descriptor of its own, and swaps that with whoever is first when it is their turn. There,
-    because no signal comes in between. Whoever gives up leaves it standing, so that a file that stays locked costs one
-    thread and one descriptor, however often it is tried."""
+class _TurnQueue:
+    """The threads of this process that wait for one file.
+
+    The kernel's own queue is fair but has no timeout. So one thread waits in it for all of them, on a descriptor of its
+    own, and swaps descriptors with the first waiter when the lock is granted: in that thread, because no signal handler
+    runs there. A waiter that times out leaves the thread waiting, so a file that stays locked costs one thread and one
+    descriptor, however often it is tried.
+    """
 
     def __init__(self) -> None:
-        self.places: deque[tuple[Turnstile, threading.Event]] = deque()
-        self.stands = False
+        self.waiters: deque[tuple[WriteTurn, threading.Event]] = deque()
+        self.is_running = False
         self.descriptor = -1
 
-    def begin(self, descriptor: int) -> None:
-        thread = threading.Thread(target=self._stand, args=(descriptor,), name="holdfast-turn", daemon=True)
+    def start(self, descriptor: int) -> None:
+        thread = threading.Thread(target=self._run, args=(descriptor,), name="holdfast-turn", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            if thread.ident is None:  # no thread is to be had: nobody else closes it
+            if thread.ident is None:  # the system has no more threads
                 os.close(descriptor)
             raise
 
-    def _stand(self, descriptor: int) -> None:
-        """Two may be begun at once, and both will do: the second finds nobody, or serves whoever comes next."""
+    def _run(self, descriptor: int) -> None:
+        """Two may run at once: the second one finds no waiter, or serves the next one."""
         while True:
-            self.stands, self.descriptor = True, descriptor
+            self.is_running, self.descriptor = True, descriptor
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             try:
-                turnstile, turn = self.places.popleft()
+                turn, granted = self.waiters.popleft()
             except IndexError:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # nobody waits any more
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # all of them timed out
             else:
-                turnstile.descriptor, self.descriptor = descriptor, turnstile.descriptor
+                turn.descriptor, self.descriptor = descriptor, turn.descriptor
                 descriptor = self.descriptor
-                turn.set()
-            if not self.places:
-                self.stands = False
-                if not self.places:  # looked at once more: whoever came before that counts on us
+                granted.set()
+            if not self.waiters:
+                self.is_running = False
+                if not self.waiters:  # again: a waiter that came before that relies on this thread
                     break
         self.descriptor = -1
         os.close(descriptor)
 
 
-_queues: dict[tuple[int, int], _Queue] = {}
+_queues: dict[tuple[int, int], _TurnQueue] = {}
+"""By device and inode."""
 
 
 @forks.in_child
 def _forget() -> None:
-    """The threads are not here, and a turn that is the parent's must not live on in us when it dies."""
+    """The threads do not run in a forked child, and the parent's lock must not outlive it there."""
     for queue in _queues.values():
         if queue.descriptor >= 0:
             os.close(queue.descriptor)
     _queues.clear()
 
 
-class Marks:
-    """One byte a living session, at the offset of its key."""
+class SessionLocks:
+    """One locked byte for each living session, at the offset of its key."""
 
     available = hasattr(fcntl, "F_OFD_SETLK")
 
     def __init__(self, path: str) -> None:
-        self._descriptor = open_beside(path)
+        self._descriptor = open_side_file(path)
 
     def hold(self, key: int) -> bool:
         try:
@@ -159,9 +164,9 @@ class Marks:
         self._set(fcntl.F_UNLCK, key)
 
     def is_free(self, key: int, length: int = 1) -> bool:
-        """Nobody else has it, or any of so many; 0: of all from there on."""
-        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, key, length, 0)
-        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        """Whether no other process has locked any of ``length`` bytes from ``key`` on (0: all of them)."""
+        query = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, key, length, 0)
+        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, query))[0]
         return kind == fcntl.F_UNLCK
 
     def _set(self, kind: int, key: int) -> None:

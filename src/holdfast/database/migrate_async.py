@@ -1,10 +1,10 @@
-"""Numbered migrations, one transaction each, safe to run at once from many processes and again after a kill.
+"""Numbered migrations, one transaction each. Many processes may run them at once, and again after a kill.
 
-Each script records itself, so it is applied whole or not at all. On PostgreSQL the scripts queue behind an advisory
-lock; whoever comes second fails on what is already there, looks again, and is content.
+Each script records its version, so it is applied whole or not at all. On PostgreSQL the scripts queue for an advisory
+lock; the second process fails on what exists already, reads the version again, and is done.
 
-Once there is an audit, every change of the tables is told in it, whichever way it comes: as the governed command, as
-``client.migrate()``, or because a file was opened by a newer holdfast.
+From version ``FOUNDATION`` on every change of the tables is recorded in the audit, however it was started: by the
+governed command, by ``client.migrate()``, or because a newer holdfast opened the file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TIMEOUT = 60.0
 
 
 class AsyncMigrations:
-    """The tables of one database: what there is, what is missing. From version ``foundation`` on they hold what changes
-    of them are governed with."""
+    """The migrations of one database: which are applied and which are missing. From version ``foundation`` on the
+    tables contain what governs their own changes: leases, gates and the audit."""
 
     foundation = FOUNDATION
 
@@ -34,75 +34,75 @@ class AsyncMigrations:
         self._engine, self._database = engine, engine.database
 
     def scripts(self) -> tuple[Migration, ...]:
-        """Every migration this version knows, as SQL for this database; asks the database nothing."""
+        """Every migration of this holdfast, as SQL for this database. Does not call the database."""
         return migrations(self._database.dialect, self._database.schema)
 
     def text(self, *, down: bool = False) -> str:
-        """All of it for somebody else to run: each migration in a transaction of its own, behind the same lock."""
+        """All scripts as one text, to run with psql or sqlite3: each in a transaction, behind the same lock."""
         begin = "begin;\n" if self._database.dialect == "postgres" else "begin immediate;\n"
         parts = []
-        for each in reversed(self.scripts()) if down else self.scripts():
-            script = _locked(self._database, each.down if down else each.up)
-            parts.append(f"-- {each.version:04} {each.name}\n{begin}{script.rstrip()}\ncommit;\n")
+        for migration in reversed(self.scripts()) if down else self.scripts():
+            script = _locked(self._database, migration.down if down else migration.up)
+            parts.append(f"-- {migration.version:04} {migration.name}\n{begin}{script.rstrip()}\ncommit;\n")
         return "\n".join(parts)
 
     async def status(self) -> list[tuple[Migration, float | None]]:
-        """Every migration this version knows, with when it was applied (seconds since 1970) or None."""
+        """Every migration of this holdfast, with the time it was applied (seconds since 1970) or None."""
         async with self._session() as session:
             when = {row["version"]: row["applied_at"] for row in await applied(session, TIMEOUT)}
             self._refuse_newer(max(when, default=0))
         return [(migration, when.get(migration.version)) for migration in self.scripts()]
 
     async def version(self) -> int:
-        """The version of the tables; 0 when there are none. For a role that may only use them, too."""
-        if self._engine.looks and not self._engine.there():
+        """The version of the tables; 0 when there are none. Works for a role that may only use them."""
+        if self._engine.read_only and not self._engine.database_exists():
             return 0
         async with self._session() as session:
             try:
                 version = await _version(session, TIMEOUT)
             except Refused as error:
-                if error.sqlstate != DENIED or self._engine.looks:
+                if error.sqlstate != DENIED or self._engine.read_only:
                     raise
-                version = await self._said_version(session)
+                version = await self._public_version(session)
             self._refuse_newer(version)
         return version
 
     async def up(self, *, to: int | None = None, entry: int | None = None) -> list[Migration]:
-        """Apply what is missing, up to version ``to``; returns what was applied. A role that may only use the schema
-        has nothing to do where nothing is missing. ``entry``: of the audit, where this is told already."""
+        """Apply what is missing, up to version ``to``; returns what was applied. A role without the privilege succeeds
+        if nothing is missing. ``entry``: the audit entry, if the caller has begun one."""
         wanted = self._engine.newest if to is None else self._check(to)
         async with self._session() as session:
             try:
                 self._refuse_newer(version := await _version(session, TIMEOUT))
                 if version >= wanted:
                     return []
-                async with told(self._engine, session, "schema.migrate", version, wanted, entry):
+                async with recorded(self._engine, session, "schema.migrate", version, wanted, entry):
                     return await up(self._database, session, TIMEOUT, to=wanted)
             except Refused as error:
-                if error.sqlstate != DENIED or await self._said_version(session) < wanted:
+                if error.sqlstate != DENIED or await self._public_version(session) < wanted:
                     raise
                 return []
 
     async def down(self, *, to: int, entry: int | None = None) -> list[Migration]:
-        """Take back every migration above version ``to``, and all that is in those tables with it; the audit itself,
-        below ``foundation``. ``entry``: of the audit, where this is told already."""
+        """Revert every migration above version ``to``, which deletes what is in its tables; below ``foundation`` the
+        audit, too. ``entry``: the audit entry, if the caller has begun one."""
         self._check(to)
         async with self._session() as session:
             self._refuse_newer(version := await _version(session, TIMEOUT))
             if version <= to:
                 return []
-            async with told(self._engine, session, "schema.revert", version, to, entry):
+            async with recorded(self._engine, session, "schema.revert", version, to, entry):
                 return await down(self._database, session, TIMEOUT, to=to)
 
     @asynccontextmanager
     async def governed(self) -> AsyncIterator[None]:
-        """Inside, this client makes do with tables that are not the newest, from ``foundation`` on: for whoever governs
-        what makes them so. Leases, gates and the audit work, the rest may not."""
-        self._engine.lenient = True
+        """In this block the client accepts older tables, from ``foundation`` on: for the command that migrates them.
+        Leases, gates and the audit work; other things may not."""
+        self._engine.accepts_older_schema = True
         try:
             yield
         finally:
-            self._engine.lenient = False
+            self._engine.accepts_older_schema = False
 
     def _check(self, to: int) -> int:
         if not 0 <= to <= self._engine.newest:
@@ -112,7 +112,7 @@ class AsyncMigrations:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[AsyncSession]:
         try:
-            async with self._engine.separately() as session:
+            async with self._engine.own_session() as session:
                 yield session
         except Refused as error:
             if error.sqlstate != DENIED:
@@ -128,8 +128,8 @@ class AsyncMigrations:
         if version > self._engine.newest:
             raise self._engine.mismatch(version)
 
-    async def _said_version(self, session: AsyncSession) -> int:
-        """As every client asks, without a right to the table; 0 when there is no answer."""
+    async def _public_version(self, session: AsyncSession) -> int:
+        """The version as every client may ask for it, without access to the table; 0 if that is refused."""
         try:
             [row] = await session.call("hello", {}, TIMEOUT)
         except Refused:
@@ -149,10 +149,10 @@ async def applied(session: AsyncSession, timeout: float) -> list[Row]:
 
 
 @asynccontextmanager
-async def told(
+async def recorded(
     engine: AsyncEngine, session: AsyncSession, action: str, version: int, to: int, entry: int | None = None
 ) -> AsyncIterator[None]:
-    """For the record, unless it is there already; as far as there is a record before, and after."""
+    """Record a change of the tables in the audit, unless ``entry`` does, and as far as the audit exists."""
     if entry is not None or version < FOUNDATION:
         yield
         return
@@ -189,7 +189,7 @@ async def up(database: Database, session: AsyncSession, timeout: float, *, to: i
 
 
 async def down(database: Database, session: AsyncSession, timeout: float, *, to: int) -> list[Migration]:
-    """Take back everything above version ``to``; returns what was taken back."""
+    """Revert everything above version ``to``; returns what was reverted."""
     done = []
     for migration in reversed(migrations(database.dialect, database.schema)):
         if not to < migration.version <= await _version(session, timeout):
@@ -203,9 +203,12 @@ async def _version(session: AsyncSession, timeout: float) -> int:
     return max((row["version"] for row in await applied(session, timeout)), default=0)
 
 
-async def _apply(database: Database, session: AsyncSession, script: str, content_with: range, timeout: float) -> bool:
-    """False when somebody else was faster: the version is one we are content with. Whoever migrates may take longer
-    than a session waits for a lock, and is waited for. A transaction on our tables is not: heartbeats would wait."""
+async def _apply(database: Database, session: AsyncSession, script: str, accepted: range, timeout: float) -> bool:
+    """Run the script; False when another process was faster, so that the version is one of ``accepted``.
+
+    Waits for another migration, which may take longer than lock_timeout, but not for a transaction on our tables:
+    heartbeats would queue behind us meanwhile.
+    """
     deadline = now() + timeout
     while True:
         try:
@@ -214,12 +217,12 @@ async def _apply(database: Database, session: AsyncSession, script: str, content
         except Refused as error:
             locked = error.sqlstate == LOCKED
             busy = locked and (await session.call("migrate_busy", {}, timeout))[0]["busy"]
-            if await _version(session, timeout) in content_with:
+            if await _version(session, timeout) in accepted:
                 return False
             if not locked:
                 raise
             if not busy or now() > deadline:
-                who = "Another migration is under way" if busy else "A transaction on its tables is open"
+                who = "Another migration is running" if busy else "A transaction on its tables is open"
                 raise Refused(f"{error}. {who}", LOCKED) from error
 
 

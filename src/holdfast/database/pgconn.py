@@ -1,6 +1,6 @@
-"""The parts of the PostgreSQL wire that both pumps share: connecting, encoding, decoding, what an error means.
+"""What both PostgreSQL sessions share: connecting, encoding, decoding, and the meaning of errors.
 
-A connection made here is used through ``pgconn`` alone; psycopg's own connection API would take its reader away.
+A connection made here is used through libpq's ``pgconn`` alone, never through psycopg's own connection API.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
 
 Columns = list[tuple[str, Callable[[bytes], Any]]]
 
-# It did not run, and this session will never run anything: a restart, a shutdown, a primary that is one no more.
+# The statement did not run, and the session is over: a restart, a shutdown, a primary that was demoted.
 _GONE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P03"})
 _PREPARED_UNSAFE = frozenset({"26000", "42P05"})
 
@@ -41,22 +41,22 @@ def encode(value: Any) -> bytes | None:
         return None
     if value is True or value is False:
         return b"t" if value else b"f"
-    if isinstance(value, str):  # as it is: an enum's member that is one calls itself something else
+    if isinstance(value, str):  # not str(value): that of an Enum member is its name
         return value.encode()
     return (json.dumps(value) if isinstance(value, dict | list) else str(value)).encode()
 
 
 def columns(result: pq.abc.PGresult) -> Columns:
-    """The names in an answer in text format, and how to read what is under them."""
+    """The columns of a result in text format: their names and decoders."""
     return [
         ((result.fname(column) or b"").decode(), _DECODE.get(result.ftype(column), bytes.decode))
         for column in range(result.nfields)
     ]
 
 
-def decoded(result: pq.abc.PGresult, known: Columns | None = None) -> list[Row]:
-    """The rows of an answer; ``known``: its columns, which take longer to find out than one row to read."""
-    wanted, value = known or columns(result), result.get_value
+def decode_rows(result: pq.abc.PGresult, cached: Columns | None = None) -> list[Row]:
+    """The rows of a result. ``cached``: its columns. hot: finding them takes longer than reading one row."""
+    wanted, value = cached or columns(result), result.get_value
     return [
         {
             name: None if (raw := value(row, column)) is None else decode(raw)
@@ -66,9 +66,8 @@ def decoded(result: pq.abc.PGresult, known: Columns | None = None) -> list[Row]:
     ]
 
 
-class _Opening:
-    """A connection that is no session yet, so that a forked child lets go of it, too: its parent may die, and the
-    server must see that."""
+class _OpeningConnection:
+    """A connection that is being opened. A forked child drops it, too: when the parent dies, the server must see it."""
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self._pgconn = ref(pgconn)
@@ -80,14 +79,14 @@ class _Opening:
             return None
 
     def abandon(self) -> None:
-        """Nobody has it here."""
+        """Nothing to do: only the parent uses it."""
 
 
-_opening: WeakKeyDictionary[pq.abc.PGconn, _Opening] = WeakKeyDictionary()
+_opening: WeakKeyDictionary[pq.abc.PGconn, _OpeningConnection] = WeakKeyDictionary()
 
 
-class PgWire:
-    """One connection and its statements. The pumps below it decide how to wait."""
+class PostgresConnection:
+    """One connection and its statements. Its two subclasses wait in different ways: in a thread, or on a loop."""
 
     def __init__(self, database: Database, pgconn: pq.abc.PGconn) -> None:
         self.database, self.pgconn = database, pgconn
@@ -109,39 +108,39 @@ class PgWire:
             return None
 
     def socket_options(self) -> Row | None:
-        """How soon our own side notices a lost server; None on a local socket."""
+        """The settings that decide how soon a lost server is noticed; None on a local socket."""
         with socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
             if ours.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
-            user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)  # elsewhere keepalives are all there is
+            user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux only
             return {
                 "keepalive": bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)),
                 "user_timeout": None if user_timeout is None else ours.getsockopt(socket.IPPROTO_TCP, user_timeout),
             }
 
     def abandon(self) -> None:
-        """In a forked child: this is the parent's session, and never ours to close."""
+        """In a forked child: the session is the parent's, and must not be closed here."""
         self.pgconn.notice_handler = None
 
     def close(self) -> None:
         self.pgconn.finish()
 
-    def look(self) -> None:
-        """A server that goes away ends its connections, so there is nothing to look for."""
+    def check_target(self) -> None:
+        """Nothing to check: a server that goes away closes its connections."""
 
     def notifications(self) -> list[str]:
-        """Names heard of since the last call. Raises when the connection has gone."""
-        heard = []
+        """The payloads since the last call. Unanswered when the connection is lost."""
+        payloads = []
         try:
             self.pgconn.consume_input()
             while (notify := self.pgconn.notifies()) is not None:
-                heard.append(notify.extra.decode())
+                payloads.append(notify.extra.decode())
         except OperationalError as error:
             raise Unanswered(f"the connection to {self.database} was lost") from error
-        return heard
+        return payloads
 
     def _notice(self, result: pq.abc.PGresult) -> None:
-        # "canceling wait for synchronous replication": the commit may be lost with this primary, whatever it answers.
+        # "canceling wait for synchronous replication": the commit may be lost with this primary.
         if result.error_field(pq.DiagnosticField.SQLSTATE) == b"01000":
             self._in_doubt = True
 
@@ -160,22 +159,22 @@ class PgWire:
             self.pgconn.send_query_prepared(statement.name.encode(), values)
 
     def _rows(self, result: pq.abc.PGresult | None, name: str | None = None) -> list[Row]:
-        """``name``: of the statement that it answers, which always has the same columns."""
+        """``name``: the statement, whose results always have the same columns."""
         if result is None or self.pgconn.status != pq.ConnStatus.OK:
             raise Unanswered(f"the connection to {self.database} was lost")
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
-            raise self._refusal(result)
+            raise self._as_error(result)
         if self._in_doubt:
             raise Unanswered(
                 f"{self.database} answered without waiting for its synchronous standby: the commit may be lost"
             )
         if name is None or not result.ntuples:
-            return decoded(result)
-        if (known := self._columns.get(name)) is None:
-            known = self._columns[name] = columns(result)
-        return decoded(result, known)
+            return decode_rows(result)
+        if (cached := self._columns.get(name)) is None:
+            cached = self._columns[name] = columns(result)
+        return decode_rows(result, cached)
 
-    def _refusal(self, result: pq.abc.PGresult) -> EngineError:
+    def _as_error(self, result: pq.abc.PGresult) -> EngineError:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         message = (
             (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message)
@@ -192,20 +191,21 @@ class PgWire:
         return error
 
     def _unprepare(self, error: Refused) -> bool:
-        """A pooler that shuffles sessions loses prepared statements: go on without them."""
+        """Stop preparing statements if a pooler has lost them; whether that was the error."""
         if error.sqlstate not in _PREPARED_UNSAFE or self._prepared is None:
             return False
         self._prepared = None
         return True
 
 
-def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.abc.PGconn:
-    """A connection to the first host that takes us and is the primary; each host gets its share of the time, and no
-    more than connect_timeout (in the URL, or PGCONNECT_TIMEOUT) says.
+def connect(database: Database, timeout: float, *, for_examination: bool = False) -> pq.abc.PGconn:
+    """Connect to the first host that answers and is the primary. Unreachable if there is none.
 
-    ``to_look``: to the first host that takes us, whatever it is."""
+    Each host gets its share of the time, at most connect_timeout (of the URL, or PGCONNECT_TIMEOUT).
+    ``for_examination``: to the first host that answers, a standby too.
+    """
     deadline = now() + timeout
-    target = make_conninfo(database.target, target_session_attrs="any") if to_look else database.target
+    target = make_conninfo(database.target, target_session_attrs="any") if for_examination else database.target
     attempts = _attempts(target)
     problems: list[str] = []
     cause: Exception | None = None
@@ -216,23 +216,22 @@ def connect(database: Database, timeout: float, *, to_look: bool = False) -> pq.
             return _connect_host(conninfo, now() + share)
         except (OperationalError, ProgrammingError, OSError) as error:
             cause = error
-            told = " ".join(str(error).split()).partition(" Is the server running")[
-                0
-            ]  # libpq's advice; ours comes below
-            problems.append(told or (f"no answer within {share:.1f} s" if share >= 0.05 else "no answer in time"))
+            message = " ".join(str(error).split())
+            message = message.partition(" Is the server running")[0]  # libpq's advice: ours comes below
+            problems.append(message or (f"no answer within {share:.1f} s" if share >= 0.05 else "no answer in time"))
     raise Unreachable(f"cannot connect to {database}: {'; '.join(problems)}. {_advice(problems)}") from cause
 
 
 def _advice(problems: list[str]) -> str:
     text = " ".join(problems)
     if "too many c" in text or "connection slots" in text:
-        return "Every connection there may be is in use: let clients have fewer, or allow more of them."
+        return "All connections of the server are in use: use fewer, or raise its max_connections."
     if "password" in text or "authentication" in text or "role" in text:
         return "Check the user and the password in the URL, or PGPASSWORD, or ~/.pgpass."
     if "read-only" in text or "hot standby" in text or "recovery" in text:
         return "Leases need the primary: list every host of the cluster in the URL, and the primary is found."
     if "database" in text and "does not exist" in text:
-        return "Create the database first, or mend its name in the URL."
+        return "Create the database first, or correct its name in the URL."
     return "Is the server running, and are host and port right?"
 
 
@@ -249,26 +248,26 @@ def _attempts(conninfo: str) -> list[str]:
 
 
 def _connect_host(conninfo: str, deadline: float) -> pq.abc.PGconn:
-    """Each address of a host gets its share of the time, too: a name may stand for one that swallows everything."""
+    """Each address of a host gets its share of the time, too: one of them may never answer."""
     parameters = conninfo_to_dict(conninfo)
     host = str(parameters.get("host") or "")
     if parameters.get("hostaddr") is not None or not is_name(host):
         return _connect_one(conninfo, deadline)
-    found = addresses(host, str(parameters.get("port") or 5432), deadline)
-    for number, address in enumerate(found):
+    candidates = addresses(host, str(parameters.get("port") or 5432), deadline)
+    for number, address in enumerate(candidates):
         try:
-            share = (deadline - now()) / (len(found) - number)
+            share = (deadline - now()) / (len(candidates) - number)
             return _connect_one(make_conninfo(conninfo, hostaddr=address), now() + share)
         except (OperationalError, TimeoutError):
-            if address == found[-1]:
+            if address == candidates[-1]:
                 raise
     raise OperationalError(f"the name {host!r} has no address")
 
 
 def _connect_one(conninfo: str, deadline: float) -> pq.abc.PGconn:
-    with forks.opening:  # no fork comes between the socket and our knowing of it
+    with forks.opening:  # no fork between opening the socket and registering it
         pgconn = pq.PGconn.connect_start(conninfo.encode())
-        _opening[pgconn] = opening = _Opening(pgconn)
+        _opening[pgconn] = opening = _OpeningConnection(pgconn)
         forks.guard(opening)
     try:
         wanted = select.POLLOUT

@@ -1,6 +1,6 @@
-"""One PostgreSQL session, blocking: send, poll with a deadline, read.
+"""A blocking PostgreSQL session: send, poll with a deadline, read.
 
-The wait is in ``poll`` and not in libpq, so Ctrl-C is seen at once and every call ends in time.
+It waits in ``poll`` and not in libpq, so Ctrl-C interrupts at once and every call ends in time.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast.database.pgconn import PgWire, connect
-from holdfast.database.sessions import Row, kind_of
+from holdfast.database.pgconn import PostgresConnection, connect
+from holdfast.database.sessions import Row, session_class
 from holdfast.database.url import Database
 from holdfast.errors import Refused, Unanswered, Unreachable
 from holdfast.runtime.clock import now
 
 
-class PostgresSession(PgWire):
+class PostgresSession(PostgresConnection):
     def __init__(self, database: Database, pgconn: pq.abc.PGconn) -> None:
         super().__init__(database, pgconn)
         self._poll = select.poll()
         self._poll.register(pgconn.socket, select.POLLIN)
 
     @classmethod
-    def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> PostgresSession:
-        """``to_look``: whatever answers will do, a standby too; nothing is set in such a session."""
+    def open(cls, database: Database, timeout: float, *, for_examination: bool = False) -> PostgresSession:
+        """``for_examination``: a standby will do, too, and no setting of the session is changed."""
         deadline = now() + timeout
-        session = kind_of(cls)(database, connect(database, timeout, to_look=to_look))
+        session = session_class(cls)(database, connect(database, timeout, for_examination=for_examination))
         try:
-            session._greet(deadline, to_look)
+            session._set_up(deadline, for_examination)
         except BaseException:
             session.close()
             raise
         return session
 
-    def _greet(self, deadline: float, to_look: bool) -> None:
-        [about] = self.call("session_open", {}, deadline - now())
-        if (about["in_recovery"] or about["read_only"]) and not to_look:
+    def _set_up(self, deadline: float, for_examination: bool) -> None:
+        [facts] = self.call("session_open", {}, deadline - now())
+        if (facts["in_recovery"] or facts["read_only"]) and not for_examination:
             raise Unreachable(
                 f"{self.database} is read-only (a standby, or set so), and leases need the primary: "
                 "list every host of the cluster in the URL"
             )
-        self.version = about["version"]
-        self.pooled = about["pid"] != self.pgconn.backend_pid
+        self.version = facts["version"]
+        self.pooled = facts["pid"] != self.pgconn.backend_pid
         if self.pooled:
             self._prepared = None
-        elif not to_look:
+        elif not for_examination:
             self.call("session_tune", {}, deadline - now())
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
-        """Run a named statement. When it is interrupted the outcome is unknown, and the session closes itself."""
+        """Run a named statement. If it is interrupted, its outcome is unknown and the session is closed."""
         deadline = now() + timeout
         statement = self._statements[name]
         try:
@@ -69,12 +69,12 @@ class PostgresSession(PgWire):
         except OperationalError as error:
             self.close()
             raise Unanswered(f"the connection to {self.database} was lost") from error
-        except BaseException:  # a timeout, Ctrl-C: half read
+        except BaseException:  # a timeout or Ctrl-C: the answer is half read
             self.close()
             raise
 
     def script(self, text: str, timeout: float) -> None:
-        """Several statements in one message; one transaction, unless the text says otherwise."""
+        """Several statements in one message: one transaction, unless the text says otherwise."""
         self._in_doubt = False
         try:
             self.pgconn.send_query(text.encode())

@@ -1,8 +1,8 @@
-"""One PostgreSQL session on an event loop: one reader for the life of the connection, requests in a queue.
+"""A PostgreSQL session on an event loop: one reader for the life of the connection, requests in a queue.
 
-A request runs to its end whatever becomes of the task that asked for it, so a cancelled caller never leaves the session
-half read; what its statement may have been granted is the caller's to give back. Connecting happens in a thread of its
-own, because name resolution blocks and the loop's thread pool may be full of the user's work.
+A request runs to its end even if its task is cancelled, so the session is never left half read; undoing what it may
+have been granted is up to the caller. Connecting happens in a thread of its own, because name resolution blocks and the
+loop's thread pool may be full of the user's work.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast.database.pgconn import PgWire
+from holdfast.database.pgconn import PostgresConnection
 from holdfast.database.postgres import PostgresSession
-from holdfast.database.sessions import Row, kind_of
+from holdfast.database.sessions import Row, session_class
 from holdfast.database.socket_ready import is_readable
 from holdfast.database.statements import Statement
 from holdfast.database.url import Database
@@ -35,7 +35,7 @@ class _Request:
     preparing: bool = False
 
 
-class AsyncPostgresSession(PgWire):
+class AsyncPostgresSession(PostgresConnection):
     def __init__(self, session: PostgresSession, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(session.database, session.pgconn)
         self.pooled, self.version, self._prepared = session.pooled, session.version, session._prepared
@@ -48,11 +48,11 @@ class AsyncPostgresSession(PgWire):
         loop.add_reader(self._socket, self._readable)
 
     @classmethod
-    async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncPostgresSession:
+    async def open(cls, database: Database, timeout: float, *, for_examination: bool = False) -> AsyncPostgresSession:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[PostgresSession] = loop.create_future()
 
-        def arrive(session: PostgresSession | None, error: BaseException | None) -> None:
+        def deliver(session: PostgresSession | None, error: BaseException | None) -> None:
             if opened.done():
                 if session is not None:
                     session.close()
@@ -64,17 +64,17 @@ class AsyncPostgresSession(PgWire):
         def connect() -> None:
             session, failed = None, None
             try:
-                session = PostgresSession.open(database, timeout, to_look=to_look)
+                session = PostgresSession.open(database, timeout, for_examination=for_examination)
             except Exception as error:
                 failed = error
             try:
-                loop.call_soon_threadsafe(arrive, session, failed)
+                loop.call_soon_threadsafe(deliver, session, failed)
             except RuntimeError:  # the loop was closed meanwhile
                 if session is not None:
                     session.close()
 
         threading.Thread(target=connect, name="holdfast-connect", daemon=True).start()
-        return kind_of(cls)(await opened, loop)
+        return session_class(cls)(await opened, loop)
 
     async def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         return await self._submit(self._statements[name], parameters, "", timeout)
@@ -83,7 +83,7 @@ class AsyncPostgresSession(PgWire):
         await self._submit(None, {}, text, timeout)
 
     def close(self) -> None:
-        if self._closed:  # the descriptor may be somebody else's by now
+        if self._closed:  # its descriptor may belong to another file by now
             return
         self._closed = True
         if not self._loop.is_closed():
@@ -104,7 +104,7 @@ class AsyncPostgresSession(PgWire):
         if self._closed:
             request.answer.set_exception(Unanswered(f"the session on {self.database} was closed"))
             return request.answer
-        request.timer = self._loop.call_later(timeout, self._late, request)
+        request.timer = self._loop.call_later(timeout, self._on_timeout, request)
         self._queue.append(request)
         if len(self._queue) == 1:
             self._start()
@@ -114,7 +114,7 @@ class AsyncPostgresSession(PgWire):
         """Send the request at the head of the queue."""
         while self._queue:
             request = self._queue[0]
-            if request.answer.cancelled():  # cancelled before it was sent: nothing happened
+            if request.answer.cancelled():  # cancelled before it was sent
                 self._take()
                 continue
             try:
@@ -129,8 +129,8 @@ class AsyncPostgresSession(PgWire):
                     self._send(request.statement, request.parameters)
                 self._write()
             except OperationalError as error:
-                self._lost(error)
-            except Exception as error:  # a value that cannot be encoded: nothing was sent, and only its caller is told
+                self._on_lost(error)
+            except Exception as error:  # a value that cannot be encoded: nothing was sent
                 self._finish(error)
             return
 
@@ -153,7 +153,7 @@ class AsyncPostgresSession(PgWire):
         try:
             self._write()
         except OperationalError as error:
-            self._lost(error)
+            self._on_lost(error)
 
     def _readable(self) -> None:
         try:
@@ -165,22 +165,22 @@ class AsyncPostgresSession(PgWire):
             while not self.pgconn.is_busy():
                 result = self.pgconn.get_result()
                 if result is None:
-                    self._answered()
+                    self._on_answer()
                     return
                 self._result = self._result if self._failed() else result
             if is_readable(self._socket):
-                self._loop.call_soon(self._hear_on)
+                self._loop.call_soon(self._read_more)
         except OperationalError as error:
-            self._lost(error)
+            self._on_lost(error)
 
-    def _hear_on(self) -> None:
+    def _read_more(self) -> None:
         if not self._closed:
             self._readable()
 
     def _failed(self) -> bool:
         return self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR
 
-    def _answered(self) -> None:
+    def _on_answer(self) -> None:
         request = self._queue[0]
         result, self._result = self._result, None
         try:
@@ -209,9 +209,9 @@ class AsyncPostgresSession(PgWire):
                 answer.set_result(outcome)
         self._start()
 
-    def _late(self, request: _Request) -> None:
+    def _on_timeout(self, request: _Request) -> None:
         if self._queue and self._queue[0] is request:
-            self._lost(None, f"{self.database} did not answer in time")
+            self._on_lost(None, f"{self.database} did not answer in time")
             return
         self._queue.remove(request)  # it was never sent
         if not request.answer.done():
@@ -219,7 +219,7 @@ class AsyncPostgresSession(PgWire):
                 Unreachable(f"{self.database} was busy with other requests of ours for too long")
             )
 
-    def _lost(self, error: Exception | None, why: str = "") -> None:
+    def _on_lost(self, error: Exception | None, why: str = "") -> None:
         failure = Unanswered(why or f"the connection to {self.database} was lost")
         failure.__cause__ = error
         self._fail_all(failure)
@@ -232,4 +232,4 @@ class AsyncPostgresSession(PgWire):
                 request.timer.cancel()
             if not request.answer.done():
                 request.answer.set_exception(failure)
-                request.answer.exception()  # a caller that went away is no "exception was never retrieved"
+                request.answer.exception()  # marks it as retrieved: the caller may be gone

@@ -1,5 +1,5 @@
 # Generated from postgres_engine_async.py by scripts/unasync.py. Do not edit.
-"""PostgreSQL: the session is checked once, when it is opened; the rest is the wire's."""
+"""The engine for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PostgresEngine(Engine):
 
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         answers: Answers = []
-        with self.separately(timeout) as session:
+        with self.own_session(timeout) as session:
             session.script("begin", timeout)
             try:
                 for name, parameters in calls:
@@ -27,10 +27,10 @@ class PostgresEngine(Engine):
             session.script("rollback", timeout)
         return answers
 
-    def _connect_to_look(self, timeout: float) -> Session:
-        return PostgresSession.open(self.database, timeout, to_look=True)
+    def _connect_for_examination(self, timeout: float) -> Session:
+        return PostgresSession.open(self.database, timeout, for_examination=True)
 
-    def _hello(self, session: Session, timeout: float) -> None:
+    def _check_tables(self, session: Session, timeout: float) -> None:
         try:
             [row] = session.call("hello", {}, timeout)
         except Refused as error:

@@ -1,4 +1,4 @@
-"""PostgreSQL: the session is checked once, when it is opened; the rest is the wire's."""
+"""The engine for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AsyncPostgresEngine(AsyncEngine):
 
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         answers: Answers = []
-        async with self.separately(timeout) as session:
+        async with self.own_session(timeout) as session:
             await session.script("begin", timeout)
             try:
                 for name, parameters in calls:
@@ -26,10 +26,10 @@ class AsyncPostgresEngine(AsyncEngine):
             await session.script("rollback", timeout)
         return answers
 
-    async def _connect_to_look(self, timeout: float) -> AsyncSession:
-        return await AsyncPostgresSession.open(self.database, timeout, to_look=True)
+    async def _connect_for_examination(self, timeout: float) -> AsyncSession:
+        return await AsyncPostgresSession.open(self.database, timeout, for_examination=True)
 
-    async def _hello(self, session: AsyncSession, timeout: float) -> None:
+    async def _check_tables(self, session: AsyncSession, timeout: float) -> None:
         try:
             [row] = await session.call("hello", {}, timeout)
         except Refused as error:

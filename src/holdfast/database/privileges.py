@@ -1,7 +1,7 @@
-"""Which SQL functions are for operators alone, and what a role that lacks something is told.
+"""Which SQL functions are for operators only, and the advice for a role that lacks a privilege.
 
-The one list: the doctor judges by it, the page on roles grants by it, and a test holds the page to it. A function that
-is not on it is for everybody who may use the schema.
+This is the one list: the doctor checks by it, the docs page on roles grants by it, and a test compares the two. All
+other functions are for every role that may use the schema.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOR_OPERATORS = frozenset(
         "relay_remove",
     }
 )  # fmt: skip
-"""What acts on others' work without a token of theirs, and the record of that."""
+"""What changes the leases, locks or operations of others without their token, and the audit of that."""
 
 
 def migrate_command(schema: str) -> str:
@@ -23,12 +23,12 @@ def migrate_command(schema: str) -> str:
 
 
 def grants(schema: str) -> str:
-    """For a role that has nothing yet. Never all functions: some are for operators."""
+    """For a role that has no privilege yet. Never on all functions: some are for operators."""
     return f"GRANT USAGE ON SCHEMA {schema} TO …; and GRANT EXECUTE as 'holdfast {_option(schema)}doctor' says for it"
 
 
 def remedy(schema: str, refusal: str) -> str:
-    """For whoever met the refusal of the server."""
+    """The advice that fits a refusal by the server."""
     named = sorted(FOR_OPERATORS.intersection(re.findall(r"\w+", refusal)))
     if not named:
         return f"The role needs: {grants(schema)}"

@@ -1,8 +1,8 @@
 # Generated from read_only_async.py by scripts/unasync.py. Do not edit.
-"""A session through which nothing is written: what a command is allowed while it only looks.
+"""A session through which nothing is written: for commands in a dry run, and for listings.
 
-Refused twice over. Only statements that read are sent, and the database is told that this session reads: on PostgreSQL
-each runs in a read-only transaction that is rolled back, on SQLite the connection takes queries alone.
+It refuses twice over: only statements that read are sent, and the database enforces it as well. On PostgreSQL each one
+runs in a read-only transaction that is rolled back; on SQLite the connection is set to ``query_only``.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from holdfast.database.statements import Dialect, statements
 from holdfast.errors import Refused
 
 READ_ONLY = "25006"
+"""SQLSTATE: read-only transaction."""
 
 
-def looking(session: Session, dialect: Dialect, timeout: float) -> Session:
-    """The same session, for looking alone."""
+def make_read_only(session: Session, dialect: Dialect, timeout: float) -> Session:
     if dialect == "sqlite":
         session.call("session_look", {}, timeout)
-    return LookingSession(session, in_transactions=dialect == "postgres")
+    return ReadOnlySession(session, in_transactions=dialect == "postgres")
 
 
-class LookingSession:
+class ReadOnlySession:
     def __init__(self, session: Session, *, in_transactions: bool) -> None:
         self._session, self._in_transactions = session, in_transactions
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
-        known = statements("sqlite").get(name)  # there it is known of each whether it reads
-        if known is None or not known.reads_only:
-            raise Refused(f"{name} is not for looking: nothing is changed before it was told", READ_ONLY)
+        """Refused unless the statement only reads, which SQLite's form of it tells."""
+        statement = statements("sqlite").get(name)
+        if statement is None or not statement.reads_only:
+            raise Refused(f"{name} writes, and this client is read-only", READ_ONLY)
         if not self._in_transactions:
             return self._session.call(name, parameters, timeout)
         self._session.script("begin read only", timeout)
@@ -45,10 +46,10 @@ class LookingSession:
         return rows
 
     def script(self, text: str, timeout: float) -> None:
-        raise Refused("a script is not for looking: nothing is changed before it was told", READ_ONLY)
+        raise Refused("a script writes, and this client is read-only", READ_ONLY)
 
-    def look(self) -> None:
-        self._session.look()
+    def check_target(self) -> None:
+        self._session.check_target()
 
     def close(self) -> None:
         self._session.close()

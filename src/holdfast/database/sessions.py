@@ -1,7 +1,6 @@
-"""Below both flavours, written by hand: one statement over one session, bounded in time.
+"""A session runs one named statement after the other on one connection, each bounded in time. It decides nothing.
 
-``open_session`` gives a blocking session on either engine; those for asyncio are in the modules whose names end
-in ``_async``. A session runs named statements and never decides anything.
+``open_session`` opens a blocking one on either engine. ``postgres_async`` and ``sqlite_async`` have those for asyncio.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ S = TypeVar("S")
 
 
 class Session(Protocol):
-    """A blocking session: what the keeper and the generated sync flavour stand on."""
+    """A blocking session, as the background thread uses it."""
 
     pooled: bool
-    """Something between us and the server may move us to another session: nothing may live in this one."""
+    """A pooler may move us to another server session at any time: nothing may live in this one."""
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]: ...
     def script(self, text: str, timeout: float) -> None: ...
 
     def post(self, name: str, parameters: Mapping[str, Any], timeout: float) -> None:
-        """Send a statement that may wait for ever; ``answered`` tells when it does no more."""
+        """Send a statement that may wait for ever; ``answered`` says when it has been answered."""
 
     def answered(self) -> bool: ...
 
     def hold(self, key: int, timeout: float) -> bool:
-        """Hold ``key`` for as long as this session lives; the system frees it, however the process ends."""
+        """Lock ``key`` for the life of this session. However the process ends, the lock goes with it."""
 
     def fileno(self) -> int | None:
-        """What to poll for notifications and for the end of the connection; None where there are none."""
+        """What to poll for notifications and for the end of the connection; None on SQLite."""
 
     def notifications(self) -> list[str]: ...
 
-    def look(self) -> None:
-        """Now and then: Unreachable when what it talks to is not what its database's name stands for any more."""
+    def check_target(self) -> None:
+        """Unreachable, or Busy, when the file that it has open was replaced or removed."""
 
     def close(self) -> None: ...
 
@@ -54,10 +53,10 @@ def open_session(database: Database, timeout: float) -> Session:
     return PostgresSession.open(database, timeout)
 
 
-def kind_of(kind: type[S]) -> type[S]:
-    """The class that a new session is made of: ``kind`` itself, unless a test has set failpoints."""
+def session_class(cls: type[S]) -> type[S]:
+    """``cls`` itself, or its form with failpoints if a test has set some."""
     if not os.environ.get("HOLDFAST_FAILPOINTS"):
-        return kind
+        return cls
     from holdfast.database.failpoints import armed
 
-    return armed(kind)
+    return armed(cls)

@@ -1,8 +1,7 @@
-"""Whether a socket has more to say, asked of the system.
+"""Whether a socket has something to read, asked of the kernel.
 
-An event loop tells when there is something to read, again and again until it has been read. Of a connection that has
-failed uvloop tells once, and never again: the server's last words may have come together with that. So whoever has read
-something, and waits for more, looks itself.
+An event loop reports a readable socket until it has been read. uvloop reports a failed connection only once, and the
+server's last message may arrive together with the failure. So a reader that expects more asks the kernel itself.
 """
 
 from __future__ import annotations

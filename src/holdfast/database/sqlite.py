@@ -1,78 +1,150 @@
-"""One SQLite session: short scripts in BEGIN IMMEDIATE, fair between processes, bounded in time.
+"""A session on an SQLite file: short scripts in BEGIN IMMEDIATE, fair between processes, bounded in time.
 
-Nothing here decides anything: the scripts are in ``database/sqlite.sql``, and the open file is in ``sqlite_file``.
+Two side files go with it: ``….holdfast-turn``, whose lock is taken before BEGIN IMMEDIATE so that writers of several
+processes take turns, and ``….holdfast-live``, in which a living session has one byte locked. Neither the session nor
+its locks survive a fork: see ``runtime/forks.py``.
+
+SQLite's own busy handler is never used, because Ctrl-C does not interrupt it.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NoReturn, TypeVar
 
-from holdfast.database.sessions import Row, kind_of
-from holdfast.database.sqlite_file import SqliteFile, boot_id, cannot_open
+from holdfast.database.file_turns import SessionLocks, WriteTurn
+from holdfast.database.sessions import Row, session_class
 from holdfast.database.statements import Statement, split, statements
 from holdfast.database.url import Database
 from holdfast.errors import Busy, EngineError, Refused, Unanswered, Unreachable
 from holdfast.runtime import forks
-from holdfast.runtime.clock import now
+from holdfast.runtime.clock import jitter, now
 
 T = TypeVar("T")
 
 OLDEST = (3, 38, 0)
 
+_NONE: Mapping[str, Any] = {}
+_READ_HEADER = "pragma schema_version"
+"""Makes SQLite read the header, so that no side file is made for a file that is not a database. We never read it
+ourselves: closing a file drops all locks that this process has on it, those of the user's own connections included."""
+
+
+def boot_id() -> str | None:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return None
+
+
+def check_header(database: Database) -> None:
+    """Unreachable for a file that is not a database. One that is locked is."""
+    if database.target in forks.spoilt or not os.path.exists(database.target):
+        return
+    try:
+        with forks.opening, closing(sqlite3.connect(database.target, timeout=0)) as connection:
+            connection.execute(_READ_HEADER)
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise _cannot_open(database, error) from error
+
+
+def _cannot_open(database: Database, error: OSError | sqlite3.Error) -> Unreachable:
+    not_a_database = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
+    advice = "Name another file." if not_a_database else "Does the folder exist, and may this user write to it?"
+    if os.path.isdir(database.target):
+        advice = "It is a folder: name a file in it."
+    return Unreachable(f"cannot open {database}: {error}. {advice}")
+
 
 class _Parameters(dict[str, Any]):
-    """What is not given is null."""
+    """Missing ones are null."""
 
     def __missing__(self, key: str) -> None:
         return None
 
 
-def _bound(given: Mapping[str, Any]) -> _Parameters:
-    """What a dictionary holds is bound as ``name_key``."""
+def _bind(given: Mapping[str, Any]) -> _Parameters:
+    """The values of a dictionary are bound as ``name_key``."""
     parameters = _Parameters(given)
     if dict in map(type, given.values()):
         for name, value in given.items():
             if isinstance(value, dict):
-                parameters.update({f"{name}_{key}": _bindable(each) for key, each in value.items()})
+                parameters.update({f"{name}_{key}": _as_column(inner) for key, inner in value.items()})
     return parameters
 
 
-def _bindable(value: Any) -> Any:
+def _as_column(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    import json  # here: it is rarely wanted, and costs every start
+    import json  # here: rarely needed, and every start would pay for it
 
     return json.dumps(value)
 
 
-class SqliteSession(SqliteFile):
+class _RollBack(Exception):
+    """Ends a transaction that is not to be committed."""
+
+
+class SqliteSession:
     pooled = False
 
-    def __init__(self, database: Database, timeout: float, *, to_look: bool = False) -> None:
+    def __init__(self, database: Database, timeout: float, *, for_examination: bool = False) -> None:
+        """``for_examination``: leave the file in the journal mode that it has."""
+        self.database = database
+        self.boot = boot_id()
         self._statements = statements("sqlite", database.schema)
         self._mutex = threading.RLock()
-        self.boot = boot_id()
-        super().__init__(database, timeout, to_look=to_look)
+        """One call at a time."""
+        self.inside = threading.RLock()
+        """Held by the thread that is inside SQLite, and across a fork."""
+        self._closed = False
+        self._stat: os.stat_result | None = None
+        """Of the file that was opened."""
+        self._interrupt: BaseException | None = None
+        """Raised in a function of ours that SQLite called; it makes an error of its own of that."""
+        self._column_names: dict[str, list[str]] = {}
+        """By SQL text."""
+        self._session_locks: SessionLocks | None = None
+        self._side_files: list[WriteTurn | SessionLocks] = []
+        deadline = now() + timeout
+        with forks.opening:
+            self._connect()
+            forks.guard(self)
+        try:
+            self._execute_patiently(_READ_HEADER, deadline)
+            self._turn = WriteTurn(f"{database.target}.holdfast-turn")
+            self._side_files.append(self._turn)
+            if SessionLocks.available:
+                self._session_locks = SessionLocks(f"{database.target}.holdfast-live")
+                self._side_files.append(self._session_locks)
+            if not for_examination:
+                self._execute_patiently("pragma journal_mode = wal", deadline)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
-    def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> SqliteSession:
+    def open(cls, database: Database, timeout: float, *, for_examination: bool = False) -> SqliteSession:
         if database.target in forks.spoilt:
             raise Unreachable(
-                f"{database} was written to by another thread when this process was forked off, and SQLite does not "
-                "survive that. Start it anew (spawn, exec), or fork while nothing is under way."
+                f"another thread wrote to {database} while this process was forked, and SQLite does not survive that. "
+                "Start the process with spawn or exec, or fork while nothing is in progress."
             )
         if sqlite3.sqlite_version_info < OLDEST:
             raise Unreachable(
                 f"SQLite {sqlite3.sqlite_version} is too old: holdfast needs {'.'.join(map(str, OLDEST))} or newer"
             )
         try:
-            return kind_of(cls)(database, timeout, to_look=to_look)
+            return session_class(cls)(database, timeout, for_examination=for_examination)
         except (OSError, sqlite3.Error) as error:
-            raise cannot_open(database, error) from error
+            raise _cannot_open(database, error) from error
+
+    # Calls
 
     def call(self, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Row]:
         deadline = now() + timeout
@@ -83,38 +155,38 @@ class SqliteSession(SqliteFile):
                 return self._run(statement, parameters, deadline)
             if len(parameters) == statement.binds:
                 return self._execute(statement.steps[0].sql, parameters)
-            return self._steps(statement, parameters)
+            return self._run_steps(statement, parameters)
         except sqlite3.Error as error:
             self._raise(error)
         finally:
-            try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+            try:  # noqa: SIM105 - inline: Ctrl-C on the way into a function would leave the mutex taken
                 self._mutex.release()
             except RuntimeError:
-                pass  # it was not our turn yet
+                pass  # interrupted before it was acquired
 
     def script(self, text: str, timeout: float) -> None:
-        """Several statements in one transaction: a migration, which is done again where it was lost."""
+        """Several statements in one transaction: a migration. Not durable by itself: one that is lost is repeated."""
         deadline = now() + timeout
 
         def run() -> None:
             for sql, _ in split(text):
                 self._execute(sql)
 
-        self._alone(lambda: self._write(run, deadline, volatile=True), deadline)
+        self._exclusively(lambda: self._write(run, deadline, volatile=True), deadline)
 
     def rehearse(self, calls: Iterable[tuple[str, Mapping[str, Any]]], timeout: float) -> list[list[Row] | Refused]:
-        """Named statements in one transaction that is rolled back; the answers, up to the first that is an error."""
+        """Run named statements in one transaction that is rolled back; the answers up to the first error."""
         deadline = now() + timeout
         answers: list[list[Row] | Refused] = []
 
         def run() -> NoReturn:
             for name, parameters in calls:
-                answers.append(self._steps(self._statements[name], parameters))
-            raise _Undo
+                answers.append(self._run_steps(self._statements[name], parameters))
+            raise _RollBack
 
         try:
-            with suppress(_Undo):
-                self._alone(lambda: self._write(run, deadline), deadline)
+            with suppress(_RollBack):
+                self._exclusively(lambda: self._write(run, deadline), deadline)
         except Refused as error:
             answers.append(error)
         return answers
@@ -128,63 +200,102 @@ class SqliteSession(SqliteFile):
     def notifications(self) -> list[str]:
         return []
 
+    def hold(self, key: int, timeout: float) -> bool:
+        return self._session_locks is not None and self._session_locks.hold(key)
+
+    def fileno(self) -> None:
+        return None
+
+    def check_target(self) -> None:
+        """A process that opens the path after the file was replaced has another file, where everything is free."""
+        try:
+            same = self._stat is not None and os.path.samestat(self._stat, os.stat(self.database.target))
+        except FileNotFoundError:
+            raise Busy(f"{self.database} was removed: no other process sees what is in it") from None
+        if not same:
+            raise Unreachable(f"{self.database} was replaced by another file: what the old one held is void")
+
+    def close(self) -> None:
+        forks.forget(self)
+        with self.inside:
+            self._closed = True
+            self._connection.close()
+        self._close_side_files()
+
+    # Forks
+
+    def set_down(self, deadline: float) -> bool:
+        """Before a fork: close the file and keep every thread out; False when that is not possible in time."""
+        while self.inside.acquire(timeout=max(0.0, deadline - now())):
+            if self._closed:  # by another thread, at this moment
+                return True
+            if not self._connection.in_transaction:
+                self._connection.close()
+                return True
+            self.inside.release()
+            if now() > deadline:
+                break
+            time.sleep(0.001)
+        return False
+
+    def pick_up(self) -> None:
+        """After a fork, in the parent: open the file again. If that fails, the session is closed.
+
+        Waits for a process that checkpoints or recovers the log at this moment: the next reader would get "locked".
+        """
+        try:
+            if not self._closed:
+                self._connect()
+                with suppress(Busy):
+                    self._execute_patiently(_READ_HEADER, now() + forks.PATIENCE)
+        except sqlite3.Error:
+            self._closed = True
+        finally:
+            self.inside.release()
+
     def abandon(self) -> None:
-        self._mutex = threading.RLock()
-        super().abandon()
+        """After a fork, in the child: never close the connection, and drop the parent's kernel locks, which must not
+        outlive it in us. The mutexes may be held by threads that do not run here."""
+        self._mutex, self.inside = threading.RLock(), threading.RLock()
+        self._close_side_files()
+
+    def _connect(self) -> None:
+        self._connection = sqlite3.connect(
+            self.database.target, isolation_level=None, check_same_thread=False, timeout=0
+        )
+        with suppress(FileNotFoundError):  # removed at this moment
+            self._stat = os.stat(self.database.target)
+        self._connection.create_function("holdfast_gone", 1, self._is_session_gone)
+        self._synchronous = ""
+
+    def _close_side_files(self) -> None:
+        for side_file in self._side_files:
+            side_file.close()
+
+    def _is_session_gone(self, key: int | None) -> bool | None:
+        """SQL function ``holdfast_gone(key)``."""
+        try:
+            return None if key is None or self._session_locks is None else self._session_locks.is_free(key)
+        except BaseException as error:
+            self._interrupt = error
+            raise
+
+    # Execution
 
     def _run(self, statement: Statement, parameters: Mapping[str, Any], deadline: float) -> list[Row]:
-        given = parameters if len(parameters) == statement.binds else _bound(parameters)
+        bound = parameters if len(parameters) == statement.binds else _bind(parameters)
         if statement.alone:
             first = statement.steps[0].sql
-            if rows := self._in_turn(deadline, statement.volatile, self._patiently, first, deadline, given):
+            if rows := self._in_turn(deadline, statement.volatile, self._execute_patiently, first, deadline, bound):
                 return rows
         else:
             for step in statement.looks:
-                if rows := self._execute(step.sql, given):
+                if rows := self._execute(step.sql, bound):
                     return rows
-        return self._write(lambda: self._steps(statement, parameters), deadline, statement.volatile)
+        return self._write(lambda: self._run_steps(statement, parameters), deadline, statement.volatile)
 
-    def _write(self, action: Callable[[], T], deadline: float, volatile: bool = False) -> T:
-        def run() -> T:
-            self._patiently("begin immediate", deadline)
-            result = action()
-            self._patiently("commit", deadline)
-            return result
-
-        return self._in_turn(deadline, volatile, run)
-
-    def _in_turn(self, deadline: float, volatile: bool, action: Callable[..., T], *arguments: Any) -> T:
-        """With the right to write, which other processes wait for."""
-        try:
-            try:
-                self._turnstile.enter(deadline)
-                synchronous = "normal" if volatile and self.boot else "full"
-                if self._synchronous != synchronous:
-                    self._tune(synchronous, deadline)
-                return action(*arguments)
-            finally:
-                self._leave()
-        except BaseException:
-            self._leave()  # once more: Ctrl-C may have come when it was just about to
-            raise
-
-    def _tune(self, synchronous: str, deadline: float) -> None:
-        """full: a commit waits for the disk."""
-        self._synchronous = ""  # until we know: Ctrl-C may come in between
-        self._patiently(f"pragma synchronous = {synchronous}", deadline)
-        self._synchronous = synchronous
-
-    def _leave(self) -> None:
-        """Whatever was begun is rolled back, so nothing half done stays."""
-        try:
-            with self.inside:
-                if self._connection.in_transaction:
-                    self._execute("rollback")
-        finally:
-            self._turnstile.leave()
-
-    def _steps(self, statement: Statement, given: Mapping[str, Any]) -> list[Row]:
-        parameters = _bound(given)
+    def _run_steps(self, statement: Statement, given: Mapping[str, Any]) -> list[Row]:
+        parameters = _bind(given)
         for step in statement.steps[:-1]:
             if rows := self._execute(step.sql, parameters):
                 if step.stop:
@@ -192,38 +303,103 @@ class SqliteSession(SqliteFile):
                 parameters.update(rows[0])
         return self._execute(statement.steps[-1].sql, parameters)
 
+    def _write(self, action: Callable[[], T], deadline: float, volatile: bool = False) -> T:
+        def run() -> T:
+            self._execute_patiently("begin immediate", deadline)
+            result = action()
+            self._execute_patiently("commit", deadline)
+            return result
+
+        return self._in_turn(deadline, volatile, run)
+
+    def _in_turn(self, deadline: float, volatile: bool, action: Callable[..., T], *arguments: Any) -> T:
+        """Run ``action`` while no other process writes. ``volatile``: what it writes may be lost in a system crash."""
+        try:
+            try:
+                self._turn.enter(deadline)
+                synchronous = "normal" if volatile and self.boot else "full"
+                if self._synchronous != synchronous:
+                    self._set_synchronous(synchronous, deadline)
+                return action(*arguments)
+            finally:
+                self._end_turn()
+        except BaseException:
+            self._end_turn()  # again: Ctrl-C may have come on the way into the first call
+            raise
+
+    def _set_synchronous(self, synchronous: str, deadline: float) -> None:
+        """``full``: a commit waits for the disk."""
+        self._synchronous = ""  # unknown, in case of an interrupt
+        self._execute_patiently(f"pragma synchronous = {synchronous}", deadline)
+        self._synchronous = synchronous
+
+    def _end_turn(self) -> None:
+        """Roll back what was not committed, and let the next process write."""
+        try:
+            with self.inside:
+                if self._connection.in_transaction:
+                    self._execute("rollback")
+        finally:
+            self._turn.leave()
+
+    def _execute(self, sql: str, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
+        with self.inside:
+            cursor = self._connection.execute(sql, parameters)
+            try:
+                rows = cursor.fetchall()
+            finally:
+                cursor.close()  # one that Ctrl-C left half read would keep the file locked
+        if not rows:
+            return rows
+        if (names := self._column_names.get(sql)) is None:
+            names = self._column_names[sql] = [column[0] for column in cursor.description]
+        return [dict(zip(names, row)) for row in rows]  # noqa: B905 - hot: strict costs as much as the zip
+
+    def _execute_patiently(self, sql: str, deadline: float, parameters: Mapping[str, Any] = _NONE) -> list[Row]:
+        """Retry while another connection writes. Busy after ``deadline``."""
+        pause = 0.0005
+        while True:
+            try:
+                return self._execute(sql, parameters)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                if now() + pause > deadline:
+                    raise Busy(
+                        f"{self.database} stayed locked by another connection. Is a transaction open on it, maybe one "
+                        "of your own? Commit or roll back first."
+                    ) from error
+            time.sleep(jitter(0.5 * pause, 1.5 * pause))
+            pause = min(pause * 2, 0.01)
+
     def _enter(self, deadline: float) -> None:
         if not self._mutex.acquire(False) and not self._mutex.acquire(timeout=max(0.0, deadline - now())):
             raise Busy(f"{self.database} is busy in another thread of this process")
 
-    def _alone(self, action: Callable[[], None], deadline: float) -> None:
+    def _exclusively(self, action: Callable[[], None], deadline: float) -> None:
         try:
             self._enter(deadline)
             action()
         except sqlite3.Error as error:
             self._raise(error)
         finally:
-            try:  # noqa: SIM105 - not in a function: a signal could come on the way into that
+            try:  # noqa: SIM105 - inline: Ctrl-C on the way into a function would leave the mutex taken
                 self._mutex.release()
             except RuntimeError:
-                pass  # it was not our turn yet
+                pass  # interrupted before it was acquired
 
     def _raise(self, error: sqlite3.Error) -> NoReturn:
-        if "user-defined function" in str(error):  # ours, and nothing but a signal's handler raises in it
-            raised, self._raised = self._raised, None
-            raise raised or KeyboardInterrupt from None
-        if self._closed:  # see ``pick_up``: a new session may be luckier
+        if "user-defined function" in str(error):  # ours, in which only a signal handler raises
+            interrupt, self._interrupt = self._interrupt, None
+            raise interrupt or KeyboardInterrupt from None
+        if self._closed:  # by pick_up: a new session may succeed
             raise Unanswered(f"cannot open {self.database} again after a fork") from error
-        raise self._refusal(error) from error
+        raise self._as_refusal(error) from error
 
-    def _refusal(self, error: sqlite3.Error) -> EngineError:
+    def _as_refusal(self, error: sqlite3.Error) -> EngineError:
         text = str(error)
         if "no such table" in text or "no such column" in text:
             return Refused(f"{self.database}: {text}", "42P01")
         if "readonly" in text:
             return Refused(f"{self.database} is read-only: may this user write to the file and its folder?", "25006")
         return Refused(f"{self.database}: {text}")
-
-
-class _Undo(Exception):
-    """Leaves a transaction that was never meant to stay."""

@@ -1,4 +1,4 @@
-"""The SQLite session on an event loop: the blocking one in a thread of its own, because a commit waits for the disk."""
+"""The SQLite session for asyncio: the blocking one in a thread of its own, because a commit waits for the disk."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ class AsyncSqliteSession:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._session: SqliteSession | None = None
-        threading.Thread(target=self._work, name="holdfast-sqlite", daemon=True).start()
+        threading.Thread(target=self._run, name="holdfast-sqlite", daemon=True).start()
 
     @classmethod
-    async def open(cls, database: Database, timeout: float, *, to_look: bool = False) -> AsyncSqliteSession:
+    async def open(cls, database: Database, timeout: float, *, for_examination: bool = False) -> AsyncSqliteSession:
         self = cls(asyncio.get_running_loop())
         try:
-            self._session = await self._submit(lambda: SqliteSession.open(database, timeout, to_look=to_look))
+            self._session = await self._submit(
+                lambda: SqliteSession.open(database, timeout, for_examination=for_examination)
+            )
         except Exception:
             self._jobs.put(None)
             raise
@@ -55,8 +57,8 @@ class AsyncSqliteSession:
         session = self._opened
         return await self._submit(lambda: session.rehearse(calls, timeout))
 
-    def look(self) -> None:
-        self._opened.look()
+    def check_target(self) -> None:
+        self._opened.check_target()
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -64,7 +66,7 @@ class AsyncSqliteSession:
             self._jobs.put(session.close)
         self._jobs.put(None)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
 
@@ -72,8 +74,8 @@ class AsyncSqliteSession:
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def settle(result: T | None, error: BaseException | None) -> None:
-            if answer.done():  # cancelled: nobody waits for it any more
-                self._forget(result)
+            if answer.done():  # the caller was cancelled
+                self._drop(result)
             elif error is not None:
                 answer.set_exception(error)
             else:
@@ -88,13 +90,13 @@ class AsyncSqliteSession:
             try:
                 self._loop.call_soon_threadsafe(settle, result, failed)
             except RuntimeError:  # the loop was closed meanwhile
-                self._forget(result)
+                self._drop(result)
 
         self._jobs.put(job)
         return answer
 
-    def _forget(self, result: object) -> None:
-        """A session that nobody took, because whoever opened it went away. Without one the thread has nothing to do."""
+    def _drop(self, result: object) -> None:
+        """Close a session whose caller was cancelled while it was opened, and end the thread if it has none."""
         if isinstance(result, SqliteSession):
             self._jobs.put(result.close)
         if self._session is None:

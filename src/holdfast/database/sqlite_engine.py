@@ -1,5 +1,5 @@
 # Generated from sqlite_engine_async.py by scripts/unasync.py. Do not edit.
-"""SQLite: one file on one machine. It migrates itself on open, and waiters ask often, because asking is cheap."""
+"""The engine for SQLite, a file on one machine. It migrates itself on open; waiters poll often, which is cheap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from holdfast.database.engine import CALL_TIMEOUT, NOTHING, Answers, Calls, Engine, Session
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Row
-from holdfast.database.sqlite import SqliteSession
-from holdfast.database.sqlite_file import boot_id
+from holdfast.database.sqlite import SqliteSession, boot_id
 from holdfast.errors import EngineError, Refused, SchemaMismatch
 
 
@@ -19,12 +18,12 @@ class SqliteEngine(Engine):
     poll = 0.01
 
     def _connect(self, timeout: float) -> Session:
-        if self.looks and not self.there():
+        if self.read_only and not self.database_exists():
             self.check_version(None)
-        return SqliteSession.open(self.database, timeout, to_look=self.looks)
+        return SqliteSession.open(self.database, timeout, for_examination=self.read_only)
 
-    def _connect_to_look(self, timeout: float) -> Session:
-        return SqliteSession.open(self.database, timeout, to_look=True)
+    def _connect_for_examination(self, timeout: float) -> Session:
+        return SqliteSession.open(self.database, timeout, for_examination=True)
 
     def call_when_free(
         self,
@@ -35,25 +34,25 @@ class SqliteEngine(Engine):
         timeout: float = CALL_TIMEOUT,
         again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
-        """Here an open transaction of anybody's holds up all that write, and it may be the caller's own."""
+        """On SQLite any open transaction blocks all writers, and it may be the caller's own: do not wait for long."""
         return self.call(name, parameters, timeout=min(timeout, max(1.0, patience)), again=again)
 
     def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         self.check_usable()
-        if self.looks:
-            raise Refused("a rehearsal is not for looking: it writes, and takes it back")
+        if self.read_only:
+            raise Refused("a rehearsal writes before it rolls back, and this client is read-only")
         session = SqliteSession.open(self.database, timeout)
         try:
             return session.rehearse(calls, timeout)
         finally:
             session.close()
 
-    def _hello(self, session: Session, timeout: float) -> None:
+    def _check_tables(self, session: Session, timeout: float) -> None:
         version = self._version(session, timeout)
-        if (version or 0) < self.newest and not self.suffices(version) and not self.closing:
+        if (version or 0) < self.newest and not self.accepts(version) and not self.closing:
             from holdfast.database import migrate as migrate
 
-            with migrate.told(self, session, "schema.migrate", version or 0, self.newest):
+            with migrate.recorded(self, session, "schema.migrate", version or 0, self.newest):
                 migrate.up(self.database, session, timeout)
             version = self._version(session, timeout)
         self.check_version(version)
@@ -68,7 +67,7 @@ class SqliteEngine(Engine):
         version: int | None = row["version"]
         return version
 
-    def there(self) -> bool:
+    def database_exists(self) -> bool:
         return os.path.exists(self.database.target)
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:

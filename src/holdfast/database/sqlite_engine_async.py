@@ -1,4 +1,4 @@
-"""SQLite: one file on one machine. It migrates itself on open, and waiters ask often, because asking is cheap."""
+"""The engine for SQLite, a file on one machine. It migrates itself on open; waiters poll often, which is cheap."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.database.engine_async import CALL_TIMEOUT, NOTHING, Answers, AsyncEngine, AsyncSession, Calls
 from holdfast.database.privileges import migrate_command
 from holdfast.database.sessions import Row
+from holdfast.database.sqlite import boot_id
 from holdfast.database.sqlite_async import AsyncSqliteSession
-from holdfast.database.sqlite_file import boot_id
 from holdfast.errors import EngineError, Refused, SchemaMismatch
 
 
@@ -18,12 +18,12 @@ class AsyncSqliteEngine(AsyncEngine):
     poll = 0.01
 
     async def _connect(self, timeout: float) -> AsyncSession:
-        if self.looks and not self.there():
+        if self.read_only and not self.database_exists():
             self.check_version(None)
-        return await AsyncSqliteSession.open(self.database, timeout, to_look=self.looks)
+        return await AsyncSqliteSession.open(self.database, timeout, for_examination=self.read_only)
 
-    async def _connect_to_look(self, timeout: float) -> AsyncSession:
-        return await AsyncSqliteSession.open(self.database, timeout, to_look=True)
+    async def _connect_for_examination(self, timeout: float) -> AsyncSession:
+        return await AsyncSqliteSession.open(self.database, timeout, for_examination=True)
 
     async def call_when_free(
         self,
@@ -34,25 +34,25 @@ class AsyncSqliteEngine(AsyncEngine):
         timeout: float = CALL_TIMEOUT,
         again: Mapping[str, Any] | None = NOTHING,
     ) -> list[Row]:
-        """Here an open transaction of anybody's holds up all that write, and it may be the caller's own."""
+        """On SQLite any open transaction blocks all writers, and it may be the caller's own: do not wait for long."""
         return await self.call(name, parameters, timeout=min(timeout, max(1.0, patience)), again=again)
 
     async def rehearse(self, calls: Calls, *, timeout: float = CALL_TIMEOUT) -> Answers:
         self.check_usable()
-        if self.looks:
-            raise Refused("a rehearsal is not for looking: it writes, and takes it back")
+        if self.read_only:
+            raise Refused("a rehearsal writes before it rolls back, and this client is read-only")
         session = await AsyncSqliteSession.open(self.database, timeout)
         try:
             return await session.rehearse(calls, timeout)
         finally:
             session.close()
 
-    async def _hello(self, session: AsyncSession, timeout: float) -> None:
+    async def _check_tables(self, session: AsyncSession, timeout: float) -> None:
         version = await self._version(session, timeout)
-        if (version or 0) < self.newest and not self.suffices(version) and not self.closing:
+        if (version or 0) < self.newest and not self.accepts(version) and not self.closing:
             from holdfast.database import migrate_async as migrate
 
-            async with migrate.told(self, session, "schema.migrate", version or 0, self.newest):
+            async with migrate.recorded(self, session, "schema.migrate", version or 0, self.newest):
                 await migrate.up(self.database, session, timeout)
             version = await self._version(session, timeout)
         self.check_version(version)
@@ -67,7 +67,7 @@ class AsyncSqliteEngine(AsyncEngine):
         version: int | None = row["version"]
         return version
 
-    def there(self) -> bool:
+    def database_exists(self) -> bool:
         return os.path.exists(self.database.target)
 
     def translate(self, error: Refused) -> EngineError | SchemaMismatch:

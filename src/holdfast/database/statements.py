@@ -1,9 +1,8 @@
-"""The SQL, as data: named statements and numbered migrations, read from the .sql files of each noun.
+"""Named statements and numbered migrations, read from the .sql files of each noun.
 
-Never builds a statement: the only thing that changes in the text is the schema's name, which is validated. A command
-waits for this: a statement is taken apart when it is first asked for, those of SQLite without a regular expression,
-which takes longer to compile than all of them to read, and annotations are no strings here (nor wherever else named
-tuples are made at every start), because they would be compiled one by one.
+The text is never changed, except for the schema's name, which is validated. hot: every command starts with this. So a
+statement is parsed on first use, those of SQLite without regular expressions (compiling one takes longer than reading
+the files), and there is no ``from __future__ import annotations``: named tuples would compile each annotation.
 """
 
 import os
@@ -17,12 +16,12 @@ Dialect = Literal["postgres", "sqlite"]
 
 SCHEMA = "holdfast"
 FOUNDATION = 5
-"""The version that has what migrations are governed with: leases, gates, the audit and its fences."""
+"""The version from which on the tables contain what governs migrations: leases, gates and the audit."""
 _MIGRATIONS = os.path.join(os.path.dirname(__file__), "migrations")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _NOUNS = ("database", "doctor", "governance", "lease", "lineage", "lock", "objects", "operations", "recipes")
 """The folders with statements, in a file for each engine."""
-# What PostgreSQL would take for a keyword, and the one schema of its own that does not begin with pg_.
+# PostgreSQL's reserved words, and its one schema that does not begin with pg_.
 _RESERVED = frozenset(
     """all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
     column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
@@ -58,13 +57,13 @@ class Statement(NamedTuple):
     steps: tuple[Step, ...]
     reads_only: bool = False
     looks: tuple[Step, ...] = ()
-    """The first steps, if one of them may end a script that writes before anything is locked."""
+    """The first steps, if they only read and may end the script: they run before anything is locked."""
     alone: bool = False
-    """Whether the first step writes, and may be all there is to do: it needs no transaction around it then."""
+    """Whether the first step writes and may end the script: it runs without a transaction around it."""
     volatile: bool = False
-    """Whether what it writes may be lost when the machine crashes, because it means nothing after that."""
+    """Whether what it writes may be lost in a system crash, because it is void after that anyway."""
     binds: int = -1
-    """How many parameters its first step has, each once, if that may be all there is to do."""
+    """The number of parameters of its first step, if that may be the only one; else -1."""
 
 
 class Migration(NamedTuple):
@@ -95,7 +94,7 @@ def check_schema(schema: str, dialect: Dialect) -> str:
 
 
 def _in_schema(text: str, dialect: Dialect, schema: str) -> str:
-    """Our files say ``holdfast.`` or ``holdfast_`` and mean the schema; SQL functions of our own keep their name."""
+    """Replace ``holdfast.`` or ``holdfast_`` by the schema. The SQL function holdfast_gone keeps its name."""
     if dialect == "sqlite":
         text = text.replace("{now}", _NOW)
     if schema == SCHEMA:
@@ -117,12 +116,12 @@ class Statements(Mapping[str, Statement]):
     def __init__(self, dialect: Dialect, text: str) -> None:
         blocks = (block.partition("\n") for block in f"\n{text}".split("\n-- name: ")[1:])
         self._dialect, self._bodies = dialect, {name: body for name, _, body in blocks}
-        self._known: dict[str, Statement] = {}
+        self._parsed: dict[str, Statement] = {}
 
     def __getitem__(self, name: str) -> Statement:
-        if (known := self._known.get(name)) is None:
-            known = self._known[name] = _statement(self._dialect, name, self._whole(name))
-        return known
+        if (statement := self._parsed.get(name)) is None:
+            statement = self._parsed[name] = _parse(self._dialect, name, self._body(name))
+        return statement
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._bodies)
@@ -130,11 +129,11 @@ class Statements(Mapping[str, Statement]):
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def _whole(self, name: str) -> str:
-        """With the other statement in the place of the line ``-- as: name``."""
-        before, found, rest = self._bodies[name].partition("-- as: ")
+    def _body(self, name: str) -> str:
+        """The text, with another statement in place of the line ``-- as: name``."""
+        before, marker, rest = self._bodies[name].partition("-- as: ")
         other, _, after = rest.partition("\n")
-        return f"{before}{self._bodies[other]}{after}" if found else before
+        return f"{before}{self._bodies[other]}{after}" if marker else before
 
 
 @lru_cache
@@ -143,7 +142,7 @@ def statements(dialect: Dialect, schema: str = SCHEMA) -> Statements:
     return Statements(dialect, _in_schema(text, dialect, schema))
 
 
-def _statement(dialect: Dialect, name: str, body: str) -> Statement:
+def _parse(dialect: Dialect, name: str, body: str) -> Statement:
     if dialect == "sqlite":
         steps = tuple(Step(sql, stop) for sql, stop in split(body))
         looks = tuple(takewhile(lambda step: step.stop and step.reads, steps))
@@ -154,12 +153,12 @@ def _statement(dialect: Dialect, name: str, body: str) -> Statement:
     text = " ".join(sql for sql, _ in split(body))
     parameters = tuple(dict.fromkeys(re.findall(_PARAMETER, text)))
     numbers = {parameter: f"${number}" for number, parameter in enumerate(parameters, 1)}
-    return Statement(name, parameters, (Step(re.sub(_PARAMETER, lambda found: numbers[found[1]], text)),))
+    return Statement(name, parameters, (Step(re.sub(_PARAMETER, lambda match: numbers[match[1]], text)),))
 
 
 def split(script: str) -> list[tuple[str, bool]]:
-    """The statements of a script, each with whether it is under ``-- stop``. Semicolons end lines, never strings."""
-    found: list[tuple[str, bool]] = []
+    """The statements of a script, each with whether ``-- stop`` precedes it. Semicolons end lines, never strings."""
+    parts: list[tuple[str, bool]] = []
     lines: list[str] = []
     stop = False
     for line in [*script.splitlines(), ";"]:
@@ -170,20 +169,20 @@ def split(script: str) -> list[tuple[str, bool]]:
         if code.endswith(";"):
             text = "\n".join(lines).rstrip(";").strip()
             if text:
-                found.append((text, stop))
+                parts.append((text, stop))
             lines, stop = [], False
-    return found
+    return parts
 
 
 @lru_cache
 def migrations(dialect: Dialect, schema: str = SCHEMA) -> tuple[Migration, ...]:
-    found = []
+    scripts = []
     for entry in sorted(os.listdir(os.path.join(_MIGRATIONS, dialect))):
         if entry.endswith(".up.sql"):
             version, name = entry.removesuffix(".up.sql").split("_", 1)
             texts = [
-                _in_schema(_read(_MIGRATIONS, dialect, f"{version}_{name}.{way}.sql"), dialect, schema)
-                for way in ("up", "down")
+                _in_schema(_read(_MIGRATIONS, dialect, f"{version}_{name}.{direction}.sql"), dialect, schema)
+                for direction in ("up", "down")
             ]
-            found.append(Migration(int(version), name, *texts))
-    return tuple(found)
+            scripts.append(Migration(int(version), name, *texts))
+    return tuple(scripts)

@@ -1,6 +1,6 @@
-"""Which database: a URL, checked and made into a value that keys everything a process keeps about it.
+"""A database URL, parsed and checked. Everything that a process keeps for a database is keyed by the result.
 
-The password is in ``target`` alone; ``str()`` and ``repr()`` never show it.
+Only ``target`` contains the password; ``str()`` and ``repr()`` never show it.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from holdfast.database.statements import SCHEMA, Dialect, check_schema
 from holdfast.errors import Unreachable
 
-# A dead peer is noticed in 2 to 3 s: keepalives for an idle connection, the user timeout for one that is sending.
+# A dead peer is noticed within 2 to 3 s: by keepalives when idle, by the user timeout when sending.
 _DEFAULTS = {
     "target_session_attrs": "read-write",
     "keepalives": "1",
@@ -22,9 +22,9 @@ _DEFAULTS = {
 }
 
 _ENCODING = {"client_encoding": "UTF8"}
-"""Whatever the environment, the role or the URL says: in another one a name would be that of another lease."""
+"""Overrides the environment, the role and the URL: in another encoding a name would be that of another lease."""
 _SQLITE_OPTIONS = {"cache", "immutable", "mode", "nolock", "psow", "vfs"}
-# What may be repeated of libpq's complaint about a URL. Whatever it quotes may be the password, or a part of it.
+# The parts of libpq's messages that may be shown: what it quotes may be the password, or a part of it.
 _COMPLAINTS = (
     "unexpected spaces", "invalid percent-encoded token", "forbidden value %00", "missing key/value separator",
     "extra key/value separator", "IPv6 host address",
@@ -34,8 +34,8 @@ _OPTIONS = "as in ?sslmode=require&connect_timeout=5; a '?' in the user or the p
 
 
 class Database(NamedTuple):
-    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for people.
-    ``same_as``: what this is said to be a direct way to."""
+    """``target`` is a libpq connection string or the absolute path of an SQLite file, ``label`` is for messages.
+    ``same_as``: the pooled database that this is the direct URL of."""
 
     dialect: Dialect
     target: str
@@ -52,8 +52,7 @@ class Database(NamedTuple):
 
 
 def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) -> Database:
-    """What is not given is in the environment. An empty URL is a mistake, and no reason to look elsewhere; the end of a
-    line is none of it, which variables that are made of files have."""
+    """The URL, or that of the environment. An empty URL is an error. A trailing newline (from a file) is stripped."""
     url = os.environ.get("HOLDFAST_URL") if url is None else url
     schema = os.environ.get("HOLDFAST_SCHEMA", SCHEMA) if schema is None else schema
     url = url.strip() if isinstance(url, str) else url
@@ -77,10 +76,8 @@ def parse(url: str | None, *, schema: str | None = None, prepared: bool = True) 
     if kind in ("postgres", "postgresql"):
         check_schema(schema, "postgres")
         return Database("postgres", *_conninfo(f"postgresql://{rest}"), schema, prepared)
-    known = (
-        f" {scheme!r}" if scheme.replace("+", "").isalnum() else ""
-    )  # else it is part of something, a password maybe
-    raise ValueError(f"unknown URL scheme{known}: expected sqlite:///file.db or postgresql://host/name")
+    shown = f" {scheme!r}" if scheme.replace("+", "").isalnum() else ""  # it may be a part of a password
+    raise ValueError(f"unknown URL scheme{shown}: expected sqlite:///file.db or postgresql://host/name")
 
 
 def _sqlite_path(rest: str) -> str:
@@ -96,15 +93,15 @@ def _sqlite_path(rest: str) -> str:
     path = path[1:]
     if path in ("", ":memory:") or path.endswith("/"):
         raise ValueError(
-            f"sqlite:///{path} names no file: leases in the memory of one process would coordinate nobody; "
+            f"sqlite:///{path} names no file: leases in the memory of one process cannot coordinate others; "
             "use sqlite:///app.db"
         )
     if options:
-        known = {each.partition("=")[0] for each in options.split("&")} <= _SQLITE_OPTIONS  # else it may be a secret
-        without = repr(options) if known else "the '?' and what follows it"
+        is_known = {each.partition("=")[0] for each in options.split("&")} <= _SQLITE_OPTIONS  # it may be a secret
+        without = repr(options) if is_known else "the '?' and what follows it"
         raise ValueError(f"an SQLite URL takes no options here: sqlite:///{path} without {without}")
     try:
-        return os.path.realpath(path)  # SQLite follows links, too: one file, one name for what lies beside it
+        return os.path.realpath(path)  # SQLite follows links, too: the side files of one file have one name
     except FileNotFoundError:
         raise Unreachable(
             f"cannot open sqlite:///{path}: the working folder is gone. Go to one that exists, or name the whole path."
@@ -112,7 +109,7 @@ def _sqlite_path(rest: str) -> str:
 
 
 def _conninfo(url: str) -> tuple[str, str]:
-    """The connection string, and a label. A URL that makes no sense is not repeated: the password may be anywhere."""
+    """The connection string and the label. An invalid URL is not quoted: the password may be anywhere in it."""
     try:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -125,15 +122,15 @@ def _conninfo(url: str) -> tuple[str, str]:
             raise ValueError(
                 f"not a valid PostgreSQL URL: {_UNKNOWN}: after '?' libpq's own alone, {_OPTIONS}"
             ) from None
-        raise _senseless(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
+        raise _invalid(next((each for each in _COMPLAINTS if each in str(error)), "libpq refuses it")) from None
     hosts, ports = (given.get(key, "").split(",") for key in ("host", "port"))
     name = url.partition("://")[2].partition("/")[2].partition("?")[0]
     if any("@" in place for place in (*hosts, name)) or not all(port.isdecimal() for port in ports if port):
-        raise _senseless("no host and port to be found")
+        raise _invalid("it has no valid host and port")
     return make_conninfo(**_DEFAULTS | given | _ENCODING), _label(given, hosts, ports)
 
 
-def _senseless(reason: str) -> ValueError:
+def _invalid(reason: str) -> ValueError:
     return ValueError(
         f"not a valid PostgreSQL URL: {reason}. In the user and the password write @ as %40, : as %3A, / as %2F, "
         "? as %3F, % as %25, a space as %20"

@@ -73,7 +73,7 @@ class _Patient:
         if not file["exists"] and file["folder_exists"] and file["folder_writable"]:
             self.facts["schema_applied"] = []
             return
-        session = self._engine.connect(self._left(), to_look=True)
+        session = self._engine.connect(self._left(), for_examination=True)
         try:
             self._ask(session, "examine_journal", {})
             try:
@@ -97,7 +97,7 @@ class _Patient:
             return self._engine.connect(self._left() / 2), None
         except EngineError as error:
             with suppress(EngineError):
-                return self._engine.connect(self._left(), to_look=True), str(error)
+                return self._engine.connect(self._left(), for_examination=True), str(error)
             raise
 
     def _ask(self, session: Session, name: str, parameters: Mapping[str, Any], absent: Fact | None = None) -> None:
@@ -127,7 +127,7 @@ class _Patient:
         """With a transaction of ours open, does a second client of ours stay in its session, and is that another one?
         If not, or if it is kept waiting for one, a pooler hands sessions round. None when it cannot be told."""
         try:
-            other = self._engine.connect(min(_PROBE, self._left()), to_look=True)
+            other = self._engine.connect(min(_PROBE, self._left()), for_examination=True)
         except EngineError:
             return None
         try:

@@ -72,7 +72,7 @@ class _Patient:
         if not file["exists"] and file["folder_exists"] and file["folder_writable"]:
             self.facts["schema_applied"] = []
             return
-        session = await self._engine.connect(self._left(), to_look=True)
+        session = await self._engine.connect(self._left(), for_examination=True)
         try:
             await self._ask(session, "examine_journal", {})
             try:
@@ -96,7 +96,7 @@ class _Patient:
             return await self._engine.connect(self._left() / 2), None
         except EngineError as error:
             with suppress(EngineError):
-                return await self._engine.connect(self._left(), to_look=True), str(error)
+                return await self._engine.connect(self._left(), for_examination=True), str(error)
             raise
 
     async def _ask(
@@ -128,7 +128,7 @@ class _Patient:
         """With a transaction of ours open, does a second client of ours stay in its session, and is that another one?
         If not, or if it is kept waiting for one, a pooler hands sessions round. None when it cannot be told."""
         try:
-            other = await self._engine.connect(min(_PROBE, self._left()), to_look=True)
+            other = await self._engine.connect(min(_PROBE, self._left()), for_examination=True)
         except EngineError:
             return None
         try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.database.sessions import Row
-from holdfast.database.sqlite_file import boot_id
+from holdfast.database.sqlite import boot_id
 from holdfast.doctor.sqlite import filesystem
 
 

@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 from holdfast.database.engine import Engine
-from holdfast.names import check_name, check_said
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_name, check_said
 from holdfast.records import AuditRecord
 
 Records = list[AuditRecord]
@@ -45,4 +44,4 @@ class Audit:
 
     def list(self, *, most: int = 100) -> Records:
         """The latest first. One without an outcome is under way, or nobody could tell how it ended."""
-        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"most": check_most(most)})]
+        return [AuditRecord.of(row) for row in self._engine.call("audit_list", {"most": check_limit(most)})]

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from holdfast.database.engine_async import AsyncEngine
-from holdfast.names import check_name, check_said
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_name, check_said
 from holdfast.records import AuditRecord
 
 Records = list[AuditRecord]
@@ -44,4 +43,4 @@ class AsyncAudit:
 
     async def list(self, *, most: int = 100) -> Records:
         """The latest first. One without an outcome is under way, or nobody could tell how it ended."""
-        return [AuditRecord.of(row) for row in await self._engine.call("audit_list", {"most": check_most(most)})]
+        return [AuditRecord.of(row) for row in await self._engine.call("audit_list", {"most": check_limit(most)})]

@@ -1,5 +1,5 @@
 # Generated from admin_async.py by scripts/unasync.py. Do not edit.
-"""All leases, for the people who operate them: who holds what, who held it before, and taking one away."""
+"""All leases of a database, for operators: list them, read their history, take them away."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.database.engine import LOCKED, Engine
 from holdfast.errors import LeaseLost, PolicyDenied, Refused
-from holdfast.names import check_name, check_said
-from holdfast.objects.model import check_most
+from holdfast.lease.keeper import keepers_of
+from holdfast.names import check_limit, check_name, check_said
 from holdfast.records import HistoryRecord, LeaseRecord
 from holdfast.runtime.identity import check_token, new_token
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Guarding(Protocol):
-    """A guard that was entered, or the grant of any lease."""
+    """A guard that was entered, or a grant."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class Guarding(Protocol):
 
 
 class Leases:
-    """``client.leases``: all leases in the database, whoever holds them. One to be had is ``client.lease(name)``."""
+    """``client.leases``: all leases in the database, of any holder. ``client.lease(name)`` acquires one."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -50,23 +50,22 @@ class Leases:
 
     def history(self, name: str | None = None, *, most: int = 100) -> Past:
         """Grants that have ended, the latest first; the newest 10,000 are kept."""
-        asked = {"name": None if name is None else check_name(name), "most": check_most(most)}
+        asked = {"name": None if name is None else check_name(name), "most": check_limit(most)}
         return [HistoryRecord.of(row) for row in self._engine.call("lease_history", asked)]
 
     def probe(self) -> Verdicts:
-        """Does this database keep the lease contract? Seven cases on a name of their own, in one transaction that is
-        rolled back, so that nothing stays. A lease that nobody else can see disturbs nobody."""
+        """Check that this database keeps the lease contract: seven cases on a new name, in one transaction that is
+        rolled back, so no other process sees them."""
         from holdfast.lease import probe
 
         name, tokens = f"holdfast probe {new_token()}", [new_token() for _ in range(probe.TOKENS)]
         cases = probe.cases(name, tokens)
-        self._engine.call("lease_list", {"name": name})  # migrates, or says that somebody must
+        self._engine.call("lease_list", {"name": name})  # migrates SQLite, or raises SchemaMismatch
         return probe.judge(cases, self._engine.rehearse([call for case in cases for call in case.calls]))
 
     def force_release(self, name: str, *, actor: str, reason: str, fence: int | None = None) -> bool:
-        """Take a lease away from whoever has it, for the record. Its holder learns of it with its next heartbeat, and
-        cannot commit a protected transaction from this moment on. False when nobody has it, or, with ``fence``, when it
-        is no longer that grant's."""
+        """Take a lease away from its holder, and record it. The holder learns of it with its next heartbeat, and cannot
+        commit a protected transaction any more. False when the lease is free, or not that of ``fence``."""
         parameters = {
             "fence": fence,
             "name": check_name(name),
@@ -75,30 +74,32 @@ class Leases:
         }
         try:
             statement = "lease_force_release" if fence is None else "lease_force_release_if"
-            # Once: asked again, it would find nothing to take, because the first time it was taken.
+            # again=None: a repeated call would find the lease free and return False.
             [row] = self._engine.call_when_free(statement, parameters, patience=_PATIENCE, again=None)
         except Refused as error:
             if error.sqlstate != LOCKED:
                 raise
             raise Refused(
-                f"lease {name!r} cannot be taken away while its holder has a transaction open that it protects; "
-                "the server ends one that idles for a TTL: try again",
+                f"lease {name!r} cannot be taken away while a transaction that it protects is open; the server ends "
+                "one that is idle for a TTL: try again",
                 LOCKED,
             ) from error
-        self._engine.wake(name)
+        for keeper in keepers_of(self._engine.database):
+            keeper.background.listener.wake(name)
         return bool(row["done"])
 
     def recall(self, name: str, *, fence: int) -> bool:
-        """Ask its holder to give it back. An elector does, once its work has stopped, and lets another replica lead; it
-        learns of it with its next heartbeat. Nothing is taken away. False when it is no longer that grant's."""
+        """Ask the holder to give the lease back. An elector does, once its work has stopped; it learns of it with its
+        next heartbeat. Nothing is taken away. False when the lease is not that of ``fence`` any more."""
         [row] = self._engine.call("lease_recall", {"name": check_name(name), "fence": fence})
         return bool(row["done"])
 
     def wipe(self, guard: Guarding | None, *, keep: Sequence[str] = ()) -> int:
-        """Take away every lease but ``guard``'s (and those in ``keep``), for the record; how many there were.
+        """Take away every lease except ``guard``'s and those in ``keep``, and record it; returns their number.
 
-        ``guard`` is a guard, or a grant. That it is held is proven in the same transaction: if it is not, that is
-        LeaseLost, or PolicyDenied without one, and nothing is changed."""
+        ``guard`` is a guard or a grant. That it is held is checked in the same transaction: LeaseLost if it is not,
+        PolicyDenied without one, and nothing is changed.
+        """
         token = getattr(guard, "token", None)
         if guard is None or token is None:
             raise PolicyDenied("a wipe needs a guard that is held: with client.guard(key) as guard: ….wipe(guard)")
@@ -109,8 +110,8 @@ class Leases:
             if error.sqlstate != LOCKED:
                 raise
             raise Refused(
-                "nothing is wiped while a holder has a transaction open that its lease protects; the server ends one "
-                "that idles for a TTL: try again",
+                "nothing is wiped while a transaction that a lease protects is open; the server ends one that is idle "
+                "for a TTL: try again",
                 LOCKED,
             ) from error
         if row["ended"] is None:

@@ -1,4 +1,4 @@
-"""The grant: proof of holding a lease, the trust that is left in it, and what happens when it is lost."""
+"""The grant: proof of holding a lease, the trust that is left in it, and what follows from its loss."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any, Literal, Self
 
 from holdfast.database.engine_async import CALL_TIMEOUT, LOCKED, AsyncEngine, Repeated
 from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
-from holdfast.lease.keepers import Holding, Keeper, Pulse
+from holdfast.lease.beat import Beat, KeptLease
+from holdfast.lease.held_async import AsyncHeldLeases
+from holdfast.lease.keeper import Keeper, keeper_of, keepers_of
+from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust
-from holdfast.names import LeaseTerms
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
-from holdfast.runtime.log import logger
-from holdfast.runtime.waiting_async import AsyncScope
+from holdfast.runtime.concurrency_async import AsyncCancelScope
+from holdfast.runtime.log import CRITICAL, WARNING, logger
 
 log = logger("holdfast.lease")
 
 EXIT_STATUS = 70
-"""How a process ends with ``on_lost="exit"``."""
+"""The exit status with ``on_lost="exit"``."""
 _RELEASE_PATIENCE = 5.0
 
 
@@ -36,11 +38,11 @@ class AsyncLeaseGrant:
     ) -> None:  # fmt: skip
         self.name, self.holder, self.token, self.fence = name or terms.name, holder, token, fence
         self._engine, self._terms, self._trust = engine, terms, trust
-        self._pulse: Pulse | None = None
+        self._beat: Beat | None = None
         self._over: HoldfastError | None = None
         self._released = self._releasing = self._expires = False
         self._since: float | None = now()
-        self._scope = AsyncScope()
+        self._scope = AsyncCancelScope()
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -53,7 +55,7 @@ class AsyncLeaseGrant:
 
     @property
     def trusted_until(self) -> float:
-        """The end of that trust, on the clock of the lease (CLOCK_BOOTTIME where there is one)."""
+        """Until when it can be trusted, on the clock of the lease (CLOCK_BOOTTIME where there is one)."""
         return self._current.until
 
     def remaining(self) -> float:
@@ -63,7 +65,7 @@ class AsyncLeaseGrant:
     def check(self) -> None:
         """Raise LeaseLost when it is certainly gone, OwnershipUnknown when the database has not answered in time."""
         if (problem := self._problem()) is not None:
-            raise type(problem)(*problem.args) from problem.__cause__  # a fresh one: tracebacks grow
+            raise type(problem)(*problem.args) from problem.__cause__  # a new one: a traceback grows with each raise
 
     async def renew(self) -> Literal[True]:
         """Ask for another TTL now. Needed only with ``auto_renew=False``; LeaseLost when it is gone."""
@@ -72,18 +74,19 @@ class AsyncLeaseGrant:
         asked_at, limit = now(), self.limit()
         [row] = await self._engine.call("lease_renew", {"name": self.name, "token": self.token}, timeout=limit)
         if not row["done"]:
-            self._end(LeaseLost("it expired or was taken over before it was renewed"))
-        elif self._pulse is not None:
-            self._keeper.extend(self._pulse, asked_at)
-        elif self._over is None:  # nobody has looked and seen it lost, so it need not stay so
+            self._on_lost_first(LeaseLost("it expired or was taken over before it was renewed"))
+        elif self._beat is not None:
+            self._keeper.extend(self._beat, asked_at)
+        elif self._over is None:  # not yet reported as lost to the user, so it need not stay lost
             self._trust = self._trust.renewed(asked_at)
         self.check()
         return True
 
     async def release(self, *, timeout: float = CALL_TIMEOUT) -> bool:
-        """Give it back; True if it was still ours. A second release is harmless, and so is one in a forked child.
+        """Release it; True if it was still held. A second release returns False, and so does one in a forked child.
 
-        When the database does not take it in ``timeout`` seconds that is an EngineError, and it is asked for later.
+        EngineError if the database does not answer within ``timeout`` seconds; then the release is retried in the
+        background.
         """
         if self._released or self._engine.closed or self._pid != os.getpid():
             return False
@@ -102,7 +105,7 @@ class AsyncLeaseGrant:
     async def protect(self, connection: Any, *, at: Literal["start", "commit"] = "start") -> int:
         """Protect the transaction open on ``connection``: it cannot commit once the lease has passed on.
 
-        ``at="start"`` makes a successor wait for it, ``at="commit"`` (for long ones) asks again inside its COMMIT.
+        ``at="start"`` makes a successor wait for its end; ``at="commit"``, for long ones, checks inside its COMMIT.
         Returns the fence.
         """
         from holdfast.lease import protect_async as protect
@@ -112,7 +115,7 @@ class AsyncLeaseGrant:
         except FencedOut as refusal:
             if await self._still_ours():
                 raise EngineError(
-                    f"cannot protect the transaction with lease {self.name!r}, which is held, but not seen in it: it "
+                    f"cannot protect the transaction with lease {self.name!r}, which is held but not visible in it: it "
                     "began before the lease was acquired, or is in another database. Roll back and begin a new one."
                 ) from refusal
             raise
@@ -130,7 +133,7 @@ class AsyncLeaseGrant:
             raise
 
     async def __aenter__(self) -> Self:
-        """LeaseLost, or OwnershipUnknown, when it is gone by now: then nothing of the block runs."""
+        """LeaseLost or OwnershipUnknown if it is lost already: then the block does not run."""
         if self.lost:
             self.abandon()
             self.check()
@@ -145,67 +148,66 @@ class AsyncLeaseGrant:
             self._scope.exit(kind, error, trace)
         finally:
             try:
-                if self.lost:  # maybe because nobody answers: then nobody would now
+                if self.lost:  # a database that did not answer would not answer now
                     self.abandon()
                 else:
                     await self.release(timeout=self.limit())
             except EngineError as problem:
-                log.warning(
-                    "lease %r is released later, the database did not take it now: %s",
-                    self.name,
-                    problem,
-                    extra={"event": "lease.released_late", "lease": self.name, "error": str(problem)},
-                )
+                log.event(
+                    "lease.released_late", WARNING,
+                    "lease %(lease)r is released later: the database did not take it now: %(error)s",
+                    lease=self.name, error=str(problem),
+                )  # fmt: skip
                 self.abandon()
-            except BaseException:  # Ctrl-C on the way to the release
+            except BaseException:  # e.g. Ctrl-C before the release
                 self.abandon()
                 raise
 
     def abandon(self) -> None:
-        """Let the keeper release it, however long that takes; for us it is over. What was left to expire has outlived
-        its client, and may go now."""
+        """Release it in the background, however long that takes. Also one that was left to expire and has outlived its
+        client."""
         if self._released or (self._engine.closed and not self._expires) or self._pid != os.getpid():
             return
         self._keeper.release_later(self.name, self.token)
         self._finish()
 
     def detach(self) -> str:
-        """Leave it to whoever has its token, which is returned: closing the client does not release it. For a lease
-        that this process does not renew (``auto_renew=False``)."""
+        """Hand it over by its token, which is returned: closing the client does not release it any more. Only for a
+        lease that this process does not renew (``auto_renew=False``)."""
         if self._terms.auto_renew:
             raise ValueError(
-                f"{self.kind} {self.name!r} lives with this process: only auto_renew=False can be detached"
+                f"{self.kind} {self.name!r} is renewed by this process: only one with auto_renew=False can be detached"
             )
-        self._engine.unkept.pop(self.token, None)
+        self._forget()
         return self.token
 
     def keep(self, beat: str, session_key: int | None) -> None:
-        """From now on the heartbeat renews it."""
-        heard = self._heard if self._terms.apart else None
-        holding = Holding(self.name, self.token, self._engine.owner, self._lose, heard, self._terms.on_recall)
-        self._pulse = self._keeper.keep(beat, self._trust, self._terms.renew_every, holding, session_key=session_key)
+        """Have the heartbeat renew it from now on."""
+        on_beat = self._on_beat if self._terms.has_own_beat else None
+        lease = KeptLease(self.name, self.token, self._engine.owner, self._lose, on_beat, self._terms.on_recall)
+        self._beat = self._keeper.keep(beat, self._trust, self._terms.renew_every, lease, session_key=session_key)
 
     def let_expire(self) -> None:
-        """Renew it no more, without releasing it: for work that cannot be stopped."""
-        if self._pulse is not None:
+        """Stop renewing it without releasing it: for work that cannot be stopped."""
+        if self._beat is not None:
             self._expires = True
-            self._keeper.let_expire(self._pulse)
+            self._keeper.let_expire(self._beat)
 
     def age(self) -> float:
-        """Seconds since the database last confirmed it, at the most."""
+        """Seconds since the database last confirmed it, at most."""
         return self._current.age(now())
 
     def limit(self) -> float:
-        """Seconds that an answer is worth waiting for: beyond what it can be trusted nobody believes in it."""
+        """How long a call about it may take: beyond its trust the answer is worth nothing."""
         return min(CALL_TIMEOUT, max(1.0, self._current.left(now())))
 
     @property
     def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._terms)
+        return keeper_of(self._engine.database, brittle=self._terms.brittle)
 
     @property
     def _current(self) -> Trust:
-        return self._trust if self._pulse is None else self._pulse.trust
+        return self._trust if self._beat is None else self._beat.trust
 
     def _problem(self) -> HoldfastError | None:
         if self._over is None:
@@ -222,9 +224,9 @@ class AsyncLeaseGrant:
         return self._over
 
     async def _release(self, timeout: float) -> bool:
-        parameters = {"name": self.name, "token": self.token, "tell": self._pulse is None}
-        # A transaction that it protects may idle for a TTL, and then the server ends it: the user must hear before.
-        patience, ours = min(_RELEASE_PATIENCE, self._trust.ttl / 3, timeout), not self.lost
+        parameters = {"name": self.name, "token": self.token, "tell": self._beat is None}
+        # A protected transaction that is idle for a TTL is ended by the server: report the refusal before that.
+        patience, was_held = min(_RELEASE_PATIENCE, self._trust.ttl / 3, timeout), not self.lost
         try:
             rows = await self._engine.call_when_free("lease_release", parameters, patience=patience, timeout=timeout)
         except Refused as error:
@@ -235,41 +237,47 @@ class AsyncLeaseGrant:
                 "commit or roll back first",
                 LOCKED,
             ) from error
-        # Where the answer was lost and it was asked again, it is gone because the first time it was released.
-        return bool(rows[0]["done"]) or (ours and isinstance(rows, Repeated))
+        # A repeated call finds nothing, because the first one has released it.
+        return bool(rows[0]["done"]) or (was_held and isinstance(rows, Repeated))
 
     def _finish(self) -> None:
         self._released = True
-        self._tell_end()
+        self._report_end()
         self._over = self._over or LeaseLost(f"lease {self.name!r} was released")
-        self._engine.unkept.pop(self.token, None)
-        if self._pulse is not None:
-            self._keeper.drop(self._pulse, self.token)
-        self._engine.wake(self._terms.name)
+        self._forget()
+        if self._beat is not None:
+            self._keeper.remove(self._beat, self.token)
+        for keeper in keepers_of(self._engine.database):  # waiters of this process need no notification
+            keeper.background.listener.wake(self._terms.name)
 
-    def _end(self, error: LeaseLost) -> None:
-        """It is gone, and we are the first to know."""
-        self._engine.unkept.pop(self.token, None)
-        if self._pulse is None:
-            self._tell_end(error)
+    def _forget(self) -> None:
+        """Closing the client does not release it any more."""
+        if not self._terms.auto_renew:
+            self._engine.state(AsyncHeldLeases).unrenewed.pop(self.token, None)
+
+    def _on_lost_first(self, error: LeaseLost) -> None:
+        """A call has shown that it is lost, before a heartbeat did."""
+        self._forget()
+        if self._beat is None:
+            self._report_end(error)
             self._over = self._over or LeaseLost(f"lease {self.name!r}: {error}")
-        elif self._keeper.drop(self._pulse, self.token):
+        elif self._keeper.remove(self._beat, self.token):
             self._lose(error)
 
     async def _still_ours(self) -> bool:
-        """A transaction was refused, which need not be this lease's fault: it may be under two, or have a snapshot in
-        which there is none yet. Unless the database says so, it is over."""
-        asked = {"name": self.name, "token": self.token}
+        """After a refused transaction: whether the lease is held all the same. The transaction may be protected by two
+        leases, or have an older snapshot. Without an answer the lease counts as lost."""
+        parameters = {"name": self.name, "token": self.token}
         try:
-            if await self._engine.call("lease_status", asked, timeout=self.limit()):
+            if await self._engine.call("lease_status", parameters, timeout=self.limit()):
                 return True
         except EngineError as problem:
-            log.debug("lease %r: a transaction was refused, and nobody says whether it is held: %s", self.name, problem)
-        self._end(LeaseLost("the database refused a transaction under it, because it has passed on"))
+            log.debug("lease %r: a transaction was refused, and its status is unknown: %s", self.name, problem)
+        self._on_lost_first(LeaseLost("the database refused a transaction under it, because it has passed on"))
         return False
 
-    def _tell_end(self, error: HoldfastError | None = None) -> None:
-        """To whoever measures, once: what was lost is given back later, too."""
+    def _report_end(self, error: HoldfastError | None = None) -> None:
+        """Report its end to telemetry, once: a lost lease may be released later, too."""
         since, self._since = self._since, None
         if since is None or not telemetry.listeners:
             return
@@ -277,8 +285,8 @@ class AsyncLeaseGrant:
             telemetry.tell("lease.lost", kind=self.kind, reason=type(error).__name__)
         telemetry.tell("lease.ended", kind=self.kind, held=now() - since)
 
-    def _heard(self, problem: HoldfastError | None) -> None:
-        """In the keeper's thread."""
+    def _on_beat(self, problem: HoldfastError | None) -> None:
+        """In the background thread, after a heartbeat."""
         if self._released:
             return
         if problem is not None and self._terms.strict:
@@ -288,25 +296,24 @@ class AsyncLeaseGrant:
             self._terms.on_beat(problem, False)
 
     def _lose(self, error: HoldfastError) -> None:
-        """In the keeper's thread, or where it was learned first."""
+        """In the background thread, or in the caller's if a call has shown it first."""
         if self._released:
             return
-        self._tell_end(error)
+        self._report_end(error)
         self._over = problem = type(error)(f"lease {self.name!r}: {error}")
         problem.__cause__ = error.__cause__
         if self._terms.on_beat is not None:
             self._terms.on_beat(problem, True)
-        if self._releasing:  # whoever works under it has said that it is over: there is nothing to stop
+        if self._releasing:  # the work under it has ended: there is nothing to stop
             return
         on_lost = self._terms.on_lost
         if on_lost == "exit":
-            log.critical(
-                "%s; on_lost='exit': this process ends now",
-                problem,
-                extra={"event": "lease.exits", "lease": self.name, "error": str(problem)},
-            )
+            log.event(
+                "lease.exits", CRITICAL, "%(error)s; on_lost='exit': this process ends now",
+                lease=self.name, error=str(problem),
+            )  # fmt: skip
             os._exit(EXIT_STATUS)
         if on_lost == "cancel":
             self._scope.cancel(problem)
         elif callable(on_lost):
-            self._engine.owner.tell(on_lost, self)
+            self._engine.owner.notify(on_lost, self)

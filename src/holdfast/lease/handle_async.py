@@ -1,7 +1,11 @@
-"""The lease: durable, exclusive, expiring, fenced.
+"""The lease handle: asks for a lease, waits for it, and gives it back at the end of a block.
 
-The handle says what is wanted, the grant is the proof of having it. Whether a lease is free is decided by the database
-alone; this module asks, waits, and keeps the books.
+Whether a lease is free is decided by the database alone. The token is made before asking, so an acquire that is
+interrupted at any point can be undone.
+
+    acquire ─ _wait ─ _attempt ─ _call: "lease_acquire" ─→ granted: a grant, which the keeper renews
+                         ↑                              └→ refused: wait for a release, or poll
+                         └──────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -16,44 +20,49 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine, Repeated
 from holdfast.errors import EngineError, LeaseLost, NotAcquired, Refused, SchemaMismatch, Unanswered, Unreachable
+from holdfast.lease.beat import Beat
 from holdfast.lease.grant_async import AsyncLeaseGrant
-from holdfast.lease.keepers import Keeper, Pulse
+from holdfast.lease.held_async import AsyncHeldLeases
+from holdfast.lease.keeper import keeper_of
+from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.lease.trust import Trust
-from holdfast.names import Held, LeaseTerms, Unset, check_timeout
+from holdfast.names import Unset, check_timeout
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency_async import AsyncCancelScope, AsyncWakeup, check_function, current_id, sleep
 from holdfast.runtime.identity import check_token, new_token
-from holdfast.runtime.waiting_async import AsyncScope, AsyncSignal, check_function, here, sleep
 
 P = ParamSpec("P")
 T = TypeVar("T")
 G = TypeVar("G", bound=AsyncLeaseGrant)
 
 PATIENT = 2.0
-"""``_while_busy`` of those who must not be turned away over a row that is just being cleared away."""
-_ANSWER = 1.0
-"""Seconds that the database has for its answer at the least, however soon whoever waits for the lease gives up."""
+"""``_busy_patience`` of a lease that must not be refused while its expired row is purged."""
+_MIN_TIMEOUT = 1.0
+"""Seconds that one call to the database may take, even if the caller's own timeout is shorter."""
 
 
 class AsyncHandle(ABC, Generic[G]):
-    """A lease to be had, by whichever name: how it is asked for, waited for, entered and left."""
+    """How a lease is asked for, waited for, entered and left. Recipes have statements and grants of their own."""
 
-    _what, _statement = "lease", "lease_acquire"
+    _kind, _statement = "lease", "lease_acquire"
     _more: Mapping[str, Any] = {}
-    _while_busy = 0.05
-    """Seconds to try again, even without a timeout, while the row is just being changed by somebody else."""
+    """Further parameters of the statement."""
+    _busy_patience = 0.05
+    """Seconds to ask again, even without a timeout, while the row is being changed."""
 
     def __init__(
         self, engine: AsyncEngine, terms: LeaseTerms, timeout: float | None, info: Mapping[str, Any] | None = None
     ) -> None:
-        """``info``: for the people who look at the lease, where its heartbeat is its own."""
-        if terms.on_lost == "cancel" and not AsyncScope.cancels:
+        """``info`` is shown in listings, for a lease that has a beat of its own."""
+        if terms.on_lost == "cancel" and not AsyncCancelScope.cancels:
             raise ValueError(
                 "on_lost='cancel' is for asyncio: a thread cannot be cancelled. Use 'flag', 'exit' or a callable."
             )
         self._engine, self._terms, self._timeout = engine, terms, check_timeout(timeout)
         self._info = info
         self._entered: list[tuple[int, G]] = []
+        """The task or thread that entered a block, and its grant."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} ttl={self._terms.ttl:g}>"
@@ -65,41 +74,40 @@ class AsyncHandle(ABC, Generic[G]):
     async def acquire(self, *, timeout: float | Unset | None = Unset.UNSET) -> G:
         """The grant, or NotAcquired at once; AcquireTimeout after ``timeout`` seconds (None: wait for ever)."""
         limit = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        got: list[G] = []
+        grants: list[G] = []
         try:
-            held = await self._wait(limit, got)
-            if held is None:
-                return got[0]
+            refusal = await self._wait(limit, grants)
+            if refusal is None:
+                return grants[0]
         except BaseException:
-            _abandon(got)
+            _abandon(grants)
             raise
-        raise self._refusal(held, limit or None)
+        raise self._error(refusal, limit or None)
 
     async def try_acquire(self) -> G | None:
-        """The grant, or None when somebody has it."""
-        got: list[G] = []
+        """The grant, or None when the lease is held."""
+        grants: list[G] = []
         try:
-            return got[0] if await self._wait(0.0, got) is None else None
+            return grants[0] if await self._wait(0.0, grants) is None else None
         except BaseException:
-            _abandon(got)
+            _abandon(grants)
             raise
 
-    async def ask(self, got: list[G]) -> Held | None:
-        """Once, without a second try while it is just being changed: who has it, or None with the grant in ``got``.
-        So it is in the caller's hands before anything can interrupt."""
+    async def ask(self, grants: list[G]) -> Refusal | None:
+        """Ask once. Appends the grant to ``grants``, so that the caller has it before anything can interrupt."""
         try:
-            held = await self._attempt(got)
-            if held is None and telemetry.listeners:
-                telemetry.tell("lease.acquired", kind=self._what, waited=0.0)
-            return held
+            refusal = await self._attempt(grants)
+            if refusal is None and telemetry.listeners:
+                telemetry.tell("lease.acquired", kind=self._kind, waited=0.0)
+            return refusal
         except BaseException:
-            _abandon(got)
-            got.clear()
+            _abandon(grants)
+            grants.clear()
             raise
 
     @asynccontextmanager
     async def or_skip(self) -> AsyncIterator[G | None]:
-        """A block that runs with the grant, or with None when somebody has it."""
+        """A block that runs with the grant, or with None when the lease is held."""
         grant = await self.try_acquire()
         if grant is None:
             yield None
@@ -111,7 +119,7 @@ class AsyncHandle(ABC, Generic[G]):
         grant = await self.acquire()
         try:
             await grant.__aenter__()
-            self._entered.append((here(), grant))
+            self._entered.append((current_id(), grant))
             return grant
         except BaseException:
             _abandon([grant])
@@ -143,142 +151,139 @@ class AsyncHandle(ABC, Generic[G]):
 
         return under_lease
 
-    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
-        return held.refusal(waited, datetime.now(UTC))
+    def _error(self, refusal: Refusal, waited: float | None) -> NotAcquired:
+        return refusal.as_error(waited, datetime.now(UTC))
 
     def _last_entered(self) -> tuple[int, G]:
-        """The block that ends is the last one begun here; or the only one, begun elsewhere (by a fixture, say)."""
-        mine = [entry for entry in self._entered if entry[0] == here()] or self._entered
+        """The last block entered in this task; or the only one, which may have been entered elsewhere (a fixture)."""
+        mine = [entry for entry in self._entered if entry[0] == current_id()] or self._entered
         if not mine or (len(self._entered) > 1 and mine is self._entered):
             raise RuntimeError(
-                f"lease {self.name!r} is left where it was not entered, and entered more than once elsewhere"
+                f"the handle of lease {self.name!r} was entered several times, and not in this task or thread: exit it "
+                "where it was entered"
             )
         return mine[-1]
 
-    async def _wait(self, limit: float, got: list[G]) -> Held | None:
-        """Ask until it is ours or time is up: None with the grant in ``got``, or who has it."""
+    async def _wait(self, limit: float, grants: list[G]) -> Refusal | None:
+        """Ask until the lease is granted (None, with the grant in ``grants``) or ``limit`` seconds have passed."""
         started = now()
-        held = await self._wait_from(started, limit, got)
+        refusal = await self._wait_from(started, limit, grants)
         if telemetry.listeners:
-            event = "lease.acquired" if held is None else "lease.refused"
-            telemetry.tell(event, kind=self._what, waited=now() - started)
-        return held
+            event = "lease.acquired" if refusal is None else "lease.refused"
+            telemetry.tell(event, kind=self._kind, waited=now() - started)
+        return refusal
 
-    async def _wait_from(self, started: float, limit: float, got: list[G]) -> Held | None:
-        """Woken by a release; asks on its own besides, in case nobody wakes us."""
-        patience = _patience(limit or CALL_TIMEOUT)
-        held = await self._attempt(got, patience)
-        while held is not None and held.remaining is None and now() < started + self._while_busy:
+    async def _wait_from(self, started: float, limit: float, grants: list[G]) -> Refusal | None:
+        """A release wakes us. Polling is the net for a wake-up that was lost."""
+        timeout = _call_timeout(limit or CALL_TIMEOUT)
+        refusal = await self._attempt(grants, timeout)
+        while refusal is not None and refusal.remaining is None and now() < started + self._busy_patience:
             await sleep(jitter(0.001, 0.005))
-            held = await self._attempt(got, patience)
-        if held is None or limit == 0:
-            return held
-        signal, keeper = AsyncSignal(), self._keeper
-        keeper.watch(self.name, signal.set)
+            refusal = await self._attempt(grants, timeout)
+        if refusal is None or limit == 0:
+            return refusal
+        signal, background = AsyncWakeup(), keeper_of(self._engine.database, brittle=self._terms.brittle).background
+        background.subscribe(self.name, signal.set)
         try:
-            while held is not None and (left := started + limit - now()) > 0:
-                if held.session_watch is not None:
-                    keeper.keep_vigil(self.name, held.session_watch)
-                await signal.wait(min(self._pause(held, keeper.waiting(self.name)), left))
-                held = await self._ask_again(got, started + limit)
-            return held
+            while refusal is not None and (left := started + limit - now()) > 0:
+                if refusal.session_key is not None:
+                    background.watch_session(self.name, refusal.session_key)
+                await signal.wait(min(self._pause(refusal, background.listener.count(self.name)), left))
+                refusal = await self._ask_again(grants, started + limit)
+            return refusal
         finally:
-            keeper.unwatch(self.name, signal.set)
+            background.unsubscribe(self.name, signal.set)
 
-    async def _ask_again(self, got: list[G], until: float) -> Held | None:
-        """A waiter outlives a restart of the database: it goes on asking until its time is up."""
+    async def _ask_again(self, grants: list[G], until: float) -> Refusal | None:
+        """A waiter survives a restart of the database: it asks again until its time is up."""
         pause = 0.1
         while True:
             try:
-                return await self._attempt(got, _patience(until - now()))
+                return await self._attempt(grants, _call_timeout(until - now()))
             except (Unreachable, Unanswered):
                 if now() + pause >= until:
                     raise
             await sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _pause(self, held: Held, waiting: int) -> float:
-        """The waiters of a process share the asking: together they ask as often as one."""
-        if held.remaining is None:
+    def _pause(self, refusal: Refusal, waiters: int) -> float:
+        """All waiters of a process together poll as often as one."""
+        if refusal.remaining is None:
             return jitter(0.002, 0.02)
-        return min(self._engine.poll * waiting * jitter(0.5, 1.5), held.remaining + jitter(0.001, 0.01))
+        return min(self._engine.poll * waiters * jitter(0.5, 1.5), refusal.remaining + jitter(0.001, 0.01))
 
-    async def _attempt(self, got: list[G], patience: float = CALL_TIMEOUT) -> Held | None:
-        """Ask once. The token is ours, so whatever is interrupted half-way can be given back."""
+    async def _attempt(self, grants: list[G], timeout: float = CALL_TIMEOUT) -> Refusal | None:
+        """Ask once. Undone if it is interrupted before the grant is in ``grants``."""
         terms, engine, token = self._terms, self._engine, new_token()
         engine.check_usable()
-        session_key = await self._session_key(patience) if terms.failover == "session" else None
-        keeper = self._keeper
-        shares = terms.auto_renew and not terms.apart
-        pulse = keeper.borrow(terms.ttl, session_key) if shares else None
+        keeper = keeper_of(engine.database, brittle=terms.brittle)
+        session_key = await self._session_key(timeout) if terms.failover == "session" else None
+        shares = terms.auto_renew and not terms.has_own_beat
+        beat = keeper.reserve(terms.ttl, session_key) if shares else None
         try:
-            row, asked_at = await self._ask(token, pulse, session_key, patience)
-            if row["status"] == "beat_lost" and pulse is not None:
-                if session_key is not None:  # it may have gone with the session
-                    session_key = await self._session_key(patience)
-                lost, pulse = pulse, keeper.borrow(terms.ttl, session_key, instead_of=pulse)
-                keeper.give_back(lost)
-                row, asked_at = await self._ask(token, pulse, session_key, patience)
+            row, asked_at = await self._call(token, beat, session_key, timeout)
+            if row["status"] == "beat_lost" and beat is not None:
+                if session_key is not None:  # the beat may have gone with the session
+                    session_key = await self._session_key(timeout)
+                lost, beat = beat, keeper.reserve(terms.ttl, session_key, instead_of=beat)
+                keeper.unreserve(lost)
+                row, asked_at = await self._call(token, beat, session_key, timeout)
             if row["fence"] is None:
-                return Held(self.name, row["held_by"], row["remaining"], row["session_watch"])
-            if engine.closing:
-                raise EngineError(f"the client of {engine.database} was closed meanwhile")
-            trust = Trust.counted(terms.ttl, asked_at, row["remaining"])
-            grant = self._granted(row, token, trust)
+                return Refusal(self.name, row["held_by"], row["remaining"], row["session_watch"])
+            engine.check_open()
+            held = engine.state(AsyncHeldLeases)
+            grant = self._granted(row, token, Trust.granted(terms.ttl, asked_at, row["remaining"]))
             if terms.auto_renew:
                 grant.keep(row["beat"], session_key)
             else:
-                engine.unkept[token] = grant.name
+                held.unrenewed[token] = grant.name
             if row["status"] == "taken_over":
-                keeper.purge_soon()
-                telemetry.tell("lease.taken_over", kind=self._what)
-            got.append(grant)
-            if engine.closing:  # what it held was collected before this was added
-                raise EngineError(f"the client of {engine.database} was closed meanwhile")
+                keeper.purge()
+                telemetry.tell("lease.taken_over", kind=self._kind)
+            grants.append(grant)
+            engine.check_open()  # again: a close in between has not seen this grant
             return None
         except (Unreachable, Refused, SchemaMismatch):
             raise  # certainly not granted
         except BaseException:
-            self._give_up(token, pulse)
+            self._undo(token, beat)
             raise
         finally:
-            if pulse is not None:
-                keeper.give_back(pulse)
+            if beat is not None:
+                keeper.unreserve(beat)
 
-    async def _ask(
-        self, token: str, pulse: Pulse | None, session_key: int | None, patience: float
+    async def _call(
+        self, token: str, beat: Beat | None, session_key: int | None, timeout: float
     ) -> tuple[dict[str, Any], float]:
+        """The row that the database answered with, and when it was asked."""
         terms, asked_at = self._terms, now()
         parameters = {
             "name": terms.name,
             "holder": self._holder,
             "ttl": terms.ttl,
             "token": token,
-            "beat": pulse.beat if pulse else None,
+            "beat": beat.id if beat else None,
             "reenter": terms.reenter,
             "at_least": terms.at_least,
             "solo": not terms.auto_renew,
             "session_key": session_key,
-            "process": None if pulse and pulse.founded else self._process,
+            "process": None if beat and beat.exists else self._process,
         }
-        rows = await self._engine.call(self._statement, {**parameters, **self._more}, timeout=patience)
+        rows = await self._engine.call(self._statement, {**parameters, **self._more}, timeout=timeout)
         [row] = rows
         if isinstance(rows, Repeated) and row["status"] in {"held", "busy"}:
-            self._give_up(token, pulse)
+            self._undo(token, beat)
         return row, asked_at
 
-    def _give_up(self, token: str, pulse: Pulse | None) -> None:
-        """Nobody has heard whether it was granted, or will be: so nobody would release it."""
-        telemetry.tell("lease.abandoned", kind=self._what)
-        self._keeper.abandon(self._terms.name, token, self._terms.ttl, pulse, self._what)
+    def _undo(self, token: str, beat: Beat | None) -> None:
+        """The acquire was not answered: undo it in the background, in case it was or will be granted."""
+        telemetry.tell("lease.abandoned", kind=self._kind)
+        keeper = keeper_of(self._engine.database, brittle=self._terms.brittle)
+        keeper.undo_acquire(self._terms.name, token, self._terms.ttl, beat, self._kind)
 
     @abstractmethod
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> G:
-        """What whoever asked is handed."""
-
-    @property
-    def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._terms)
+        """The grant for the caller."""
 
     @property
     def _process(self) -> dict[str, Any]:
@@ -290,45 +295,45 @@ class AsyncHandle(ABC, Generic[G]):
         label: str = self._engine.process["label"]
         return self._terms.holder or label
 
-    async def _session_key(self, patience: float) -> int:
-        """Asked for every time, because asking also keeps the session open until the answer has come."""
-        keeper, ready = self._keeper, AsyncSignal()
-        keeper.want_session(ready.set)
-        await ready.wait(patience)
-        if keeper.session_key is None:
-            raise keeper.session_problem or EngineError(
+    async def _session_key(self, timeout: float) -> int:
+        """The key that the background session has locked. Requested each time: that keeps the session open."""
+        background, ready = keeper_of(self._engine.database, brittle=True).background, AsyncWakeup()
+        background.request_session_key(ready.set)
+        await ready.wait(timeout)
+        if background.session_key is None:
+            raise background.session_error or EngineError(
                 f"no session on {self._engine.database} for lease {self.name!r}"
             )
-        return keeper.session_key
+        return background.session_key
 
 
 class AsyncLease(AsyncHandle[AsyncLeaseGrant]):
-    """A lease to be had: ``async with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
+    """A lease to acquire: ``async with lease as grant``, ``acquire``, ``try_acquire``, ``or_skip``, or a decorator."""
 
     async def adopt(self, token: str) -> AsyncLeaseGrant:
-        """A grant from a token handed over by its holder, who goes on renewing it. LeaseLost when it is not good."""
+        """A grant from a token that its holder handed over, and goes on renewing. LeaseLost when it is not valid."""
         if self._terms.on_lost != "flag":
             raise ValueError(
-                f"on_lost={self._terms.on_lost!r} cannot be kept for an adopted lease {self.name!r}: its holder is "
-                "told of a loss, not this process. Look at grant.check()."
+                f"on_lost={self._terms.on_lost!r} cannot be kept for an adopted lease {self.name!r}: the loss is "
+                "reported to its holder, not to this process. Use grant.check()."
             )
         asked_at = now()
         rows = await self._engine.call("lease_status", {"name": self.name, "token": check_token(token)})
         if not rows:
             raise LeaseLost(f"lease {self.name!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
-        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        trust = Trust.granted(row["ttl"], asked_at, row["remaining"])
         return AsyncLeaseGrant(self._engine, self._terms, row["holder"], check_token(token), row["fence"], trust)
 
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncLeaseGrant:
         return AsyncLeaseGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
 
 
-def _patience(left: float) -> float:
-    return min(CALL_TIMEOUT, max(_ANSWER, left))
+def _call_timeout(left: float) -> float:
+    return min(CALL_TIMEOUT, max(_MIN_TIMEOUT, left))
 
 
 def _abandon(grants: Sequence[AsyncLeaseGrant]) -> None:
-    """Interrupted on the way to the caller: nobody would ever release them."""
+    """Release in the background what was interrupted on its way to the caller."""
     for grant in grants:
         grant.abandon()

@@ -1,239 +1,360 @@
-"""The keeper itself: a thread that sleeps until a heartbeat is due, hears of releases, and does what was left over."""
+"""The keeper: renews the leases of this process, one row for all leases of a TTL.
+
+It works in the background thread of its database, and reports each loss to the grant, which decides what a loss means.
+Any thread may add and remove leases; none of that waits for the database.
+
+A beat is *requested* while the acquire that creates its row is in flight, so that acquires at the same moment share
+one; then it is *renewed*; and it is *expiring* when its leases must neither be renewed nor released, because the work
+under them cannot be stopped.
+"""
 
 from __future__ import annotations
 
-import os
-import select
-import threading
-import time
-from contextlib import suppress
+import math
+from collections.abc import Iterator
+from typing import Any
 
-from holdfast.database.sessions import Session
+from holdfast.database.background import Background, background_of
 from holdfast.database.url import Database
-from holdfast.errors import Busy, EngineError, Refused, SessionUnsafe
-from holdfast.lease.books import PURGE_EVERY
-from holdfast.lease.heart import Heart
-from holdfast.lease.pulse import LINGER, Chore, Pulse
+from holdfast.errors import EngineError, HoldfastError, LeaseLost, OwnershipUnknown
+from holdfast.lease.beat import LINGER, Beat, KeptLease, Owner
+from holdfast.lease.trust import Answer, Step, Trust, after, backoff, budget, first_beat
+from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import ERROR, INFO, WARNING, logger
 
 log = logger("holdfast.keeper")
 
-EXIT_BUDGET = 2.0
-THREAD = "holdfast-keeper"
-SESSION = 7845
-"""What the key of every session that is held begins with, so that `lock_label` knows one that has no lease."""
+PURGE_EVERY = 60.0
+UNDO_PATIENCE = 65.0
+"""Seconds to retry the undoing of an acquire: longer than the server lets a statement run."""
+IDLE = 6.0
+"""The trust that calls are bounded by while no lease is held."""
 
 
-class Keeper(Heart):
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self._thread: threading.Thread | None = None
-        self._bell = (-1, -1)
-        self._asleep_until = 0.0
-        self._closing = False
+class Keeper:
+    def __init__(self, background: Background) -> None:
+        self.background, self.database = background, background.database
+        self._lock = background.lock
+        self._beats: list[Beat] = []
+        self._requested: list[Beat] = []
+        self._expiring: list[Beat] = []
+        """Only those that live with the session: it has to stay open for them."""
+        self._purge_at = 0.0
 
-    def close(self, timeout: float) -> None:
-        """End everything that is kept; the thread does it."""
+    def gauges(self) -> Iterator[tuple[str, float]]:
         with self._lock:
-            thread, self._closing = self._thread, True
-            if thread is not None:
-                self._ring_bell()
-        if thread is not None:
-            thread.join(timeout)
+            yield "leases_held", float(sum(len(beat.leases) for beat in self._beats))
+            yield "lease_waiters", float(self.background.listener.lease_waiters())
+            if self._beats:
+                yield "heartbeat_age_seconds", max(beat.trust.age(now()) for beat in self._beats)
 
-    def _wake_by(self, when: float) -> None:
-        if self._thread is None or when < self._asleep_until:
-            self._ring()
+    # What any thread may call.
 
-    def _ring(self) -> None:
+    def reserve(self, ttl: float, session_key: int | None, *, instead_of: Beat | None = None) -> Beat:
+        """The beat for an acquire in flight, which is kept until ``unreserve``. ``instead_of``: one that is lost."""
         with self._lock:
-            if self._thread is not None and self._thread.is_alive():
-                self._ring_bell()
-            elif not self._closing:
-                self._start()
+            if instead_of in self._requested:
+                self._requested.remove(instead_of)
+            for beat in [*self._beats, *self._requested]:
+                if beat is not instead_of and beat.fits(ttl, session_key, now()):
+                    break
+            else:
+                beat = Beat.requested(ttl, session_key)
+                self._requested.append(beat)
+            beat.acquires += 1
+            return beat
 
-    def _start(self) -> None:
-        bell = os.pipe()
-        for end in bell:
-            os.set_blocking(end, False)
-        thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-        self._bell, self._thread = bell, thread
-        try:
-            thread.start()
-        except RuntimeError:  # no room for another thread: whoever asked is told, and the next one tries again
-            self._thread = None
-            for end in bell:
-                os.close(end)
-            raise
-
-    def _ring_bell(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._bell[1], b".")
-
-    def _run(self) -> None:
+    def unreserve(self, beat: Beat) -> None:
+        """The acquire has been answered, or given up."""
         with self._lock:
-            if self._thread is not threading.current_thread():  # a signal came in between, and another was started
+            beat.acquires -= 1
+            if beat.exists:
+                self._end_if_empty(beat)
+            elif not beat.acquires:
+                self._requested = [other for other in self._requested if other is not beat]
+                if beat.is_doubtful:
+                    self.background.retry("beat_end", {"beat": beat.id}, patience=UNDO_PATIENCE, until=True)
+
+    def keep(self, id: str, trust: Trust, every: float, lease: KeptLease, *, session_key: int | None = None) -> Beat:
+        """Renew the beat ``id`` from now on, for ``lease``; for it alone if it is told of every heartbeat."""
+        with self._lock:
+            beat = next((beat for beat in [*self._beats, *self._requested] if beat.id == id), None)
+            if beat is None:
+                beat = Beat(id, trust, session_key)
+            if not beat.exists:
+                beat.created(trust, every, now() + first_beat(trust.ttl, every))
+                self._requested = [other for other in self._requested if other is not beat]
+                self._beats.append(beat)
+                self._purge_at = max(self._purge_at, beat.due)  # together with the first heartbeat
+            beat.is_shared = lease.on_beat is None
+            if every < beat.every:
+                beat.every, beat.due = every, min(beat.due, now() + every)
+            beat.add(lease)
+            self.background.wake_by(beat.due)
+        if session_key is not None and session_key != self.background.session_key:
+            self._lose(beat, OwnershipUnknown("the session that held it was lost"))
+        return beat
+
+    def remove(self, beat: Beat, token: str) -> bool:
+        """Stop renewing a lease that was released or has passed on; whether it was renewed until now."""
+        with self._lock:
+            was_kept = beat.remove(token) is not None and beat in self._beats
+            self._end_if_empty(beat)
+            return was_kept
+
+    def let_expire(self, beat: Beat) -> None:
+        """Stop renewing ``beat`` without ending it."""
+        with self._lock:
+            if beat in self._beats:
+                self._beats.remove(beat)
+                if beat.session_key is not None:
+                    self._expiring.append(beat)
+                    self.background.wake_by(beat.trust.over)
+
+    def extend(self, beat: Beat, asked_at: float) -> None:
+        """The user renewed the beat at ``asked_at``."""
+        with self._lock:
+            beat.trust = after(Answer.RENEWED, beat.trust, asked_at, now())[1]
+
+    def remove_owner(self, owner: Owner) -> tuple[list[str], list[KeptLease]]:
+        """A client closes: the beats that are its own, to be ended, and its leases on beats shared with others."""
+        with self._lock:
+            own = [beat for beat in self._beats if not beat.acquires and len(beat.leases_of(owner)) == len(beat.leases)]
+            self._beats = [beat for beat in self._beats if beat not in own]
+            shared = [lease for beat in self._beats for lease in beat.leases_of(owner)]
+            for beat in self._beats:
+                for lease in shared:
+                    beat.remove(lease.token)
+            return [beat.id for beat in own], shared
+
+    def release_later(self, name: str, token: str) -> None:
+        """Release a lease that the database does not take back now, however long that takes."""
+        self.background.retry("lease_release", {"name": name, "token": token}, patience=math.inf)
+
+    def undo_acquire(self, name: str, token: str, ttl: float, beat: Beat | None, kind: str = "lease") -> None:
+        """Give back what an unanswered acquire may have been granted, or may yet be: it may still be in flight.
+
+        If nothing else uses its beat, that is ended with it; nothing renews it, so after a TTL it has expired in any
+        case. Otherwise the release is retried for longer than the server lets a statement run.
+        """
+        with self._lock:
+            is_alone = beat is None or (beat in self._requested and beat.acquires == 1)
+            if beat is not None and is_alone:
+                self._requested.remove(beat)  # no other acquire may use it now
+            elif beat is not None:
+                beat.is_doubtful = True
+        verb, patience = ("abandon", min(UNDO_PATIENCE, ttl)) if is_alone else ("release", UNDO_PATIENCE)
+        self.background.retry(f"{kind}_{verb}", {"name": name, "token": token}, patience=patience, until=True)
+
+    def purge(self, *, after: float = 0.0) -> None:
+        """Delete rows that have expired by then: there may be no other process that does."""
+        self.background.retry("purge", {}, patience=PURGE_EVERY, until=False, delay=after + 0.01 if after else 0.0)
+
+    def _end_if_empty(self, beat: Beat) -> None:
+        if beat.leases or beat.acquires:
+            return
+        empty_since, beat.empty_since = beat.empty_since, now()
+        self._expiring = [other for other in self._expiring if other is not beat]
+        if beat in self._beats:
+            self.background.wake_by(min(beat.due, beat.empty_since + LINGER))
+        elif empty_since is None and all(other.id != beat.id for other in self._beats):
+            # Lost before, and the work under it has stopped by now: its row need not wait for its expiry.
+            self.background.retry("beat_end", {"beat": beat.id}, patience=beat.trust.ttl, until=False)
+
+    # The heartbeat, in the background thread.
+
+    def next_due(self) -> float | None:
+        with self._lock:
+            dues = [when for beat in self._beats for when in (beat.next_beat(), beat.ends_at()) if when is not None]
+            dues += [beat.trust.over for beat in self._expiring]
+            if self._beats:
+                dues.append(self._purge_at)
+            return min(dues, default=None)
+
+    def call_timeout(self) -> float:
+        with self._lock:
+            return budget(min((beat.trust.left(now()) for beat in self._beats), default=IDLE))
+
+    def needs_session(self) -> bool:
+        return bool(self._beats or self._expiring)
+
+    def session_lost(self, error: Exception | None) -> None:
+        with self._lock:
+            self._expiring.clear()
+            lost = [beat for beat in self._beats if beat.session_key is not None]
+        for beat in lost:
+            self._lose(beat, OwnershipUnknown(f"the session that held it was lost ({error})"))
+
+    def last_statements(self) -> list[tuple[str, dict[str, Any]]]:
+        with self._lock:
+            beats, self._beats = self._beats, []
+            return [("beat_end", {"beat": beat.id}) for beat in beats]
+
+    def beat(self) -> None:
+        with self._lock:
+            self._expiring = [beat for beat in self._expiring if beat.trust.over > now()]
+            beats = sorted(self._beats, key=lambda beat: beat.trust.until)
+        for beat in beats:
+            ends_at = beat.ends_at()
+            if ends_at is not None and ends_at <= now():
+                self._end(beat)
+            elif beat.trust.left(now()) <= 0:  # reported before anything is asked, which may take its time
+                self._lose(beat, OwnershipUnknown("the database did not answer before our trust in it ended"))
+            elif beat.due <= now():
+                self._renew(beat)
+        with self._lock:
+            if self._beats and self._purge_at <= now():
+                self._purge_at = now() + jitter(0.5 * PURGE_EVERY, PURGE_EVERY)
+                self.purge()
+
+    def _end(self, beat: Beat) -> None:
+        with self._lock:
+            if beat.ends_at() is not None and beat in self._beats:
+                self._beats.remove(beat)
+                self.background.retry("beat_end", {"beat": beat.id}, patience=beat.trust.ttl, until=False)
+                self.background.retry("purge", {}, patience=0.0)
+
+    def _renew(self, beat: Beat) -> None:
+        self._remove_orphans(beat)
+        asked_at = now()
+        answer, generation = self._ask(beat)
+        if telemetry.listeners:
+            telemetry.tell("keeper.beat", outcome=answer.value, seconds=now() - asked_at)
+        with self._lock:
+            if beat not in self._beats:  # lost meanwhile, with its session
                 return
-        while True:
-            try:
-                if self._finished():
-                    return
-                self._sleep()
-                self._beat_all()
-                self._listen()
-                self._beat_all()
-                self._do_chores()
-                self._run_timers()
-            except Exception as error:  # never die: every lease of this process hangs on this thread
-                log.exception(
-                    "the keeper of %s stumbled and goes on",
-                    self.database,
-                    extra={"event": "keeper.stumbled", "database": str(self.database)},
-                )
-                self._disconnect(error)
-                time.sleep(0.05)
-
-    def _finished(self) -> bool:
-        with self._lock:
-            if self._closing:
-                self._end_all()
-            elif self._next_due() is not None or self._ears.needed():
-                return False
-            if not self._expiring:  # else it ends with the process
-                self._disconnect(None)
-            self._ears.close()
-            for end in self._bell:
-                os.close(end)
-            self._thread = None
-            return True
-
-    def _end_all(self) -> None:
-        deadline = now() + EXIT_BUDGET
-        last = [each for each in self._chores if each.statement != "purge"]
-        last += [Chore("beat_end", {"beat": pulse.beat}, 0.0, 0.0) for pulse in self._pulses]
-        while last:
-            chore, left = last[-1], max(0.05, deadline - now())
-            try:
-                rows = self._connected(left).call(chore.statement, chore.parameters, left)
-                if rows and rows[0].get("ended") and now() < deadline:
-                    continue  # there may be more of them
-            except (Refused, Busy):
-                pass  # that one: a transaction that it protects is still open
-            except EngineError:
-                break
-            last.pop()
-        self._pulses, self._chores, self._timers = [], [], []
-
-    def _sleep(self) -> None:
-        with self._lock:
-            due = self._next_due()
-            self._asleep_until = due if due is not None else now() + 3600.0
-            idle = not self._pulses and not self._expiring and not self._ears.needed()
-            if idle and self._asleep_until > now() + LINGER:
-                self._disconnect(None)  # a chore for later is no reason to stay connected
-            descriptors = [self._bell[0], *self._ears.descriptors()]
-            if self._session is not None and (own := self._session.fileno()) is not None:
-                descriptors.append(own)
-        poll = select.poll()
-        for descriptor in descriptors:
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(max(0.0, self._asleep_until - now()) * 1000 + 0.5)
-        self._asleep_until = 0.0
-        with suppress(BlockingIOError):
-            os.read(self._bell[0], 4096)
-
-    def _next_due(self) -> float | None:
-        dues = [when for pulse in self._pulses for when in (self._beat_due(pulse), pulse.ends_at()) if when is not None]
-        dues += [pulse.trust.over for pulse in self._expiring]
-        dues += [chore.due for chore in self._chores]
-        dues += [when for when, _ in self._timers]
-        if self._pulses:
-            dues.append(self._purge_at)
-        if (arrange := self._ears.due()) is not None:
-            dues.append(arrange)
-        if self._wanting_session:
-            dues.append(0.0)
-        return min(dues, default=None)
-
-    @staticmethod
-    def _beat_due(pulse: Pulse) -> float:
-        return min(pulse.due, pulse.trust.until)
-
-    def _listen(self) -> None:
-        self._ears.hear_vigils()
-        try:
-            if self._session is not None:
-                for name in self._session.notifications():
-                    self._ears.wake(name)
-            due = self._ears.due()
-            if self._wanting_session or (due is not None and due <= now()):
-                self._arrange()
-        except EngineError as error:
-            log.debug("the keeper's session on %s: %s", self.database, error)
-            self._ears.back_off()
-            self._doubt(error)
-
-    def _arrange(self) -> None:
-        with self._lock:
-            wanting, self._wanting_session = self._wanting_session, []
-        try:
-            session = self._connected(self._patience())
-            if wanting and self.session_key is None:
-                self._hold_session(session)
-            self._ears.arrange(session, self._patience())
-            if not session.pooled:
-                self._ears.stand_vigil(self._patience())
-        except EngineError as error:
-            self.session_problem = error
-            raise
-        finally:
-            if wanting:
-                self.later(LINGER, lambda: None)  # the session stays until the acquire that wants it has come back
-            for ready in wanting:
-                ready()
-
-    def _hold_session(self, session: Session) -> None:
-        key = SESSION << 48 | int.from_bytes(os.urandom(6))
-        if not session.pooled and session.hold(key, self._patience()):
-            self.session_key, self.session_problem = key, None
+            step, beat.trust = after(answer, beat.trust, asked_at, now())
+        if step is Step.KEEP:
+            if beat.failures:
+                log.event(
+                    "keeper.beat", INFO, "the heartbeat of %(database)s succeeds again after %(failures)d failures",
+                    database=str(self.database), outcome="renewed", failures=beat.failures,
+                )  # fmt: skip
+            beat.due, beat.failures, beat.error = asked_at + beat.every, 0, None
+            if generation == beat.generation or self._check_leases(beat, generation):
+                self._report_beat(beat)
+        elif step is Step.RETRY:
+            beat.failures += 1
+            beat.due = now() + backoff(beat.failures, beat.trust.left(now()))
+            self._report_beat(beat)
+        elif step is Step.LOST:
+            self._lose(beat, LeaseLost("it expired before a heartbeat reached the database"))
         else:
-            self.session_problem = SessionUnsafe(
-                f"failover='session' needs a session of our own on {self.database}, and a pooler or the platform "
-                "denies it: give a direct URL, or use failover='ttl'"
+            self._lose(beat, OwnershipUnknown("the database did not answer before our trust in it ended"))
+
+    def _ask(self, beat: Beat) -> tuple[Answer, int]:
+        try:
+            session = self.background.session(self.call_timeout() * 2)
+            rows = session.call("beat_renew", {"beat": beat.id}, self.call_timeout())
+        except EngineError as error:
+            log.event(
+                "keeper.beat", WARNING, "a heartbeat of %(database)s failed, %(left).1f s of trust left: %(error)s",
+                database=str(self.database), outcome="unknown", left=beat.trust.left(now()), error=str(error),
+            )  # fmt: skip
+            beat.error = error
+            self.background.doubt_session(error)
+            return Answer.UNKNOWN, 0
+        return (Answer.RENEWED, rows[0]["generation"]) if rows else (Answer.LOST, 0)
+
+    def _remove_orphans(self, beat: Beat) -> None:
+        with self._lock:
+            orphans = beat.orphans()
+        for lease in orphans:
+            self.remove(beat, lease.token)
+            self.release_later(lease.name, lease.token)
+
+    def _check_leases(self, beat: Beat, generation: int) -> bool:
+        """A new generation: one of our leases was taken by force or by a twin of the same holder, or is recalled.
+
+        Returns False if the database did not say which one; then this heartbeat proves nothing. While an acquire is in
+        flight, which may have been granted and taken away already, the generation is looked at again.
+        """
+        with self._lock:
+            leases, acquires = dict(beat.leases), beat.acquires
+        try:
+            rows = self.background.session(self.call_timeout()).call(
+                "beat_leases", {"beat": beat.id}, self.call_timeout()
+            )
+            wanted = self.background.session(self.call_timeout()).call(
+                "beat_wanted", {"beat": beat.id}, self.call_timeout()
+            )
+        except EngineError as error:
+            self.background.doubt_session(error)
+            beat.due = now() + backoff(1, beat.trust.left(now()))  # the generation still differs: ask again
+            return False
+        held, recalled = {row["token"] for row in rows}, {row["token"] for row in wanted}
+        if not acquires:
+            beat.generation = generation
+        for token, lease in leases.items():
+            if token not in held and self.remove(beat, token):
+                self._report_loss(
+                    lease, LeaseLost("it was taken away by force, or by another process of the same holder")
+                )
+            elif token in recalled and lease.on_recall is not None:
+                lease.on_recall()
+        return True
+
+    def _lose(self, beat: Beat, error: HoldfastError) -> None:
+        """Stop renewing the beat, and report the loss of all its leases.
+
+        Its row is not ended: the work may not have stopped yet. It expires, or goes with the release of its grants.
+        """
+        with self._lock:
+            if beat not in self._beats:
+                return
+            self._beats.remove(beat)
+            leases = list(beat.leases.values())
+            self.background.retry("purge", {}, patience=PURGE_EVERY, until=False, delay=beat.trust.ttl)
+        error.__cause__ = beat.error
+        if leases:
+            log.event(
+                "lease.lost", ERROR, "%(count)d lease(s) on %(database)s lost: %(error)s",
+                database=str(self.database), count=len(leases), reason=type(error).__name__, error=str(error),
+            )  # fmt: skip
+        for lease in leases:
+            self._report_loss(lease, error)
+
+    def _report_loss(self, lease: KeptLease, error: HoldfastError) -> None:
+        try:
+            lease.on_lost(error)
+        except Exception:
+            log.event(
+                "lease.callback_failed", ERROR, "on_lost of lease %(lease)r failed", exc_info=True, lease=lease.name
             )
 
-    def _do_chores(self) -> None:
+    def _report_beat(self, beat: Beat) -> None:
+        if beat.is_shared:  # none of its leases is told: do not look at ten thousand of them
+            return
         with self._lock:
-            if self._pulses and self._purge_at <= now():
-                self._purge_at = now() + jitter(0.5 * PURGE_EVERY, PURGE_EVERY)
-                self._chores.append(Chore("purge", {}, now(), now() + PURGE_EVERY, until=False))
-            due = [chore for chore in self._chores if chore.due <= now()]
-        for chore in due:
-            with self._lock:
-                if any(self._beat_due(pulse) <= now() for pulse in self._pulses):
-                    return  # heartbeats first; the rest is still due
-            answer = self._say(chore)
-            with self._lock:
-                if chore.settled(answer, now()):
-                    self._chores.remove(chore)
-                else:
-                    chore.put_off(answer, now())
+            callbacks = [lease.on_beat for lease in beat.leases.values() if lease.on_beat is not None]
+        for callback in callbacks:
+            callback(beat.error)
 
-    def _say(self, chore: Chore) -> bool | None:
-        """Its first value as a truth, or None when there was no answer."""
-        timeout = self._patience()
-        try:
-            rows = self._connected(timeout).call(chore.statement, chore.parameters, timeout)
-        except EngineError as error:
-            log.debug("%s on %s: %s", chore.statement, self.database, error)
-            self._doubt(error)
-            return None
-        return bool(rows and next(iter(rows[0].values())))
 
-    def _run_timers(self) -> None:
-        with self._lock:
-            due = [timer for timer in self._timers if timer[0] <= now()]
-            self._timers = [timer for timer in self._timers if timer not in due]
-        for _, callback in due:
-            callback()
+_keepers: dict[tuple[Database, bool], Keeper] = {}
+
+
+def keeper_of(database: Database, *, brittle: bool = False) -> Keeper:
+    """The keeper of ``database`` in this process; ``brittle``: for leases that one missed heartbeat may end."""
+    return _keepers.get((database, brittle)) or _create(database, brittle)
+
+
+def keepers_of(database: Database) -> list[Keeper]:
+    """Those that exist."""
+    return [_keepers[database, brittle] for brittle in (False, True) if (database, brittle) in _keepers]
+
+
+def _create(database: Database, brittle: bool) -> Keeper:
+    """In one step and without a lock, because a signal handler may want it at the same moment."""
+    background = background_of(database, brittle=brittle)
+    keeper = _keepers.setdefault((database, brittle), Keeper(background))
+    background.heartbeat = keeper
+    telemetry.register(keeper)
+    return keeper
+
+
+@forks.in_child
+def _forget() -> None:
+    """The parent's leases are not held by a forked child."""
+    _keepers.clear()

@@ -1,4 +1,4 @@
-"""The lease contract in seven cases: what to ask a database, and what its answers mean. Asks nothing itself."""
+"""The lease contract in seven cases: the calls, the expected answers, and the verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONG, _SHORT = 60.0, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case: its calls, and what each must answer, reduced as ``_essence`` does it."""
+    """One case: its calls, and the expected answers, reduced by ``_summary``."""
 
     what: str
     calls: tuple[Call, ...]
@@ -24,7 +24,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One case judged: what it is, whether the database did it, and what it answered."""
+    """The result of a case: whether the database passed, and what it answered."""
 
     number: int
     what: str
@@ -33,7 +33,7 @@ class Verdict:
 
 
 def cases(name: str, tokens: Sequence[str]) -> list[Case]:
-    """To be asked in this order, in one transaction. The tokens are new UUIDs; no call needs an answer of another."""
+    """To be called in this order, in one transaction. ``tokens``: new UUIDs; no call needs the answer of another."""
     first, refused, second, third, fourth = tokens
 
     def acquire(holder: str, token: str, ttl: float = _LONG) -> Call:
@@ -57,22 +57,22 @@ def cases(name: str, tokens: Sequence[str]) -> list[Case]:
 
 
 def judge(cases: Sequence[Case], answers: Sequence[Rows | Exception]) -> list[Verdict]:
-    """A verdict for each case. An error is the last answer: what comes after it was never asked. Fences must rise."""
+    """A verdict for each case. The calls after an error were not made. Fences must rise."""
     rest = iter(answers)
     fence = 0
     verdicts = []
     for number, case in enumerate(cases, 1):
-        got = [answer for _, answer in zip(case.calls, rest, strict=False)]
-        found = [_essence(call, rows) for call, rows in zip(case.calls, got, strict=False)]
-        drawn = list(_fences(got))
-        ok = tuple(found) == case.wanted and all(each > fence for each in drawn)
-        fence = max([fence, *drawn])
-        told = ", then ".join(text for call, rows in zip(case.calls, got, strict=False) if (text := _told(call, rows)))
-        verdicts.append(Verdict(number, case.what, ok, told or "not asked"))
+        results = [answer for _, answer in zip(case.calls, rest, strict=False)]
+        pairs = list(zip(case.calls, results, strict=False))
+        fences = list(_fences(results))
+        ok = tuple(_summary(*pair) for pair in pairs) == case.wanted and all(drawn > fence for drawn in fences)
+        fence = max([fence, *fences])
+        answers_text = ", then ".join(text for pair in pairs if (text := _describe(*pair)))
+        verdicts.append(Verdict(number, case.what, ok, answers_text or "not asked"))
     return verdicts
 
 
-def _essence(call: Call, answer: Rows | Exception) -> object:
+def _summary(call: Call, answer: Rows | Exception) -> object:
     if isinstance(answer, Exception):
         return answer
     match call[0], answer:
@@ -92,7 +92,7 @@ def _fences(answers: Sequence[Rows | Exception]) -> Iterator[int]:
                 yield row["fence"] or 0
 
 
-def _told(call: Call, answer: Rows | Exception) -> str:
+def _describe(call: Call, answer: Rows | Exception) -> str:
     if isinstance(answer, Exception):
         return str(answer)
     match call[0], answer:

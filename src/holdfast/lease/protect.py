@@ -1,8 +1,8 @@
 # Generated from protect_async.py by scripts/unasync.py. Do not edit.
-"""The promise nobody else makes: a holder that has been superseded cannot commit.
+"""A holder that has been superseded cannot commit.
 
-Runs one statement inside the user's own transaction, through the user's own connection, whatever driver that is. Never
-opens a connection, and never commits a transaction it did not begin.
+Runs one statement inside the user's own transaction, through the user's own connection and database driver. Never opens
+a connection, and never commits a transaction that it did not begin.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from holdfast.errors import EngineError, FencedOut
 
 
 def protect(database: Database, name: str, token: str, connection: Any, at: str) -> int:
-    """Protect the transaction that is open on ``connection``, or that this opens; returns the fence."""
+    """Protect the open transaction of ``connection``, or the one that this statement opens; returns the fence."""
     _check(at)
-    known = recognise(database, connection)
-    if not known.in_transaction() and not known.begins_by_itself():
+    adapter = recognise(database, connection)
+    if not adapter.in_transaction() and not adapter.begins_by_itself():
         raise ValueError(
             "no transaction is open on this connection, in autocommit mode: use grant.transaction(connection)"
         )
-    return _protect(database, name, token, known, connection, at)
+    return _protect(database, name, token, adapter, connection, at)
 
 
 @contextmanager
 def transaction(database: Database, name: str, token: str, connection: Any, at: str) -> Iterator[None]:
-    """Begin, protect, run the block, commit. FencedOut wherever the database refuses, and rolled back then."""
+    """Begin, protect, run the block, commit. FencedOut when the database refuses; then it is rolled back."""
     _check(at)
-    known = recognise(database, connection)
-    if known.in_transaction():
+    adapter = recognise(database, connection)
+    if adapter.in_transaction():
         raise ValueError("a transaction is already open on this connection: use grant.protect(connection) inside it")
     try:
-        with known.begin():
-            _protect(database, name, token, known, connection, at)
-            known.mark()
+        with adapter.begin():
+            _protect(database, name, token, adapter, connection, at)
+            adapter.mark()
             yield
-            if (why := known.broken()) is not None:
+            if (why := adapter.broken()) is not None:
                 raise RuntimeError(f"the transaction that lease {name!r} protects {why}")
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
@@ -48,11 +48,11 @@ def transaction(database: Database, name: str, token: str, connection: Any, at: 
         raise
 
 
-def _protect(database: Database, name: str, token: str, known: Connection, connection: Any, at: str) -> int:
-    # On SQLite both forms are one: whoever protects is the only writer until it commits.
+def _protect(database: Database, name: str, token: str, adapter: Connection, connection: Any, at: str) -> int:
+    # On SQLite both forms are the same: the protected transaction is the only writer until it commits.
     statement = "protect_at_commit" if at == "commit" and database.dialect == "postgres" else "protect"
     try:
-        fence = known.fence(statement, {"name": name, "token": token})
+        fence = adapter.fence(statement, {"name": name, "token": token})
     except ValueError:
         raise
     except Exception as error:
@@ -62,13 +62,13 @@ def _protect(database: Database, name: str, token: str, known: Connection, conne
             return fence
         refusal = fenced_out(name, _elsewhere(database, connection))
     try:
-        raise refusal  # here, where the error of SQLAlchemy is not its context
+        raise refusal  # outside the except block: SQLAlchemy's error shows the token, and must not be its context
     finally:
-        del refusal  # it has this frame in its traceback, and with that the connection
+        del refusal  # breaks the cycle through this frame, which keeps the connection alive
 
 
 def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut:
-    """The cause is the driver's own error: SQLAlchemy's shows the parameters, and the token is one."""
+    """With the driver's own error as the cause: SQLAlchemy's shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
         fenced_out(name, where)
@@ -92,8 +92,7 @@ def fenced_out(name: str, where: str = "") -> FencedOut:
 
 
 def _elsewhere(database: Database, connection: Any) -> str:
-    """A hint for whoever gave a connection to another database, where nobody has the lease. A hint is all that a name
-    is good for: a pooler may have names of its own."""
+    """A hint if the connection seems to be to another database. Only a hint: a pooler may rename databases."""
     theirs = getattr(getattr(connection, "info", None), "dbname", None)
     if theirs is None:
         return ""
@@ -103,5 +102,5 @@ def _elsewhere(database: Database, connection: Any) -> str:
     return (
         ""
         if ours in (None, theirs)
-        else f" Or is it elsewhere? It is in {database}, and this connection to {theirs!r}."
+        else f" Or is this the wrong database? The lease is in {database}, this connection is to {theirs!r}."
     )

@@ -1,7 +1,7 @@
 """How long a holder may believe in its lease, and what the keeper does next.
 
-Trust is counted from *before* the question was asked, and ends a margin before the TTL does: whatever the network did
-meanwhile, the database cannot have forgotten us yet. Only a renewal extends it. An unknown answer never does.
+Trust is counted from the moment *before* the database was asked, and ends a margin before the TTL does: however long
+the answer took, the lease cannot have expired in the database yet. Only a renewal extends it; an unknown answer never.
 """
 
 from enum import Enum
@@ -17,14 +17,16 @@ class Answer(Enum):
 
 
 class Step(Enum):
-    KEEP = "keep"  # all is well until the next beat is due
+    """What the keeper does after a heartbeat."""
+
+    KEEP = "keep"  # until the next one is due
     RETRY = "retry"  # ask again soon
-    TELL_LOST = "tell lost"
-    TELL_UNKNOWN = "tell unknown"
+    LOST = "lost"  # report LeaseLost
+    UNKNOWN = "unknown"  # report OwnershipUnknown
 
 
 def margin(ttl: float) -> float:
-    """For what no clock shows: drift, rounding, the time between the decision and the deed."""
+    """For clock drift, rounding, and the time between a check and the act that it allows."""
     return min(ttl * 0.1, 1.0)
 
 
@@ -35,49 +37,49 @@ class Trust(NamedTuple):
     until: float
 
     @classmethod
-    def counted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Self:
-        """``remaining`` is what the database said is left, where that is less than a whole TTL."""
+    def granted(cls, ttl: float, asked_at: float, remaining: float | None = None) -> Self:
+        """``remaining``: what is left according to the database, if that is less than the TTL."""
         left = ttl if remaining is None else min(ttl, remaining)
         return cls(ttl, asked_at + left - margin(ttl))
 
     def renewed(self, asked_at: float) -> Self:
-        """By a question of that moment: one that took its time takes nothing away from a later one, answered before."""
-        return max(self, self.counted(self.ttl, asked_at))
+        """Renewed by a call sent at ``asked_at``. Never shortens trust: a later call may have been answered before."""
+        return max(self, self.granted(self.ttl, asked_at))
 
     @property
     def over(self) -> float:
-        """When it has passed on for certain, if nobody renews it."""
+        """When the lease has certainly expired, unless it is renewed."""
         return self.until + margin(self.ttl)
 
     def left(self, now: float) -> float:
         return max(0.0, self.until - now)
 
     def age(self, now: float) -> float:
-        """Seconds since the database was asked for it, at the most."""
+        """Seconds since the database last confirmed it, at most."""
         return max(0.0, now + self.ttl - margin(self.ttl) - self.until)
 
 
 def after(answer: Answer, trust: Trust, asked_at: float, now: float) -> tuple[Step, Trust]:
-    """The decision after a heartbeat: what to do, and the trust from here on."""
+    """What to do after a heartbeat, and the trust from then on."""
     if answer is Answer.LOST:
-        return Step.TELL_LOST, trust
-    if now >= trust.until:  # somebody may have looked meanwhile and seen it lost: it stays so, even if this was renewed
-        return Step.TELL_UNKNOWN, trust
+        return Step.LOST, trust
+    if now >= trust.until:  # the user may have seen it lost meanwhile: it stays lost, even if it was renewed
+        return Step.UNKNOWN, trust
     if answer is Answer.RENEWED:
         trust = trust.renewed(asked_at)
     return (Step.RETRY if answer is Answer.UNKNOWN else Step.KEEP), trust
 
 
 def first_beat(ttl: float, every: float) -> float:
-    """Seconds until the first heartbeat of a new beat: soon where opening a session may take a good part of the TTL."""
+    """Seconds until the first heartbeat of a new beat: soon if opening the session may take a good part of the TTL."""
     return min(every, 0.2) if ttl < 5.0 else every
 
 
 def budget(left: float) -> float:
-    """How long one attempt may take: a third of the trust that is left, so that there is a second and a third."""
+    """How long one call may take: a third of the trust that is left, which leaves room for two more."""
     return min(5.0, max(0.02, left / 3))
 
 
 def backoff(failures: int, left: float) -> float:
-    """The pause before the next attempt: short at first, never so long that trust ends in it."""
+    """The pause before the next call: short at first, never so long that trust ends in it."""
     return min(0.02 * 2.0 ** min(failures, 6), 1.0, left / 4)

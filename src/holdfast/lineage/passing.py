@@ -20,10 +20,8 @@ from holdfast.lineage.relay_terms import RelayTerms
 from holdfast.operations.events import TYPES, Event, derive, unreadable
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.crew import pause
+from holdfast.runtime.concurrency import StopEvent, call_blocking, wait_event
 from holdfast.runtime.log import logger
-from holdfast.runtime.running import Flag
-from holdfast.runtime.waiting import called_aside
 
 log = logger("holdfast.relay")
 
@@ -61,7 +59,7 @@ class Pass:
 
     def __init__(
         self, engine: Engine, terms: RelayTerms, sink: Sink, known: Progress, grant: LeaseGrant,
-        stopping: Flag,
+        stopping: StopEvent,
     ) -> None:  # fmt: skip
         self._engine, self._terms, self._sink, self._known = engine, terms, sink, known
         self._grant, self._stopping = grant, stopping
@@ -187,7 +185,7 @@ class Pass:
             problem, number = said, self._tries[event.id]
             if number == most:
                 break
-            if pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
+            if wait_event(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
                 raise SinkDown(f"stopped while it was refused: {problem}")
         del self._tries[event.id]
         if not parked:  # of which it is known that it was refused while others were taken
@@ -216,7 +214,7 @@ class Pass:
     def _take(self, events: Sequence[Event]) -> str | None:
         """None when the sink has them, else what it says of them; SinkDown when it is not there."""
         try:
-            called_aside(self._sink.publish, events)
+            call_blocking(self._sink.publish, events)
         except Exception as error:
             said = relay.words(error)
             if relay.is_down(error):

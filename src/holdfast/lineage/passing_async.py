@@ -19,10 +19,8 @@ from holdfast.lineage.relay_terms import RelayTerms
 from holdfast.operations.events import TYPES, Event, derive, unreadable
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.crew_async import pause
+from holdfast.runtime.concurrency_async import AsyncStopEvent, call_blocking, wait_event
 from holdfast.runtime.log import logger
-from holdfast.runtime.running_async import AsyncFlag
-from holdfast.runtime.waiting_async import called_aside
 
 log = logger("holdfast.relay")
 
@@ -60,7 +58,7 @@ class AsyncPass:
 
     def __init__(
         self, engine: AsyncEngine, terms: RelayTerms, sink: AsyncSink, known: Progress, grant: AsyncLeaseGrant,
-        stopping: AsyncFlag,
+        stopping: AsyncStopEvent,
     ) -> None:  # fmt: skip
         self._engine, self._terms, self._sink, self._known = engine, terms, sink, known
         self._grant, self._stopping = grant, stopping
@@ -186,7 +184,7 @@ class AsyncPass:
             problem, number = said, self._tries[event.id]
             if number == most:
                 break
-            if await pause(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
+            if await wait_event(self._stopping, relay.pause(number, jitter(0.0, 1.0))):
                 raise SinkDown(f"stopped while it was refused: {problem}")
         del self._tries[event.id]
         if not parked:  # of which it is known that it was refused while others were taken
@@ -215,7 +213,7 @@ class AsyncPass:
     async def _take(self, events: Sequence[Event]) -> str | None:
         """None when the sink has them, else what it says of them; SinkDown when it is not there."""
         try:
-            await called_aside(self._sink.publish, events)
+            await call_blocking(self._sink.publish, events)
         except Exception as error:
             said = relay.words(error)
             if relay.is_down(error):

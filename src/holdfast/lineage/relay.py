@@ -14,19 +14,17 @@ from holdfast.database.engine import Engine
 from holdfast.errors import EngineError, FencedOut, SinkDown
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Lease
+from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage import relay_terms as relay
 from holdfast.lineage.passing import Pass, Progress, Sink
 from holdfast.lineage.relay_terms import RelayTerms
-from holdfast.names import LeaseTerms
 from holdfast.recipes.election import ElectorStatus, ElectorTerms
 from holdfast.recipes.elector import Elector
 from holdfast.recipes.term import Term
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.crew import pause
+from holdfast.runtime.concurrency import StopEvent, check_callable, wait_event
 from holdfast.runtime.log import logger
-from holdfast.runtime.running import Flag
-from holdfast.runtime.waiting import check_called
 
 log = logger("holdfast.relay")
 
@@ -38,7 +36,7 @@ class Relay:
     """``run()`` in every replica; ``step()`` for one pass, from a test or a timer."""
 
     def __init__(self, engine: Engine, terms: RelayTerms, sink: Sink) -> None:
-        check_called(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
+        check_callable(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
         leading = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
@@ -73,7 +71,7 @@ class Relay:
         it takes nothing at present."""
         terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl)
         with Lease(self._engine, terms, 0.0) as grant:
-            course = self._pass(grant, Flag())
+            course = self._pass(grant, StopEvent())
             try:
                 while course.go():
                     pass
@@ -110,11 +108,11 @@ class Relay:
                         },
                     )
                     _tell_failure(error)
-                pause(term.stopping, wait)
+                wait_event(term.stopping, wait)
         finally:
             self._known.behind = None
 
-    def _pass(self, grant: LeaseGrant, stopping: Flag) -> Pass:
+    def _pass(self, grant: LeaseGrant, stopping: StopEvent) -> Pass:
         return Pass(self._engine, self._terms, self._sink, self._known, grant, stopping)
 
 

@@ -13,19 +13,17 @@ from holdfast.database.engine_async import AsyncEngine
 from holdfast.errors import EngineError, FencedOut, SinkDown
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
+from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage import relay_terms as relay
 from holdfast.lineage.passing_async import AsyncPass, AsyncSink, Progress
 from holdfast.lineage.relay_terms import RelayTerms
-from holdfast.names import LeaseTerms
 from holdfast.recipes.election import ElectorStatus, ElectorTerms
 from holdfast.recipes.elector_async import AsyncElector
 from holdfast.recipes.term_async import AsyncTerm
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.crew_async import pause
+from holdfast.runtime.concurrency_async import AsyncStopEvent, check_callable, wait_event
 from holdfast.runtime.log import logger
-from holdfast.runtime.running_async import AsyncFlag
-from holdfast.runtime.waiting_async import check_called
 
 log = logger("holdfast.relay")
 
@@ -37,7 +35,7 @@ class AsyncRelay:
     """``run()`` in every replica; ``step()`` for one pass, from a test or a timer."""
 
     def __init__(self, engine: AsyncEngine, terms: RelayTerms, sink: AsyncSink) -> None:
-        check_called(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
+        check_callable(getattr(sink, "publish", None), "sink.publish")  # type: ignore[arg-type]
         self._engine, self._terms, self._sink = engine, terms, sink
         third = terms.ttl / 3
         leading = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
@@ -72,7 +70,7 @@ class AsyncRelay:
         it takes nothing at present."""
         terms = LeaseTerms.check(self._terms.lease, ttl=self._terms.ttl)
         async with AsyncLease(self._engine, terms, 0.0) as grant:
-            course = self._pass(grant, AsyncFlag())
+            course = self._pass(grant, AsyncStopEvent())
             try:
                 while await course.go():
                     pass
@@ -109,11 +107,11 @@ class AsyncRelay:
                         },
                     )
                     _tell_failure(error)
-                await pause(term.stopping, wait)
+                await wait_event(term.stopping, wait)
         finally:
             self._known.behind = None
 
-    def _pass(self, grant: AsyncLeaseGrant, stopping: AsyncFlag) -> AsyncPass:
+    def _pass(self, grant: AsyncLeaseGrant, stopping: AsyncStopEvent) -> AsyncPass:
         return AsyncPass(self._engine, self._terms, self._sink, self._known, grant, stopping)
 
 

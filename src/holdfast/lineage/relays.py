@@ -13,10 +13,10 @@ from holdfast.errors import NotAcquired
 from holdfast.governance.audit import Audit
 from holdfast.keys import OperationKey, as_key
 from holdfast.lease.handle import Lease
+from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage.published import Expected, read
 from holdfast.lineage.relay_terms import LEASE, ParkedRecord, RelayRecord, parked_of
-from holdfast.names import LeaseTerms, check_name
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_name
 from holdfast.operations.events import Event, derive
 from holdfast.operations.logged import Verification
 
@@ -40,7 +40,7 @@ class Relays:
 
     def parked(self, name: str, *, most: int = 100) -> Parked:
         """What its sink refused, the oldest first."""
-        asked = {"name": check_name(name), "only_again": False, "most": check_most(most)}
+        asked = {"name": check_name(name), "only_again": False, "most": check_limit(most)}
         rows = self._engine.call("relay_parked", asked)
         return [parked_of(row, Event.of(json.loads(row["event"]))) for row in rows]
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, ref
 
-from holdfast.database.file_turns import open_beside
+from holdfast.database.file_turns import open_side_file
 from holdfast.errors import AcquireTimeout, LeaseLost, LockReentered, NotAcquired
 from holdfast.lock.awaiting import awaits
 from holdfast.names import Unset, check_timeout
@@ -147,7 +147,7 @@ class FileLock:
         if self.path.exists() and not self.path.is_file():
             raise OSError(f"{self.path} cannot be locked: a device, pipe or socket would be replaced by a plain file")
         if not Path(self._lock_path).exists():
-            os.close(open_beside(self._lock_path))
+            os.close(open_side_file(self._lock_path))
         lock = filelock.FileLock(self._lock_path, thread_local=False)
         try:
             lock.acquire(timeout=0)

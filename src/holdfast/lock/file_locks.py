@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdfast.database.file_turns import open_beside
+from holdfast.database.file_turns import open_side_file
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused
 from holdfast.lock.line import Line
@@ -165,12 +165,12 @@ class KernelLockWire:
         file = self._files[space]
         if file is None:
             if not os.path.exists(self._paths[space]):
-                from holdfast.database.sqlite_file import check_header
+                from holdfast.database.sqlite import check_header
 
                 check_header(self._database)
             try:
                 with forks.opening:  # a child that does not know of it would keep what is locked in it
-                    self._files[space] = file = open_beside(self._paths[space])
+                    self._files[space] = file = open_side_file(self._paths[space])
             except PermissionError as error:  # else taken for what somebody else has locked
                 raise Refused(f"{self._paths[space]}: {error.strerror}. May this user write to it?") from error
         return file

@@ -13,8 +13,8 @@ from holdfast.lease.grant_async import EXIT_STATUS
 from holdfast.lock.tickets import Name, Ticket
 from holdfast.names import OnLost
 from holdfast.runtime import forks
+from holdfast.runtime.concurrency_async import AsyncCancelScope
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting_async import AsyncScope
 
 if TYPE_CHECKING:
     from holdfast.lock.handle_async import AsyncLockSpace
@@ -35,7 +35,7 @@ class AsyncLockGrant:
         self._space, self._on_lost = space, on_lost
         self._over: HoldfastError | None = None
         self._ours = True  # deleted by whoever gives it back: that is one step, and of two threads one does it
-        self.scope = AsyncScope() if on_lost == "cancel" else None
+        self.scope = AsyncCancelScope() if on_lost == "cancel" else None
         self._era = forks.era
         self.ticket = _NONE
 
@@ -101,7 +101,7 @@ class AsyncLockGrant:
         if self.scope is not None:
             self.scope.cancel(problem)
         elif callable(self._on_lost):
-            self._space.engine.owner.tell(self._on_lost, self)
+            self._space.engine.owner.notify(self._on_lost, self)
 
     def __del__(self) -> None:
         """Nobody can release it any more. It stays locked: whoever dropped it may still be at the work it protects, and

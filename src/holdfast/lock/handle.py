@@ -22,7 +22,7 @@ from holdfast.lock.tickets import Key, Name, State, Ticket
 from holdfast.names import OnLost, Unset, check_timeout
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting import Scope, sleep
+from holdfast.runtime.concurrency import CancelScope, sleep
 
 
 class Lock:
@@ -34,7 +34,7 @@ class Lock:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
-            check_on_lost(on_lost, cancels=Scope.cancels)
+            check_on_lost(on_lost, cancels=CancelScope.cancels)
         self._target = space.texts[name] if type(name) is str else target(name, space.texts)
         self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[LockGrant] = []

@@ -21,7 +21,7 @@ from holdfast.lock.tickets import Key, Name, State, Ticket
 from holdfast.names import OnLost, Unset, check_timeout
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting_async import AsyncScope, sleep
+from holdfast.runtime.concurrency_async import AsyncCancelScope, sleep
 
 
 class AsyncLock:
@@ -33,7 +33,7 @@ class AsyncLock:
         if type(timeout) is not float or not timeout >= 0.0:
             timeout = check_timeout(timeout)
         if on_lost != "flag":
-            check_on_lost(on_lost, cancels=AsyncScope.cancels)
+            check_on_lost(on_lost, cancels=AsyncCancelScope.cancels)
         self._target = space.texts[name] if type(name) is str else target(name, space.texts)
         self._space, self._timeout, self._on_lost = space, timeout, on_lost
         self._entered: list[AsyncLockGrant] = []

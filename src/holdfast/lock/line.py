@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from holdfast.database.file_turns import Marks
+from holdfast.database.file_turns import SessionLocks
 
 OVERTAKES = 25
 """Every so many times that somebody who is not the first asks, it is its turn all the same: that is some 0.15 s."""
@@ -25,7 +25,7 @@ class Line:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._marks: Marks | None = None
+        self._marks: SessionLocks | None = None
         self._ours: int | None = None
         self._asked = 0
 
@@ -65,8 +65,8 @@ class Line:
         if marks is not None:
             marks.close()
 
-    def _open(self) -> Marks | None:
+    def _open(self) -> SessionLocks | None:
         if self._marks is None:
             with suppress(OSError):
-                self._marks = Marks(self._path)
+                self._marks = SessionLocks(self._path)
         return self._marks

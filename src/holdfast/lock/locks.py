@@ -19,7 +19,7 @@ from holdfast.lock.pump import CALL_TIMEOUT
 from holdfast.lock.shared_pump import SharedPump
 from holdfast.lock.tickets import Key, Session, State, Ticket
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting import Owner
+from holdfast.runtime.concurrency import Owner
 
 _CLOSE_TIMEOUT = 2.0
 NOTHING = None

@@ -20,7 +20,7 @@ from holdfast.lock.mux import Mux
 from holdfast.lock.pump import CALL_TIMEOUT, log
 from holdfast.lock.tickets import Key, Lost, State, Ticket
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting_async import AsyncOwner
+from holdfast.runtime.concurrency_async import AsyncOwner
 
 
 def owner() -> object:

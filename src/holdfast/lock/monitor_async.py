@@ -79,7 +79,7 @@ class AsyncLockMonitor:
         """Asked once: a second time it would be gone already, and the answer another."""
         if self._engine.database.dialect == "sqlite":
             return "refused: on SQLite a lock is its process's: end that"
-        async with self._engine.separately() as session:
+        async with self._engine.own_session() as session:
             [row] = await session.call("lock_break", {"pid": pid}, CALL_TIMEOUT)
         outcome: str = row["outcome"]
         return outcome

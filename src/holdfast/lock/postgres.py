@@ -16,7 +16,7 @@ from typing import Any
 
 from psycopg import OperationalError, pq
 
-from holdfast.database.pgconn import PgWire
+from holdfast.database.pgconn import PostgresConnection
 from holdfast.database.postgres import PostgresSession
 from holdfast.database.url import Database
 from holdfast.errors import EngineError, Refused, Unanswered
@@ -224,7 +224,7 @@ class PostgresLockWire:
         if result is None:
             raise self._gone(None)
         if result.status != pq.ExecStatus.TUPLES_OK:
-            raise self._session._refusal(result)
+            raise self._session._as_error(result)
         if result.ftype(0) == 16:
             return [result.get_value(row, 0) == b"t" for row in range(result.ntuples)]
         return [int(result.get_value(row, 0) or 0) for row in range(result.ntuples)]
@@ -256,7 +256,7 @@ def _prepare(session: PostgresSession, deadline: float) -> None:
         session._send_prepare(session._statements[name])
     pgconn.pipeline_sync()
     for _ in _STATEMENTS:
-        PgWire._rows(session, session._answer(deadline))
+        PostgresConnection._rows(session, session._answer(deadline))
     while (result := session._answer(deadline)) is None or result.status != pq.ExecStatus.PIPELINE_SYNC:
         pass
     pgconn.exit_pipeline_mode()

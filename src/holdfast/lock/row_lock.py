@@ -12,7 +12,7 @@ import sqlite3
 from typing import Any
 
 from holdfast.database import driver_errors as drivers
-from holdfast.database.connections.connection import known_as
+from holdfast.database.connections.connection import adapter_for
 from holdfast.database.connections.sqlalchemy import subject_of
 from holdfast.lock.row_key import RowKey, quoted
 
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 def row_lock(connection: Any, row: RowKey) -> Row | None:
     kind: Any = type(connection)
-    lock = known_as(kind, _ADAPTERS)
+    lock = adapter_for(kind, _ADAPTERS)
     if lock is None:
         raise TypeError(
             f"cannot lock a row with a {kind.__module__}.{kind.__qualname__}: give a connection of psycopg, a "
@@ -71,7 +71,7 @@ def _sqlalchemy(connection: Any, row: RowKey) -> Row | None:
     connection = subject_of(connection)
     if hasattr(connection, "get_bind"):
         connection = connection.connection()
-    if drivers.speaks(connection) == "sqlite":
+    if drivers.dialect_of(connection) == "sqlite":
         return _in_file(_SqlAlchemyFile(connection), row)
     if drivers.autocommits(connection):
         raise _no_transaction("an isolation level other than AUTOCOMMIT")

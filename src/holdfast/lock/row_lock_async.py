@@ -11,7 +11,7 @@ import sqlite3
 from typing import Any
 
 from holdfast.database import driver_errors as drivers
-from holdfast.database.connections.connection_async import known_as
+from holdfast.database.connections.connection_async import adapter_for
 from holdfast.database.connections.sqlalchemy_async import subject_of
 from holdfast.lock.row_key import RowKey, quoted
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 async def row_lock(connection: Any, row: RowKey) -> Row | None:
     kind: Any = type(connection)
-    lock = known_as(kind, _ADAPTERS)
+    lock = adapter_for(kind, _ADAPTERS)
     if lock is None:
         raise TypeError(
             f"cannot lock a row with a {kind.__module__}.{kind.__qualname__}: give a connection of psycopg, a "
@@ -70,7 +70,7 @@ async def _sqlalchemy(connection: Any, row: RowKey) -> Row | None:
     connection = subject_of(connection)
     if hasattr(connection, "get_bind"):
         connection = await connection.connection()
-    if drivers.speaks(connection) == "sqlite":
+    if drivers.dialect_of(connection) == "sqlite":
         return await _in_file(_AsyncSqlAlchemyFile(connection), row)
     if drivers.autocommits(connection):
         raise _no_transaction("an isolation level other than AUTOCOMMIT")

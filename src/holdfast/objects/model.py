@@ -13,7 +13,6 @@ from holdfast.names import check_name
 
 MAX_PAYLOAD = 1 << 20
 MAX_LABELS = 64
-MAX_PAGE = 10_000
 
 Json = str | int | float | bool | dict[str, Any] | list[Any] | None
 Payload = bytes | Json
@@ -148,14 +147,6 @@ def check_condition(condition: object) -> tuple[str, int | None]:
     if isinstance(condition, Unconditional):
         return "any", None
     raise TypeError(f"condition must be MustCreate(), MatchVersion(version) or Unconditional(), not {condition!r}")
-
-
-def check_most(most: object) -> int:
-    if isinstance(most, bool) or not isinstance(most, int):
-        raise TypeError(f"most must be an int, not {type(most).__name__}")
-    if not 1 <= most <= MAX_PAGE:
-        raise ValueError(f"most must be a whole number from 1 to {MAX_PAGE}, not {most}")
-    return most
 
 
 def refusal(type: str, id: str, row: Row, condition: object) -> HoldfastError:

@@ -19,7 +19,7 @@ from holdfast.database.sessions import Row
 from holdfast.errors import Conflict, Refused
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.protect import fenced_out
-from holdfast.names import Unset, check_name
+from holdfast.names import Unset, check_limit, check_name
 from holdfast.objects.changes import Position
 from holdfast.objects.model import (
     Condition,
@@ -28,7 +28,6 @@ from holdfast.objects.model import (
     Payload,
     check_condition,
     check_labels,
-    check_most,
     check_version,
     encode,
     payload_of,
@@ -37,7 +36,7 @@ from holdfast.objects.model import (
 )
 from holdfast.objects.watch import Watch
 from holdfast.runtime.clock import jitter
-from holdfast.runtime.waiting import settled, sleep
+from holdfast.runtime.concurrency import maybe_await, sleep
 
 ATTEMPTS = 10
 """How often ``update`` reads, changes and writes before it gives up."""
@@ -136,7 +135,7 @@ class Objects:
             "type": check_name(type, "type"),
             "labels": check_labels({} if labels is None else labels),
             "after": None if after is None else check_name(after, "after"),
-            "most": check_most(most),
+            "most": check_limit(most),
         }
         rows = self._engine.call("object_list", parameters)
         return [ObjectRecord.of(type, row, payload_of(row)) for row in rows]
@@ -150,7 +149,7 @@ class Objects:
             record = self.get(type, id)
             if record is None:
                 raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
-            payload = settled(change(record))
+            payload = maybe_await(change(record))
             if payload is None or isinstance(payload, ObjectRecord):
                 told = payload.__class__.__name__  # a change in place, without a return
                 raise TypeError(f"change must return the payload as it is to be, not {told}; put_if can write null")

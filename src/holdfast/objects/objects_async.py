@@ -18,7 +18,7 @@ from holdfast.database.sessions import Row
 from holdfast.errors import Conflict, Refused
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.protect_async import fenced_out
-from holdfast.names import Unset, check_name
+from holdfast.names import Unset, check_limit, check_name
 from holdfast.objects.changes import Position
 from holdfast.objects.model import (
     Condition,
@@ -27,7 +27,6 @@ from holdfast.objects.model import (
     Payload,
     check_condition,
     check_labels,
-    check_most,
     check_version,
     encode,
     payload_of,
@@ -36,7 +35,7 @@ from holdfast.objects.model import (
 )
 from holdfast.objects.watch_async import AsyncWatch
 from holdfast.runtime.clock import jitter
-from holdfast.runtime.waiting_async import settled, sleep
+from holdfast.runtime.concurrency_async import maybe_await, sleep
 
 ATTEMPTS = 10
 """How often ``update`` reads, changes and writes before it gives up."""
@@ -139,7 +138,7 @@ class AsyncObjects:
             "type": check_name(type, "type"),
             "labels": check_labels({} if labels is None else labels),
             "after": None if after is None else check_name(after, "after"),
-            "most": check_most(most),
+            "most": check_limit(most),
         }
         rows = await self._engine.call("object_list", parameters)
         return [ObjectRecord.of(type, row, payload_of(row)) for row in rows]
@@ -155,7 +154,7 @@ class AsyncObjects:
             record = await self.get(type, id)
             if record is None:
                 raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
-            payload = await settled(change(record))
+            payload = await maybe_await(change(record))
             if payload is None or isinstance(payload, ObjectRecord):
                 told = payload.__class__.__name__  # a change in place, without a return
                 raise TypeError(f"change must return the payload as it is to be, not {told}; put_if can write null")

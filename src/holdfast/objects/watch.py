@@ -11,14 +11,15 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from holdfast.database.background import Background
 from holdfast.database.engine import Engine
+from holdfast.database.listener import OBJECTS
 from holdfast.errors import Unanswered, Unreachable
-from holdfast.lease.keepers import OBJECTS, Keeper
 from holdfast.names import check_timeout
 from holdfast.objects.changes import BATCH, Change, Position
 from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency import Wakeup, current_id, sleep
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting import Signal, here, sleep
 
 log = logger("holdfast.objects")
 
@@ -30,8 +31,8 @@ class Watch:
         self._engine, self._type, self._position = engine, type, position
         self._read: deque[Change] = deque()
         self._told: Position | str | None = position
-        self._signal: Signal | None = None
-        self._keeper: Keeper | None = None
+        self._signal: Wakeup | None = None
+        self._background: Background | None = None
         self._closed = False
         self._reader: int | None = None
         self._poll = min(engine.poll * 2, 0.6)
@@ -54,7 +55,7 @@ class Watch:
 
         CursorExpired when changes that were not told yet have been trimmed. A database that is away is waited for.
         """
-        until, me = now() + check_timeout(timeout), here()
+        until, me = now() + check_timeout(timeout), current_id()
         if self._reader not in (None, me):  # both would read from the same place, and tell the same
             raise RuntimeError(
                 "somebody else is reading this watch: each reader needs one of its own, objects.watch(…)"
@@ -113,7 +114,7 @@ class Watch:
             try:
                 self.begin()
                 assert self._position is not None
-                listening = {"type": self._type, "most": BATCH, "listening": self._keeper is not None}
+                listening = {"type": self._type, "most": BATCH, "listening": self._background is not None}
                 rows = self._engine.call("object_changes", self._position.parameters() | listening)
                 break
             except (Unreachable, Unanswered) as error:
@@ -131,15 +132,15 @@ class Watch:
                 self._look(until)
 
     def _wait(self, longest: float) -> None:
-        """Woken by a writer; and once when the keeper has begun to listen, so that nothing falls in between."""
+        """Woken by a writer; and once when listening has begun, so that nothing falls in between."""
         if self._signal is None:
-            self._signal = Signal()
-        if self._keeper is None and self._engine.database.dialect == "postgres":
-            self._keeper = self._engine.keeper
-            self._keeper.watch(OBJECTS, self._signal.set)
+            self._signal = Wakeup()
+        if self._background is None and self._engine.database.dialect == "postgres":
+            self._background = self._engine.background
+            self._background.subscribe(OBJECTS, self._signal.set)
         self._signal.wait(min(longest, self._poll * jitter(0.75, 1.25)))
 
     def _unwatch(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and self._signal is not None:
-            keeper.unwatch(OBJECTS, self._signal.set)
+        background, self._background = self._background, None
+        if background is not None and self._signal is not None:
+            background.unsubscribe(OBJECTS, self._signal.set)

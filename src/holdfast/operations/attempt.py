@@ -24,8 +24,8 @@ from holdfast.operations.running import Done, Running
 from holdfast.operations.terms import Function
 from holdfast.operations.wal import Entry
 from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency import sleep
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting import sleep
 
 log = logger("holdfast.operation")
 

@@ -23,8 +23,8 @@ from holdfast.operations.running_async import AsyncRunning, Done
 from holdfast.operations.terms import Function
 from holdfast.operations.wal import Entry
 from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency_async import sleep
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting_async import sleep
 
 log = logger("holdfast.operation")
 

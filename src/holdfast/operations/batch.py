@@ -16,8 +16,8 @@ from holdfast.operations.plan import Plan
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency import maybe_await
 from holdfast.runtime.identity import new_token
-from holdfast.runtime.waiting import settled
 
 Progress = Callable[[int, int], object]
 
@@ -73,7 +73,7 @@ class Batch:
                     others.append(len(found))
                 found.append(outcome or Outcome("skipped", False, 0))
             if progress is not None:
-                settled(progress(len(found), len(self._plans)))
+                maybe_await(progress(len(found), len(self._plans)))
         self._all.let_go()
         for place in others:
             found[place] = self._alone(place, function)
@@ -85,7 +85,7 @@ class Batch:
         for place in range(len(self._plans)):
             found.append(self._alone(place, function))
             if progress is not None:
-                settled(progress(len(found), len(self._plans)))
+                maybe_await(progress(len(found), len(self._plans)))
         return found
 
     def _settled(self, plan: Plan, prior: Prior) -> Outcome | None:

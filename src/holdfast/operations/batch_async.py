@@ -15,8 +15,8 @@ from holdfast.operations.plan_async import AsyncPlan
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency_async import maybe_await
 from holdfast.runtime.identity import new_token
-from holdfast.runtime.waiting_async import settled
 
 Progress = Callable[[int, int], object]
 
@@ -72,7 +72,7 @@ class AsyncBatch:
                     others.append(len(found))
                 found.append(outcome or Outcome("skipped", False, 0))
             if progress is not None:
-                await settled(progress(len(found), len(self._plans)))
+                await maybe_await(progress(len(found), len(self._plans)))
         await self._all.let_go()
         for place in others:
             found[place] = await self._alone(place, function)
@@ -84,7 +84,7 @@ class AsyncBatch:
         for place in range(len(self._plans)):
             found.append(await self._alone(place, function))
             if progress is not None:
-                await settled(progress(len(found), len(self._plans)))
+                await maybe_await(progress(len(found), len(self._plans)))
         return found
 
     async def _settled(self, plan: AsyncPlan, prior: Prior) -> Outcome | None:

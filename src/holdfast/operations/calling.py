@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.operations.running import Running
 from holdfast.operations.terms import Function
-from holdfast.runtime.waiting import settled
+from holdfast.runtime.concurrency import maybe_await
 
 if TYPE_CHECKING:
     from holdfast.operations.energy import Meter
@@ -17,10 +17,10 @@ def call(function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:
     """With ``op`` if it takes one."""
     place = place_of(function)
     if place is None:
-        return settled(function(*args, **kwargs))
+        return maybe_await(function(*args, **kwargs))
     if 0 <= place <= len(args):
-        return settled(function(*args[:place], op, *args[place:], **kwargs))
-    return settled(function(*args, op=op, **kwargs))
+        return maybe_await(function(*args[:place], op, *args[place:], **kwargs))
+    return maybe_await(function(*args, op=op, **kwargs))
 
 
 def costing(meter: Meter, function: Function, op: Running, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.operations.running_async import AsyncRunning
 from holdfast.operations.terms import Function
-from holdfast.runtime.waiting_async import settled
+from holdfast.runtime.concurrency_async import maybe_await
 
 if TYPE_CHECKING:
     from holdfast.operations.energy import Meter
@@ -16,10 +16,10 @@ async def call(function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) 
     """With ``op`` if it takes one."""
     place = place_of(function)
     if place is None:
-        return await settled(function(*args, **kwargs))
+        return await maybe_await(function(*args, **kwargs))
     if 0 <= place <= len(args):
-        return await settled(function(*args[:place], op, *args[place:], **kwargs))
-    return await settled(function(*args, op=op, **kwargs))
+        return await maybe_await(function(*args[:place], op, *args[place:], **kwargs))
+    return await maybe_await(function(*args, op=op, **kwargs))
 
 
 async def costing(meter: Meter, function: Function, op: AsyncRunning, *args: Any, **kwargs: Any) -> Any:

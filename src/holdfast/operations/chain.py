@@ -45,7 +45,7 @@ class Chain:
         self._waiting.append(phrase(self.next, kind, attempt, fence, at, detail, payload_hash))
 
     def put(self, entry: Phrase) -> None:
-        """One that is phrased already, for many chains."""
+        """One that is with_placeholders already, for many chains."""
         self._waiting.append(entry)
 
     def mark(self) -> None:

@@ -23,8 +23,8 @@ from holdfast.operations.running import Running
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency import maybe_await
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting import settled
 
 if TYPE_CHECKING:
     from holdfast.operations.measured import Measured
@@ -132,7 +132,7 @@ class Chunk:
             self._runs[digest].begun(op, NOTHING, plan.terms.on_partial)
         try:
             if alone:
-                value = settled(function(item))
+                value = maybe_await(function(item))
             elif plan.energy is None:
                 value = call(function, op, item)
             else:

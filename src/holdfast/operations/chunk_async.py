@@ -22,8 +22,8 @@ from holdfast.operations.running_async import AsyncRunning
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency_async import maybe_await
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting_async import settled
 
 if TYPE_CHECKING:
     from holdfast.operations.measured import Measured
@@ -131,7 +131,7 @@ class AsyncChunk:
             self._runs[digest].begun(op, NOTHING, plan.terms.on_partial)
         try:
             if alone:
-                value = await settled(function(item))
+                value = await maybe_await(function(item))
             elif plan.energy is None:
                 value = await call(function, op, item)
             else:

@@ -14,7 +14,7 @@ from holdfast.database import driver_errors as drivers
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Lease
-from holdfast.names import LeaseTerms
+from holdfast.lease.terms import LeaseTerms
 from holdfast.operations.attempt import Attempt
 from holdfast.operations.decide import NOTHING, Act, Begun, Prior, failed, in_progress, late, told
 from holdfast.operations.notes import claim_noted

@@ -13,7 +13,7 @@ from holdfast.database import driver_errors as drivers
 from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
-from holdfast.names import LeaseTerms
+from holdfast.lease.terms import LeaseTerms
 from holdfast.operations.attempt_async import AsyncAttempt
 from holdfast.operations.decide import NOTHING, Act, Begun, Prior, failed, in_progress, late, told
 from holdfast.operations.notes_async import claim_noted

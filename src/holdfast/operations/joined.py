@@ -18,6 +18,7 @@ from holdfast.operations.plan import Plan
 from holdfast.operations.running import Running
 from holdfast.operations.transactions import Undone, ended, noticed, said_last
 from holdfast.operations.within import (
+    LogLocation,
     Within,
     aside,
     at_home,
@@ -47,7 +48,7 @@ class Joined(Attempt):
         while True:
             asked_at = now()
             found = Begun.of(self._known.write("operation_begin", claim(self.plan)))
-            if found.home != self.plan.engine.home:
+            if found.home != self.plan.engine.state(LogLocation).oid:
                 at_home(self.plan, found.home)
             prior = found.prior
             act = self.decide(prior)

@@ -18,6 +18,7 @@ from holdfast.operations.running_async import AsyncRunning
 from holdfast.operations.transactions_async import Undone, ended, noticed, said_last
 from holdfast.operations.within_async import (
     AsyncWithin,
+    LogLocation,
     aside,
     at_home,
     check_free,
@@ -46,7 +47,7 @@ class AsyncJoined(AsyncAttempt):
         while True:
             asked_at = now()
             found = Begun.of(await self._known.write("operation_begin", claim(self.plan)))
-            if found.home != self.plan.engine.home:
+            if found.home != self.plan.engine.state(LogLocation).oid:
                 await at_home(self.plan, found.home)
             prior = found.prior
             act = self.decide(prior)

@@ -21,7 +21,7 @@ from holdfast.operations.running_async import AsyncRunning
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.waiting_async import check_called, check_function, here, sleep
+from holdfast.runtime.concurrency_async import check_callable, check_function, current_id, sleep
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -44,14 +44,14 @@ class AsyncOperation:
     async def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
         """Call it, unless it has been done: then the result is the one it had. The function is given ``op`` if it takes
         a parameter of that name, and what else is given here."""
-        check_called(function, "function")
+        check_callable(function, "function")
         return await run(self._plan(), self._tx, function, args, kwargs)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Outcome]]:
         """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments as they
         are passed. Unless a payload was given, the arguments are it, however they are passed or left to their default,
         but for the ``self`` or ``cls`` of a method: the same key with others is KeyReused."""
-        check_called(function, "what is decorated")
+        check_callable(function, "what is decorated")
         check_function(function)
         named = function if hasattr(function, "__qualname__") else type(function)  # a functools.partial has no name
         name, signature = f"{named.__module__}.{named.__qualname__}", _taken(function)
@@ -81,7 +81,7 @@ class AsyncOperation:
                 attempt.over(op)
                 seen = AsyncRunning(plan.key, NOTHING, now(), attempt=op.attempt)
                 seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
-                self._entered.append((here(), None, seen))
+                self._entered.append((current_id(), None, seen))
                 return seen
             attempt.begun(op)
             try:
@@ -90,7 +90,7 @@ class AsyncOperation:
                 await attempt.fail(op, error)
                 raise
             attempt.enter()
-            self._entered.append((here(), attempt, op))
+            self._entered.append((current_id(), attempt, op))
             if plan.energy is not None:
                 from holdfast.operations.metering_async import BLOCK, Metering
 
@@ -138,7 +138,7 @@ class AsyncOperation:
     def _left(self) -> tuple[AsyncAttempt | None, AsyncRunning]:
         """The block that ends is the last one begun here; or the only one, begun elsewhere (in a generator that another
         task closes, say)."""
-        mine = [entry for entry in self._entered if entry[0] == here()]
+        mine = [entry for entry in self._entered if entry[0] == current_id()]
         if not mine and len(self._entered) != 1:
             raise RuntimeError("an operation is left where it was not entered, and entered more than once elsewhere")
         entry = (mine or self._entered)[-1]
@@ -178,13 +178,13 @@ async def attempt_of(plan: AsyncPlan, tx: Any) -> AsyncAttempt:
     if tx is None:
         return AsyncExternal(plan)
     attempt = within(plan, tx)
-    if not plan.engine.met:  # a session of our own makes the tables, or says how to: the user's would just fail
+    if not plan.engine.schema_seen:  # a session of our own makes the tables, or says how to: the user's would just fail
         await plan.engine.call("operation_get", {"key": plan.key.digest})
     return attempt
 
 
 def measure(plan: AsyncPlan) -> Measured:
-    from holdfast.operations.measured import Measured  # here: most processes have nobody who listens
+    from holdfast.operations.measured import Measured  # current_id: most processes have nobody who listens
 
     return Measured(plan.key, sovereign=plan.terms.sovereign)
 

@@ -13,13 +13,12 @@ from holdfast.database.engine import Engine
 from holdfast.doctor import operations
 from holdfast.doctor.findings import Examination
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import check_seconds
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_seconds
 from holdfast.operations import archive, wal
 from holdfast.operations.logged import Logged, LogPage, Place, Tally, Verification, examine, logged, page_of
 from holdfast.operations.replay import State
 from holdfast.operations.wal import Entry, Problem
-from holdfast.runtime.waiting import check_called, settled
+from holdfast.runtime.concurrency import check_callable, maybe_await
 
 if TYPE_CHECKING:
     from holdfast.governance.policy import Moment, Rules
@@ -82,7 +81,7 @@ class OperationLog:
         cursor of the page before, else from the beginning. What a transaction that is still under way may come before
         is not told yet. CursorExpired after a failover or a restore: read from the beginning."""
         place = Place.parse(after)
-        rows = self._engine.call("wal_read", {**place._asdict(), "most": check_most(most)})
+        rows = self._engine.call("wal_read", {**place._asdict(), "most": check_limit(most)})
         return page_of(place, rows)
 
     def archive(self, before: datetime, write: Callable[[Sequence[str]], object]) -> Archived:
@@ -91,7 +90,7 @@ class OperationLog:
 
         What is not finished stays, and so does what has lineage that is not published yet or a chain that is broken.
         """
-        check_called(write, "write")
+        check_callable(write, "write")
         limit, done = int(_moment(before, "before") * 1_000_000), 0
         left: dict[str, str] = {}
         for page in self._pages(None, None):
@@ -103,7 +102,7 @@ class OperationLog:
                 elif why:
                     left[chain.operation] = why
             if ready:
-                settled(write([archive.line(chain.label, chain.entries) for chain in ready]))
+                maybe_await(write([archive.line(chain.label, chain.entries) for chain in ready]))
             for chain in ready:
                 state = self._put_away(chain)
                 if state == "archived":

@@ -12,13 +12,12 @@ from holdfast.database.engine_async import AsyncEngine
 from holdfast.doctor import operations
 from holdfast.doctor.findings import Examination
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import check_seconds
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_seconds
 from holdfast.operations import archive, wal
 from holdfast.operations.logged import Logged, LogPage, Place, Tally, Verification, examine, logged, page_of
 from holdfast.operations.replay import State
 from holdfast.operations.wal import Entry, Problem
-from holdfast.runtime.waiting_async import check_called, settled
+from holdfast.runtime.concurrency_async import check_callable, maybe_await
 
 if TYPE_CHECKING:
     from holdfast.governance.policy import Moment, Rules
@@ -81,7 +80,7 @@ class AsyncOperationLog:
         cursor of the page before, else from the beginning. What a transaction that is still under way may come before
         is not told yet. CursorExpired after a failover or a restore: read from the beginning."""
         place = Place.parse(after)
-        rows = await self._engine.call("wal_read", {**place._asdict(), "most": check_most(most)})
+        rows = await self._engine.call("wal_read", {**place._asdict(), "most": check_limit(most)})
         return page_of(place, rows)
 
     async def archive(self, before: datetime, write: Callable[[Sequence[str]], object]) -> Archived:
@@ -90,7 +89,7 @@ class AsyncOperationLog:
 
         What is not finished stays, and so does what has lineage that is not published yet or a chain that is broken.
         """
-        check_called(write, "write")
+        check_callable(write, "write")
         limit, done = int(_moment(before, "before") * 1_000_000), 0
         left: dict[str, str] = {}
         async for page in self._pages(None, None):
@@ -102,7 +101,7 @@ class AsyncOperationLog:
                 elif why:
                     left[chain.operation] = why
             if ready:
-                await settled(write([archive.line(chain.label, chain.entries) for chain in ready]))
+                await maybe_await(write([archive.line(chain.label, chain.entries) for chain in ready]))
             for chain in ready:
                 state = await self._put_away(chain)
                 if state == "archived":

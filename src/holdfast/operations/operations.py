@@ -12,8 +12,7 @@ from holdfast.canonical import digest
 from holdfast.database.engine import Engine
 from holdfast.errors import HoldfastError, PolicyDenied
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import Unset, check_name, check_said
-from holdfast.objects.model import check_most
+from holdfast.names import Unset, check_limit, check_name, check_said
 from holdfast.operations import pointer
 from holdfast.operations.attempt import read_entries
 from holdfast.operations.batch import Batch, Progress
@@ -28,8 +27,8 @@ from holdfast.operations.replay import fold
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.records import ReviewRecord
 from holdfast.runtime import telemetry
+from holdfast.runtime.concurrency import check_callable
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting import check_called
 
 if TYPE_CHECKING:
     from holdfast.governance.policy import Rules
@@ -73,7 +72,7 @@ class Operations(OperationLog):
             raise ValueError(f"nothing to register as {name!r}: give rollback= or verify=")
         for function, what in ((rollback, "rollback"), (verify, "verify")):
             if function is not None:
-                check_called(function, what)
+                check_callable(function, what)
         self._handlers[name] = Handlers(rollback, verify)
 
     def get(self, key: OperationKey | str) -> OperationRecord | None:
@@ -85,7 +84,7 @@ class Operations(OperationLog):
         """The latest first. ``status``: success | failure | running | partial (its owner is dead)."""
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
-        check_most(most)
+        check_limit(most)
         unfinished = status in ("partial", "running")
         asked = {
             "status": "partial" if unfinished else status,
@@ -132,10 +131,10 @@ class Operations(OperationLog):
         policy has to be asked, they are run one by one.
         """
         found = list(items)
-        check_called(function, "function")
+        check_callable(function, "function")
         for each, what in ((key, "key"), (payload, "payload"), (progress, "progress")):
             if each is not None:
-                check_called(each, what)
+                check_callable(each, what)
         if type(batch) is not int or not 1 <= batch <= MOST:
             raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r:.80}")
         terms = {
@@ -260,7 +259,7 @@ class Operations(OperationLog):
         lineage = Lineage.check(inputs, outputs, contract)
         checks = () if contract is None or contract.check is None else (contract.check,)
         for function in (*preconditions, *postconditions, *checks):
-            check_called(function, "a condition")
+            check_callable(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
 
@@ -286,7 +285,7 @@ class Operations(OperationLog):
         self, rollback: Function | str | None, verify: Function | None
     ) -> tuple[Function | None, Function | None, str | None]:
         if verify is not None:
-            check_called(verify, "verify")
+            check_callable(verify, "verify")
         if rollback is None:
             return None, verify, None
         if isinstance(rollback, str):
@@ -295,7 +294,7 @@ class Operations(OperationLog):
                 raise ValueError(f"no rollback is registered as {rollback!r}; there are: {known}")
             handlers = self._handlers[rollback]
             return handlers.rollback, verify or handlers.verify, rollback
-        check_called(rollback, "rollback")
+        check_callable(rollback, "rollback")
         return (
             rollback,
             verify,

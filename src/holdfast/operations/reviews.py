@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from holdfast.database.engine import Engine
 from holdfast.errors import Conflict
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import check_said
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_said
 from holdfast.operations.outcome import OperationRecord, known
 from holdfast.records import ReviewRecord
 
@@ -36,7 +35,7 @@ class Reviews:
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         only = None if key is None else as_key(key).digest
-        asked = {"status": status, "id": None, "key": only, "most": check_most(most)}
+        asked = {"status": status, "id": None, "key": only, "most": check_limit(most)}
         return [ReviewRecord.of(row) for row in self._engine.call("review_list", asked)]
 
     def get(self, number: int) -> ReviewRecord | None:

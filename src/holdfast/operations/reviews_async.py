@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.errors import Conflict
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import check_said
-from holdfast.objects.model import check_most
+from holdfast.names import check_limit, check_said
 from holdfast.operations.outcome import OperationRecord, known
 from holdfast.records import ReviewRecord
 
@@ -37,7 +36,7 @@ class AsyncReviews:
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         only = None if key is None else as_key(key).digest
-        asked = {"status": status, "id": None, "key": only, "most": check_most(most)}
+        asked = {"status": status, "id": None, "key": only, "most": check_limit(most)}
         return [ReviewRecord.of(row) for row in await self._engine.call("review_list", asked)]
 
     async def get(self, number: int) -> ReviewRecord | None:

@@ -12,7 +12,7 @@ from holdfast.operations import results
 from holdfast.operations.chain import Chain
 from holdfast.operations.decide import Key, Prior, describe
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting import Mutex
+from holdfast.runtime.concurrency import Mutex
 
 if TYPE_CHECKING:
     from holdfast.operations.metering import Metering

@@ -11,7 +11,7 @@ from holdfast.operations import results
 from holdfast.operations.chain import Chain
 from holdfast.operations.decide import Key, Prior, describe
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting_async import AsyncMutex
+from holdfast.runtime.concurrency_async import AsyncMutex
 
 if TYPE_CHECKING:
     from holdfast.operations.metering import Metering

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast.database import driver_errors as drivers
 from holdfast.database.connections.connection import Connection
-from holdfast.database.connections.psycopg import Psycopg, commit_known
+from holdfast.database.connections.psycopg import Psycopg, reject_unreplicated_commit
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements
 from holdfast.database.url import Database
@@ -140,15 +140,15 @@ class OwnedPsycopg:
         self._outside: int | None = getattr(connection, "_num_transactions", None)
 
     def begin(self, statement: str, parameters: Row) -> Row:
-        from holdfast.database.pgconn import decoded
+        from holdfast.database.pgconn import decode_rows
 
         results = self._send(self._begin() + b"; " + self._filled(statement, parameters))
         self._guard(1)
-        [row] = decoded(results[-1])
+        [row] = decode_rows(results[-1])
         return row
 
     def commit(self, statement: str, parameters: Row) -> None:
-        with commit_known(self._connection):
+        with reject_unreplicated_commit(self._connection):
             self._send(self._filled(statement, parameters) + b"; commit")
         self._guard(0)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast.database import driver_errors as drivers
 from holdfast.database.connections.connection_async import AsyncConnection
-from holdfast.database.connections.psycopg_async import AsyncPsycopg, commit_known
+from holdfast.database.connections.psycopg_async import AsyncPsycopg, reject_unreplicated_commit
 from holdfast.database.sessions import Row
 from holdfast.database.statements import statements
 from holdfast.database.url import Database
@@ -139,15 +139,15 @@ class AsyncOwnedPsycopg:
         self._outside: int | None = getattr(connection, "_num_transactions", None)
 
     async def begin(self, statement: str, parameters: Row) -> Row:
-        from holdfast.database.pgconn import decoded
+        from holdfast.database.pgconn import decode_rows
 
         results = await self._send(self._begin() + b"; " + self._filled(statement, parameters))
         self._guard(1)
-        [row] = decoded(results[-1])
+        [row] = decode_rows(results[-1])
         return row
 
     async def commit(self, statement: str, parameters: Row) -> None:
-        with commit_known(self._connection):
+        with reject_unreplicated_commit(self._connection):
             await self._send(self._filled(statement, parameters) + b"; commit")
         self._guard(0)
 

@@ -17,6 +17,7 @@ from holdfast.database.connections.connection import Connection
 from holdfast.database.connections.placeholders import ENDED
 from holdfast.database.connections.sqlalchemy import SqlAlchemy, subject_of
 from holdfast.database.connections.sqlite import Sqlite3
+from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt import Attempt, around
@@ -27,7 +28,7 @@ from holdfast.operations.plan import Plan
 from holdfast.operations.running import Done, Running
 from holdfast.operations.transactions import ended, owned
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting import here
+from holdfast.runtime.concurrency import current_id
 
 PASSES = 10
 """How often a transaction is begun again because others got in its way."""
@@ -39,7 +40,7 @@ class Within(Attempt):
     def __init__(self, plan: Plan, known: Connection, connection: Any) -> None:
         super().__init__(plan)
         self._known, self._transaction = known, owned(plan.engine.database, known, connection)
-        self._connection, self._whose = id(subject_of(connection)), here()
+        self._connection, self._whose = id(subject_of(connection)), current_id()
         self._began: str | None = None
         self._ending = False
         """What goes wrong from here on is not the function's any more, but ours, or that of its COMMIT."""
@@ -53,7 +54,7 @@ class Within(Attempt):
                 raise _open[self._connection].elsewhere()
             try:
                 found = Begun.of(self._transaction.begin("operation_begin", claim(self.plan)))
-                if found.home != self.plan.engine.home:
+                if found.home != self.plan.engine.state(LogLocation).oid:
                     at_home(self.plan, found.home)
                 prior = found.prior
                 act = self.decide(prior)
@@ -112,7 +113,7 @@ class Within(Attempt):
 
     def surrounds(self) -> bool:
         """Whether whoever asks is inside of it."""
-        return self._whose == here() or self in around()
+        return self._whose == current_id() or self in around()
 
     def elsewhere(self) -> RuntimeError:
         return RuntimeError(
@@ -157,12 +158,20 @@ def aside(attempt: Attempt, parameters: Row) -> None:
         attempt.unrecorded(problem)
 
 
+class LogLocation:
+    """Where the log of operations is that a client reads: the oid of its table, once it had to be known."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.oid: int | None = None
+
+
 def at_home(plan: Plan, home: int | None) -> None:
     """ValueError unless the client finds these tables in its database, too: elsewhere nobody would look for what is
     done. It is asked anew before that is said, for they may have been made anew."""
     [row] = plan.engine.call("operation_begin", {"key": "", "lease": ""})
-    plan.engine.home = Begun.of(row).home
-    if plan.engine.home != home:
+    ours = plan.engine.state(LogLocation)
+    ours.oid = Begun.of(row).home
+    if ours.oid != home:
         raise ValueError(
             f"the connection is to another database than the client's, and the log of operations is in "
             f"{plan.engine.database}: only a transaction in that will do"

@@ -16,6 +16,7 @@ from holdfast.database.connections.connection_async import AsyncConnection
 from holdfast.database.connections.placeholders_async import ENDED
 from holdfast.database.connections.sqlalchemy_async import AsyncSqlAlchemy, subject_of
 from holdfast.database.connections.sqlite_async import AsyncSqlite3
+from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt_async import AsyncAttempt, around
@@ -26,7 +27,7 @@ from holdfast.operations.plan_async import AsyncPlan
 from holdfast.operations.running_async import AsyncRunning, Done
 from holdfast.operations.transactions_async import ended, owned
 from holdfast.runtime.clock import now
-from holdfast.runtime.waiting_async import here
+from holdfast.runtime.concurrency_async import current_id
 
 PASSES = 10
 """How often a transaction is begun again because others got in its way."""
@@ -38,7 +39,7 @@ class AsyncWithin(AsyncAttempt):
     def __init__(self, plan: AsyncPlan, known: AsyncConnection, connection: Any) -> None:
         super().__init__(plan)
         self._known, self._transaction = known, owned(plan.engine.database, known, connection)
-        self._connection, self._whose = id(subject_of(connection)), here()
+        self._connection, self._whose = id(subject_of(connection)), current_id()
         self._began: str | None = None
         self._ending = False
         """What goes wrong from here on is not the function's any more, but ours, or that of its COMMIT."""
@@ -52,7 +53,7 @@ class AsyncWithin(AsyncAttempt):
                 raise _open[self._connection].elsewhere()
             try:
                 found = Begun.of(await self._transaction.begin("operation_begin", claim(self.plan)))
-                if found.home != self.plan.engine.home:
+                if found.home != self.plan.engine.state(LogLocation).oid:
                     await at_home(self.plan, found.home)
                 prior = found.prior
                 act = self.decide(prior)
@@ -111,7 +112,7 @@ class AsyncWithin(AsyncAttempt):
 
     def surrounds(self) -> bool:
         """Whether whoever asks is inside of it."""
-        return self._whose == here() or self in around()
+        return self._whose == current_id() or self in around()
 
     def elsewhere(self) -> RuntimeError:
         return RuntimeError(
@@ -156,12 +157,20 @@ async def aside(attempt: AsyncAttempt, parameters: Row) -> None:
         attempt.unrecorded(problem)
 
 
+class LogLocation:
+    """Where the log of operations is that a client reads: the oid of its table, once it had to be known."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.oid: int | None = None
+
+
 async def at_home(plan: AsyncPlan, home: int | None) -> None:
     """ValueError unless the client finds these tables in its database, too: elsewhere nobody would look for what is
     done. It is asked anew before that is said, for they may have been made anew."""
     [row] = await plan.engine.call("operation_begin", {"key": "", "lease": ""})
-    plan.engine.home = Begun.of(row).home
-    if plan.engine.home != home:
+    ours = plan.engine.state(LogLocation)
+    ours.oid = Begun.of(row).home
+    if ours.oid != home:
         raise ValueError(
             f"the connection is to another database than the client's, and the log of operations is in "
             f"{plan.engine.database}: only a transaction in that will do"

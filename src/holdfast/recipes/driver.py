@@ -8,7 +8,7 @@ from typing import Protocol
 
 from holdfast.lease.grant import LeaseGrant
 from holdfast.reconciler import Backend, DriverEvent
-from holdfast.runtime.running import Flag
+from holdfast.runtime.concurrency import StopEvent
 
 
 class Driver(Protocol):
@@ -28,7 +28,7 @@ class Mandate(Protocol):
     """Who may write, and until when: the term of an elector, or shards."""
 
     @property
-    def stopping(self) -> Flag: ...
+    def stopping(self) -> StopEvent: ...
 
     @property
     def gained(self) -> int:

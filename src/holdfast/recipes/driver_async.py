@@ -7,7 +7,7 @@ from typing import Protocol
 
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.reconciler import Backend, DriverEvent
-from holdfast.runtime.running_async import AsyncFlag
+from holdfast.runtime.concurrency_async import AsyncStopEvent
 
 
 class AsyncDriver(Protocol):
@@ -27,7 +27,7 @@ class AsyncMandate(Protocol):
     """Who may write, and until when: the term of an elector, or shards."""
 
     @property
-    def stopping(self) -> AsyncFlag: ...
+    def stopping(self) -> AsyncStopEvent: ...
 
     @property
     def gained(self) -> int:

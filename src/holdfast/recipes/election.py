@@ -13,8 +13,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from holdfast.lease.terms import Failover, LeaseTerms, OnBeat, Refusal
 from holdfast.lease.trust import margin
-from holdfast.names import MAX_TTL, Failover, Held, LeaseTerms, OnBeat, check_name, check_seconds
+from holdfast.names import MAX_TTL, check_name, check_seconds
 
 Overrun = Literal["wait", "exit"]
 _LOOK = 0.005
@@ -113,7 +114,7 @@ class ElectorTerms(NamedTuple):
         failover: Failover = "session" if kernel else self.failover
         return LeaseTerms(self.name, ttl, holder, 0.0, True, self.renew_every, "flag", failover, False, on_beat)
 
-    def until_next(self, held: Held | None, *, kernel: bool, chance: float) -> float:
+    def until_next(self, held: Refusal | None, *, kernel: bool, chance: float) -> float:
         """Seconds until a standby asks again, if nobody wakes it. ``held``: the last answer; None: there was none.
         ``chance``, from 0 to 1: where in its span, so that replicas do not ask in step.
 

@@ -13,21 +13,29 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.database.engine import Engine
-from holdfast.database.file_turns import Marks
+from holdfast.database.background import Background
+from holdfast.database.engine import Engine, Resource
+from holdfast.database.file_turns import SessionLocks
 from holdfast.errors import EngineError, HoldfastError, Refused
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Lease
-from holdfast.lease.keepers import Keeper
-from holdfast.names import Held, LeaseTerms
+from holdfast.lease.keeper import keeper_of
+from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.recipes.election import Action, ElectorStatus, ElectorTerms, Event, State, replica
 from holdfast.recipes.tenure import Course, Tenure, Work
 from holdfast.runtime import forks, telemetry
 from holdfast.runtime.clock import jitter, now
+from holdfast.runtime.concurrency import (
+    Notifier,
+    StopSignals,
+    Wakeup,
+    add_leased_work,
+    check_callable,
+    check_work,
+    leased_work,
+)
 from holdfast.runtime.identity import new_token
 from holdfast.runtime.log import logger
-from holdfast.runtime.running import Interrupts, Teller, check_work, unfinished
-from holdfast.runtime.waiting import Signal, check_called
 
 log = logger("holdfast.elector")
 
@@ -42,9 +50,9 @@ class Elector:
 
     def __init__(self, engine: Engine, terms: ElectorTerms, on_new_leader: OnNewLeader | None) -> None:
         if on_new_leader is not None:
-            check_called(on_new_leader, "on_new_leader")
+            check_callable(on_new_leader, "on_new_leader")
         self._engine, self._terms, self._on_new_leader = engine, terms, on_new_leader
-        self._kernel = engine.database.dialect == "sqlite" and Marks.available
+        self._kernel = engine.database.dialect == "sqlite" and SessionLocks.available
         self._stopped = False
         self._begin()
 
@@ -53,7 +61,7 @@ class Elector:
         self._era = forks.era
         self._course = Course()
         self._course.stopped = self._stopped
-        self._teller = None if self._on_new_leader is None else Teller(self._on_new_leader, self._not_told)
+        self._teller = None if self._on_new_leader is None else Notifier(self._on_new_leader, self._not_told)
         self._running = self._answered = False
         self._grant: LeaseGrant | None = None
         self._leader: str | None = None
@@ -86,19 +94,20 @@ class Elector:
         check_work(work)
         self._check_free()
         self._running = True
-        self._engine.working.add(self)
-        unfinished.add(self)
+        resource = Resource(stop=self.stop, wait=self.leave, leave=self.let_expire)
+        self._engine.register(resource)
+        add_leased_work(self)
         got: list[LeaseGrant] = []
         try:
-            with Interrupts(self.stop) if signals else nullcontext():
+            with StopSignals(self.stop) if signals else nullcontext():
                 while not self._course.is_over() and self._stand_by(got):
                     self._lead(got, work)
         finally:
             for grant in got:  # interrupted on the way to its work
                 grant.abandon()
             self._running = False
-            self._engine.working.discard(self)
-            unfinished.discard(self)
+            self._engine.unregister(resource)
+            leased_work.discard(self)
             if self._teller is not None:
                 self._teller.finish(_FAREWELL)
 
@@ -117,7 +126,7 @@ class Elector:
     def stop(self) -> None:
         """Stop the work if it runs here, release the lease, and let ``run`` return."""
         self._stopped = self._course.stopped = True
-        self._course.bell.ring()
+        self._course.bell.set()
 
     def resign(self) -> bool:
         """Stop the work and let another replica lead; True if we led. We stand by again after ``retry_every``."""
@@ -125,7 +134,7 @@ class Elector:
         leading = self._course.state is State.LEADING
         if leading:  # asked again while the work stops, the first time still counts
             self._course.resigned = True
-            self._course.bell.ring()
+            self._course.bell.set()
         return leading
 
     @property
@@ -135,7 +144,7 @@ class Elector:
 
     def leave(self) -> None:
         """Its client closes: wait until the work has ended and its lease is released, or until its grace is over."""
-        over = Signal()
+        over = Wakeup()
         self._course.on_over(over.set)
         until = now() + self._terms.grace + _FAREWELL
         self.stop()
@@ -165,8 +174,8 @@ class Elector:
         if self._course.resigned:  # somebody else first; and not in their queue, where a wake-up would be lost on us
             self._course.resigned = False
             self._course.pause(self._terms.retry_every)
-        keeper, lease = self._keeper, Lease(self._engine, self._lease_terms(), 0.0, {"elector": True})
-        keeper.watch(self.name, self._course.bell.ring)
+        background, lease = self._background, Lease(self._engine, self._lease_terms(), 0.0, {"elector": True})
+        background.subscribe(self.name, self._course.bell.set)
         try:
             while not self._course.is_over():
                 held = self._ask(lease, got)
@@ -175,9 +184,9 @@ class Elector:
                 self._course.bell.wait(self._terms.until_next(held, kernel=self._kernel, chance=jitter(0.0, 1.0)))
             return False
         finally:
-            keeper.unwatch(self.name, self._course.bell.ring)
+            background.unsubscribe(self.name, self._course.bell.set)
 
-    def _ask(self, lease: Lease, got: list[LeaseGrant]) -> Held | None:
+    def _ask(self, lease: Lease, got: list[LeaseGrant]) -> Refusal | None:
         """Who has it; None where that is us, or nobody answered."""
         try:
             held = self._look() if self._kernel else None
@@ -194,19 +203,19 @@ class Elector:
             return None
         self._answered = True
         if held is not None:
-            if held.session_watch is not None:
-                self._keeper.keep_vigil(self.name, held.session_watch)
+            if held.session_key is not None:
+                self._background.watch_session(self.name, held.session_key)
             if held.remaining is not None:
                 self._renewed_at = now() - max(0.0, self._lease_terms().ttl - held.remaining)
             log.debug("elector %r: standing by, %s leads", self.name, held.holder, extra=self._fields(held.holder))
             self._see(held.holder)
         return held
 
-    def _look(self) -> Held | None:
+    def _look(self) -> Refusal | None:
         """Who has it, on one machine. To ask is to be ready to hold, which costs more than a standby should that looks
         as often as it does there."""
         rows = self._engine.call("lease_held", {"name": self.name})
-        return Held(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
+        return Refusal(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
     def _lead(self, got: list[LeaseGrant], work: Work) -> None:
         self._grant = grant = got[0]
@@ -238,7 +247,7 @@ class Elector:
         self._leader = self._last_leader = leader
         self._since = datetime.now(UTC)
         if self._teller is not None:
-            self._teller.tell(leader)
+            self._teller.notify(leader)
 
     def _not_told(self, error: Exception) -> None:
         log.error(
@@ -253,18 +262,18 @@ class Elector:
         return terms._replace(on_recall=self._recalled)
 
     @property
-    def _keeper(self) -> Keeper:
-        return self._engine.keeper_for(self._lease_terms())
+    def _background(self) -> Background:
+        return keeper_of(self._engine.database, brittle=self._lease_terms().brittle).background
 
     def _recalled(self) -> None:
         """In the keeper's thread: we hold the lease, and maybe do not know yet that we lead."""
         self._course.resigned = True
-        self._course.bell.ring()
+        self._course.bell.set()
 
     def _beaten(self, problem: HoldfastError | None, lost: bool) -> None:
         """In the keeper's thread."""
         if lost:
-            self._course.bell.ring()
+            self._course.bell.set()
         elif problem is None:
             log.info("elector %r: renewed", self.name, extra={"event": "elector.renewed", **self._fields(self.holder)})
 

@@ -16,11 +16,13 @@ from holdfast.governance.audit import Audit
 from holdfast.lease.admin import Leases, Records
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import PATIENT, Lease
-from holdfast.names import LeaseTerms, check_said, check_seconds
+from holdfast.lease.keeper import keeper_of
+from holdfast.lease.terms import LeaseTerms
+from holdfast.names import check_said, check_seconds
 from holdfast.recipes.gate_terms import GATE, gate_lease, gate_terms, runtime_terms
 from holdfast.records import LeaseRecord
+from holdfast.runtime.concurrency import current_id
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting import here
 
 log = logger("holdfast.gate")
 
@@ -28,7 +30,7 @@ log = logger("holdfast.gate")
 class GateLease(Lease):
     """One whose operator was killed is just being cleared away, and nobody's."""
 
-    _while_busy = PATIENT
+    _busy_patience = PATIENT
 
 
 class GateWindow:
@@ -49,7 +51,7 @@ class GateWindow:
             raise
         try:
             self._audit.note(entry, fence=grant.fence)
-            self._open.append((here(), os.getpid(), entry, grant))
+            self._open.append((current_id(), os.getpid(), entry, grant))
             return grant
         except BaseException:
             grant.abandon()
@@ -59,7 +61,7 @@ class GateWindow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Two may be open here, once the first was lost: each leaves its own.
-        mine = [each for each in self._open if each[0] == here()] or self._open
+        mine = [each for each in self._open if each[0] == current_id()] or self._open
         self._open.remove(opened := mine[-1])
         _, pid, entry, grant = opened
         if pid != os.getpid():  # a fork of it: how the window ends is not for us to tell
@@ -126,8 +128,8 @@ class Gates:
         except BaseException:
             grant.abandon()  # nobody is told that it is open
             raise
-        self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
-        self._engine.keeper.purge_after(seconds)
+        grant.detach()  # it outlives this client
+        keeper_of(self._engine.database).purge(after=seconds)
         return grant
 
     def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
@@ -151,7 +153,7 @@ class Gates:
 
     def _clear(self, name: str) -> None:
         """One that was open for a time leaves nothing, once somebody has asked for it."""
-        if not self._engine.looks:
+        if not self._engine.read_only:
             try:
                 self._engine.call("lease_clear", {"name": gate_lease(name)})
             except EngineError as problem:

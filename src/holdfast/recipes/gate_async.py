@@ -15,11 +15,13 @@ from holdfast.governance.audit_async import AsyncAudit
 from holdfast.lease.admin_async import AsyncLeases, Records
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import PATIENT, AsyncLease
-from holdfast.names import LeaseTerms, check_said, check_seconds
+from holdfast.lease.keeper import keeper_of
+from holdfast.lease.terms import LeaseTerms
+from holdfast.names import check_said, check_seconds
 from holdfast.recipes.gate_terms import GATE, gate_lease, gate_terms, runtime_terms
 from holdfast.records import LeaseRecord
+from holdfast.runtime.concurrency_async import current_id
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting_async import here
 
 log = logger("holdfast.gate")
 
@@ -27,7 +29,7 @@ log = logger("holdfast.gate")
 class AsyncGateLease(AsyncLease):
     """One whose operator was killed is just being cleared away, and nobody's."""
 
-    _while_busy = PATIENT
+    _busy_patience = PATIENT
 
 
 class AsyncGateWindow:
@@ -48,7 +50,7 @@ class AsyncGateWindow:
             raise
         try:
             await self._audit.note(entry, fence=grant.fence)
-            self._open.append((here(), os.getpid(), entry, grant))
+            self._open.append((current_id(), os.getpid(), entry, grant))
             return grant
         except BaseException:
             grant.abandon()
@@ -58,7 +60,7 @@ class AsyncGateWindow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Two may be open here, once the first was lost: each leaves its own.
-        mine = [each for each in self._open if each[0] == here()] or self._open
+        mine = [each for each in self._open if each[0] == current_id()] or self._open
         self._open.remove(opened := mine[-1])
         _, pid, entry, grant = opened
         if pid != os.getpid():  # a fork of it: how the window ends is not for us to tell
@@ -127,8 +129,8 @@ class AsyncGates:
         except BaseException:
             grant.abandon()  # nobody is told that it is open
             raise
-        self._engine.unkept.pop(grant.token, None)  # it is to outlive this client
-        self._engine.keeper.purge_after(seconds)
+        grant.detach()  # it outlives this client
+        keeper_of(self._engine.database).purge(after=seconds)
         return grant
 
     async def close(self, name: str, *, actor: str, reason: str, entry: int | None = None) -> bool:
@@ -152,7 +154,7 @@ class AsyncGates:
 
     async def _clear(self, name: str) -> None:
         """One that was open for a time leaves nothing, once somebody has asked for it."""
-        if not self._engine.looks:
+        if not self._engine.read_only:
             try:
                 await self._engine.call("lease_clear", {"name": gate_lease(name)})
             except EngineError as problem:

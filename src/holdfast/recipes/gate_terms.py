@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.names import OWN, LeaseTerms, check_name
+from holdfast.lease.terms import LeaseTerms
+from holdfast.names import OWN, check_name
 
 GATE = f"{OWN}gate:"
 RUNTIME = "holdfast:runtime"

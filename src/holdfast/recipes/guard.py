@@ -14,13 +14,13 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from holdfast.database.engine import CALL_TIMEOUT, Engine
+from holdfast.database.engine import CALL_TIMEOUT, Engine, Resource
 from holdfast.errors import EngineError, HoldfastError, LeaseLost, NotAcquired
 from holdfast.lease.admin import Leases
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import PATIENT, Handle
+from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust, margin
-from holdfast.names import LeaseTerms
 from holdfast.recipes.guard_terms import LOST, REFUSED, UNPROVEN
 from holdfast.runtime.clock import now
 from holdfast.runtime.exit import Ending
@@ -53,7 +53,7 @@ class GuardGrant(LeaseGrant):
 
 
 class _GuardLease(Handle[GuardGrant]):
-    _while_busy = PATIENT
+    _busy_patience = PATIENT
 
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> GuardGrant:
         return GuardGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
@@ -70,6 +70,7 @@ class Guard:
         self._problem: HoldfastError | None = None
         self._dead_man: DeadMan | None = None
         self._ending = Ending()
+        self._resource: Resource | None = None
         self._pid = os.getpid()
 
     @property
@@ -136,7 +137,7 @@ class Guard:
 
     def _begin(self, grant: GuardGrant) -> None:
         """Unless a heartbeat comes back, the kernel ends us. One may have failed already, before we were here."""
-        self._engine.guards.append(self.name)
+        self._resource = self._engine.register(Resource(check=self._refuse_close))
         atexit.register(self._let_expire)
         grant.inside = True
         with self._lock:
@@ -175,8 +176,12 @@ class Guard:
         """From here on nothing of the block runs, so the lease may go."""
         atexit.unregister(self._let_expire)
         grant.inside = False
-        if self.name in self._engine.guards:
-            self._engine.guards.remove(self.name)
+        self._engine.unregister(self._resource)
+
+    def _refuse_close(self) -> None:
+        raise RuntimeError(
+            f"the client guards this process with {self.name!r}: leave the guard's block before you close it"
+        )
 
     def _disarm(self) -> None:
         with self._lock:

@@ -13,13 +13,13 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine
+from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine, AsyncResource
 from holdfast.errors import EngineError, HoldfastError, LeaseLost, NotAcquired
 from holdfast.lease.admin_async import AsyncLeases
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import PATIENT, AsyncHandle
+from holdfast.lease.terms import LeaseTerms
 from holdfast.lease.trust import Trust, margin
-from holdfast.names import LeaseTerms
 from holdfast.recipes.guard_terms import LOST, REFUSED, UNPROVEN
 from holdfast.runtime.clock import now
 from holdfast.runtime.exit import Ending
@@ -52,7 +52,7 @@ class AsyncGuardGrant(AsyncLeaseGrant):
 
 
 class _AsyncGuardLease(AsyncHandle[AsyncGuardGrant]):
-    _while_busy = PATIENT
+    _busy_patience = PATIENT
 
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> AsyncGuardGrant:
         return AsyncGuardGrant(self._engine, self._terms, self._holder, token, row["fence"], trust)
@@ -69,6 +69,7 @@ class AsyncGuard:
         self._problem: HoldfastError | None = None
         self._dead_man: DeadMan | None = None
         self._ending = Ending()
+        self._resource: AsyncResource | None = None
         self._pid = os.getpid()
 
     @property
@@ -135,7 +136,7 @@ class AsyncGuard:
 
     def _begin(self, grant: AsyncGuardGrant) -> None:
         """Unless a heartbeat comes back, the kernel ends us. One may have failed already, before we were here."""
-        self._engine.guards.append(self.name)
+        self._resource = self._engine.register(AsyncResource(check=self._refuse_close))
         atexit.register(self._let_expire)
         grant.inside = True
         with self._lock:
@@ -174,8 +175,12 @@ class AsyncGuard:
         """From here on nothing of the block runs, so the lease may go."""
         atexit.unregister(self._let_expire)
         grant.inside = False
-        if self.name in self._engine.guards:
-            self._engine.guards.remove(self.name)
+        self._engine.unregister(self._resource)
+
+    def _refuse_close(self) -> None:
+        raise RuntimeError(
+            f"the client guards this process with {self.name!r}: leave the guard's block before you close it"
+        )
 
     def _disarm(self) -> None:
         with self._lock:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.names import MAX_TTL, MIN_TTL, LeaseTerms, check_free_name, check_seconds
+from holdfast.lease.terms import LeaseTerms
+from holdfast.names import MAX_TTL, MIN_TTL, check_free_name, check_seconds
 
 REFUSED, UNPROVEN, LOST = 75, 69, 70
 """Exit codes, as in sysexits.h: somebody else has it; nobody could prove that it is ours; it was ours, and is lost. A

@@ -16,7 +16,7 @@ from holdfast.recipes.writing import Writer
 from holdfast.reconciler import Backend
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
-from holdfast.runtime.crew import Asker, Ending, Keyed, Tally, pause
+from holdfast.runtime.concurrency import BoundedCalls, KeyedLock, SharedCounts, TermEnding, wait_event
 from holdfast.runtime.log import logger
 
 log = logger("holdfast.reconciler")
@@ -37,9 +37,9 @@ class Mender:
         self._session_present = session_present
         self.objects = Objects(engine)
         self._writer = Writer(self.objects)
-        self._asker = Asker()
-        self.serial = Keyed()
-        self.tally = Tally(Counts(), "reconciler.counted")
+        self._asker = BoundedCalls()
+        self.serial = KeyedLock()
+        self.tally = SharedCounts(Counts(), "reconciler.counted")
         self.queued: set[str] = set()
         """Records that somebody is about to look at, because of an event."""
         self._failing = self._patience = 0
@@ -118,7 +118,7 @@ class Mender:
         """Ask for its session, and mend it if it differs."""
         try:
             session = self._session(mandate, record.id, backend)
-        except Ending:
+        except TermEnding:
             return
         except Exception as error:
             self._count_error(record.id, error)
@@ -130,7 +130,7 @@ class Mender:
         if self._session_present is None or backend is None:
             return True
         what, stopping = f"session_present({id!r})", mandate.stopping
-        return bool(self._asker.ask(stopping, what, ANSWER, self._session_present, id))
+        return bool(self._asker.call(stopping, what, ANSWER, self._session_present, id))
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
         at = now() + (self._ahead or 0.0)
@@ -162,12 +162,12 @@ class Mender:
         while not mandate.stopping.is_set():
             try:
                 self._ask_for_all(mandate)
-            except Ending:
+            except TermEnding:
                 return
             except Exception as error:
                 failures += 1
                 self.complain("a sweep waits for the driver", error)
-                pause(mandate.stopping, pause_after(failures, self._terms.sweep_every))
+                wait_event(mandate.stopping, pause_after(failures, self._terms.sweep_every))
             else:
                 self._patience *= 2
                 return
@@ -178,7 +178,7 @@ class Mender:
         if close is None:
             return
         try:
-            self._asker.ask(None, "the end of driver.watch()", ANSWER, close)
+            self._asker.call(None, "the end of driver.watch()", ANSWER, close)
         except Exception as error:
             self.complain("the watch on the driver could not be closed", error)
 
@@ -191,8 +191,8 @@ class Mender:
     def _ask(self, mandate: Mandate, what: str, within: float, question: Callable[..., T], *arguments: str) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
-            answer: T = self._asker.ask(mandate.stopping, what, within, question, *arguments)
-        except Ending:
+            answer: T = self._asker.call(mandate.stopping, what, within, question, *arguments)
+        except TermEnding:
             raise
         except Exception:
             self._failing += 1

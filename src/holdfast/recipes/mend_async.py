@@ -15,8 +15,8 @@ from holdfast.recipes.writing_async import AsyncWriter
 from holdfast.reconciler import Backend
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
-from holdfast.runtime.crew import Ending, Tally
-from holdfast.runtime.crew_async import AsyncAsker, AsyncKeyed, pause
+from holdfast.runtime.concurrency import SharedCounts, TermEnding
+from holdfast.runtime.concurrency_async import AsyncBoundedCalls, AsyncKeyedLock, wait_event
 from holdfast.runtime.log import logger
 
 log = logger("holdfast.reconciler")
@@ -37,9 +37,9 @@ class AsyncMender:
         self._session_present = session_present
         self.objects = AsyncObjects(engine)
         self._writer = AsyncWriter(self.objects)
-        self._asker = AsyncAsker()
-        self.serial = AsyncKeyed()
-        self.tally = Tally(Counts(), "reconciler.counted")
+        self._asker = AsyncBoundedCalls()
+        self.serial = AsyncKeyedLock()
+        self.tally = SharedCounts(Counts(), "reconciler.counted")
         self.queued: set[str] = set()
         """Records that somebody is about to look at, because of an event."""
         self._failing = self._patience = 0
@@ -122,7 +122,7 @@ class AsyncMender:
         """Ask for its session, and mend it if it differs."""
         try:
             session = await self._session(mandate, record.id, backend)
-        except Ending:
+        except TermEnding:
             return
         except Exception as error:
             self._count_error(record.id, error)
@@ -134,7 +134,7 @@ class AsyncMender:
         if self._session_present is None or backend is None:
             return True
         what, stopping = f"session_present({id!r})", mandate.stopping
-        return bool(await self._asker.ask(stopping, what, ANSWER, self._session_present, id))
+        return bool(await self._asker.call(stopping, what, ANSWER, self._session_present, id))
 
     def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
         at = now() + (self._ahead or 0.0)
@@ -166,12 +166,12 @@ class AsyncMender:
         while not mandate.stopping.is_set():
             try:
                 await self._ask_for_all(mandate)
-            except Ending:
+            except TermEnding:
                 return
             except Exception as error:
                 failures += 1
                 self.complain("a sweep waits for the driver", error)
-                await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every))
+                await wait_event(mandate.stopping, pause_after(failures, self._terms.sweep_every))
             else:
                 self._patience *= 2
                 return
@@ -182,7 +182,7 @@ class AsyncMender:
         if close is None:
             return
         try:
-            await self._asker.ask(None, "the end of driver.watch()", ANSWER, close)
+            await self._asker.call(None, "the end of driver.watch()", ANSWER, close)
         except Exception as error:
             self.complain("the watch on the driver could not be closed", error)
 
@@ -197,8 +197,8 @@ class AsyncMender:
     ) -> T:
         """The driver, and keep count of how often in a row it fails."""
         try:
-            answer: T = await self._asker.ask(mandate.stopping, what, within, question, *arguments)
-        except Ending:
+            answer: T = await self._asker.call(mandate.stopping, what, within, question, *arguments)
+        except TermEnding:
             raise
         except Exception:
             self._failing += 1

@@ -18,10 +18,17 @@ from holdfast.recipes.reconciling import Counts, ReconcilerTerms, failures_with,
 from holdfast.reconciler import Backend, DriverEvent
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.crew import Aside, Crew, Ending, pause, theirs
+from holdfast.runtime.concurrency import (
+    Companion,
+    Notifier,
+    TaskPool,
+    TermEnding,
+    check_async_callable,
+    check_callable,
+    reject_foreign_cancel,
+    wait_event,
+)
 from holdfast.runtime.log import logger
-from holdfast.runtime.running import Teller
-from holdfast.runtime.waiting import check_asked, check_called
 
 log = logger("holdfast.reconciler")
 
@@ -49,12 +56,12 @@ class Reconciler:
             (driver.get, "driver.get"), (session_present, "session_present"), (on_event, "on_event")
         ):  # fmt: skip
             if function is not None:
-                check_called(function, what)
-        check_asked(driver.list, "driver.list")
-        check_asked(driver.get, "driver.get")
+                check_callable(function, what)
+        check_async_callable(driver.list, "driver.list")
+        check_async_callable(driver.get, "driver.get")
         self._terms, self._driver = terms, driver
         self._mender = Mender(engine, terms, driver, session_present)
-        self._teller = None if on_event is None else Teller(on_event, self._not_told)
+        self._teller = None if on_event is None else Notifier(on_event, self._not_told)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
         self._begun_at: float | None = None
@@ -75,7 +82,7 @@ class Reconciler:
                 self._teller.finish(0.0)
 
     def _run(self, mandate: Mandate) -> None:
-        with Crew(self._terms.concurrency) as crew, Aside(self._follow, mandate, crew):
+        with TaskPool(self._terms.concurrency) as crew, Companion(self._follow, mandate, crew):
             failures = 0
             while not mandate.stopping.is_set():
                 gained = mandate.gained
@@ -83,7 +90,7 @@ class Reconciler:
                 every = self._terms.sweep_every
                 until = now() + (pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
                 while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
-                    pause(mandate.stopping, min(left, _GLANCE))
+                    wait_event(mandate.stopping, min(left, _GLANCE))
 
     def exclusive(self, id: str) -> AbstractContextManager[None]:
         """Inside the block neither watch nor sweep of this process touches the record, nor another such block. The
@@ -116,7 +123,7 @@ class Reconciler:
 
     def _compare(self, mandate: Mandate, backends: dict[str, Backend], horizon: int) -> None:
         mender = self._mender
-        with Crew(self._terms.concurrency) as crew:
+        with TaskPool(self._terms.concurrency) as crew:
             after: str | None = None
             while page := mender.objects.list(self._terms.type, after=after, most=_PAGE):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
@@ -137,7 +144,7 @@ class Reconciler:
     def _swept(self, mandate: Mandate) -> bool:
         try:
             self.sweep(mandate)
-        except Ending:
+        except TermEnding:
             return False
         except Exception as error:
             self._tally.add(sweeps_abandoned=1)
@@ -145,7 +152,7 @@ class Reconciler:
             return False
         return True
 
-    def _follow(self, mandate: Mandate, crew: Crew) -> None:
+    def _follow(self, mandate: Mandate, crew: TaskPool) -> None:
         """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
         failures = 0
         self._mender.queued.clear()
@@ -153,7 +160,7 @@ class Reconciler:
             events: Any = None
             heard, began = False, now()
             try:
-                with theirs():
+                with reject_foreign_cancel():
                     events = self._driver.watch()
                     for event in events:
                         self._tally.set(watching=True)  # each time: a thread left from the last term says otherwise
@@ -170,9 +177,9 @@ class Reconciler:
                 self._tally.set(watching=False)
                 self._mender.close(events)
             failures = failures_with(failures, now() - began, self._terms.sweep_every)
-            pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
+            wait_event(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
-    def _hear(self, event: DriverEvent | None, mandate: Mandate, crew: Crew) -> bool:
+    def _hear(self, event: DriverEvent | None, mandate: Mandate, crew: TaskPool) -> bool:
         """False when nobody is left to do anything about it."""
         if event is None:
             return True
@@ -182,7 +189,7 @@ class Reconciler:
                 return True
             self._mender.queued.add(event.id)
             return crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._teller is not None and not self._teller.tell(event):
+        if self._teller is not None and not self._teller.notify(event):
             self._tally.add(untold=1)
         return True
 

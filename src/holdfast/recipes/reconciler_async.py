@@ -17,11 +17,17 @@ from holdfast.recipes.reconciling import Counts, ReconcilerTerms, failures_with,
 from holdfast.reconciler import Backend, DriverEvent
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.crew import Ending
-from holdfast.runtime.crew_async import AsyncAside, AsyncCrew, pause, theirs
+from holdfast.runtime.concurrency import TermEnding
+from holdfast.runtime.concurrency_async import (
+    AsyncCompanion,
+    AsyncNotifier,
+    AsyncTaskPool,
+    check_async_callable,
+    check_callable,
+    reject_foreign_cancel,
+    wait_event,
+)
 from holdfast.runtime.log import logger
-from holdfast.runtime.running_async import AsyncTeller
-from holdfast.runtime.waiting_async import check_asked, check_called
 
 log = logger("holdfast.reconciler")
 
@@ -49,12 +55,12 @@ class AsyncReconciler:
             (driver.get, "driver.get"), (session_present, "session_present"), (on_event, "on_event")
         ):  # fmt: skip
             if function is not None:
-                check_called(function, what)
-        check_asked(driver.list, "driver.list")
-        check_asked(driver.get, "driver.get")
+                check_callable(function, what)
+        check_async_callable(driver.list, "driver.list")
+        check_async_callable(driver.get, "driver.get")
         self._terms, self._driver = terms, driver
         self._mender = AsyncMender(engine, terms, driver, session_present)
-        self._teller = None if on_event is None else AsyncTeller(on_event, self._not_told)
+        self._teller = None if on_event is None else AsyncNotifier(on_event, self._not_told)
         self._tally = self._mender.tally
         self._swept_at: float | None = None
         self._begun_at: float | None = None
@@ -75,7 +81,7 @@ class AsyncReconciler:
                 await self._teller.finish(0.0)
 
     async def _run(self, mandate: AsyncMandate) -> None:
-        async with AsyncCrew(self._terms.concurrency) as crew, AsyncAside(self._follow, mandate, crew):
+        async with AsyncTaskPool(self._terms.concurrency) as crew, AsyncCompanion(self._follow, mandate, crew):
             failures = 0
             while not mandate.stopping.is_set():
                 gained = mandate.gained
@@ -83,7 +89,7 @@ class AsyncReconciler:
                 every = self._terms.sweep_every
                 until = now() + (pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
                 while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
-                    await pause(mandate.stopping, min(left, _GLANCE))
+                    await wait_event(mandate.stopping, min(left, _GLANCE))
 
     def exclusive(self, id: str) -> AbstractAsyncContextManager[None]:
         """Inside the block neither watch nor sweep of this process touches the record, nor another such block. The
@@ -116,7 +122,7 @@ class AsyncReconciler:
 
     async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
         mender = self._mender
-        async with AsyncCrew(self._terms.concurrency) as crew:
+        async with AsyncTaskPool(self._terms.concurrency) as crew:
             after: str | None = None
             while page := await mender.objects.list(self._terms.type, after=after, most=_PAGE):
                 ours = [record for record in page if mandate.grant_for(record.id) is not None]
@@ -137,7 +143,7 @@ class AsyncReconciler:
     async def _swept(self, mandate: AsyncMandate) -> bool:
         try:
             await self.sweep(mandate)
-        except Ending:
+        except TermEnding:
             return False
         except Exception as error:
             self._tally.add(sweeps_abandoned=1)
@@ -145,7 +151,7 @@ class AsyncReconciler:
             return False
         return True
 
-    async def _follow(self, mandate: AsyncMandate, crew: AsyncCrew) -> None:
+    async def _follow(self, mandate: AsyncMandate, crew: AsyncTaskPool) -> None:
         """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
         failures = 0
         self._mender.queued.clear()
@@ -153,7 +159,7 @@ class AsyncReconciler:
             events: Any = None
             heard, began = False, now()
             try:
-                with theirs():
+                with reject_foreign_cancel():
                     events = self._driver.watch()
                     async for event in events:
                         self._tally.set(watching=True)  # each time: a thread left from the last term says otherwise
@@ -170,9 +176,9 @@ class AsyncReconciler:
                 self._tally.set(watching=False)
                 await self._mender.close(events)
             failures = failures_with(failures, now() - began, self._terms.sweep_every)
-            await pause(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
+            await wait_event(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
-    async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncCrew) -> bool:
+    async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncTaskPool) -> bool:
         """False when nobody is left to do anything about it."""
         if event is None:
             return True
@@ -182,7 +188,7 @@ class AsyncReconciler:
                 return True
             self._mender.queued.add(event.id)
             return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._teller is not None and not self._teller.tell(event):
+        if self._teller is not None and not self._teller.notify(event):
             self._tally.add(untold=1)
         return True
 

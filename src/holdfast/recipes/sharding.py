@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from holdfast.names import LeaseTerms, check_name
+from holdfast.lease.terms import LeaseTerms
+from holdfast.names import check_name
 
 MOST = 4096
 

@@ -12,19 +12,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from holdfast.database.engine import CALL_TIMEOUT, Engine
+from holdfast.database.engine import CALL_TIMEOUT, Engine, Resource
 from holdfast.errors import EngineError
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Lease
-from holdfast.names import LeaseTerms
+from holdfast.lease.terms import LeaseTerms
 from holdfast.recipes.election import replica
 from holdfast.recipes.sharding import Plan, ShardTerms, plan, shard_of
 from holdfast.runtime import forks
 from holdfast.runtime.clock import jitter
+from holdfast.runtime.concurrency import StopEvent, Wakeup, Worker
 from holdfast.runtime.identity import new_token
 from holdfast.runtime.log import logger
-from holdfast.runtime.running import Bell, Flag, Job
-from holdfast.runtime.waiting import Signal
 
 log = logger("holdfast.shards")
 
@@ -36,17 +35,18 @@ class Shards:
         self._engine, self._terms = engine, terms
         self.name = terms.name
         self._name_instance()
-        self.stopping = Flag()
+        self.stopping = StopEvent()
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
         """The replicas that were there at the last look, ourselves among them."""
         self.gained = 0
         """How many shards we have ever taken."""
-        self._bell, self._over = Bell(), Bell()
+        self._bell, self._over = Wakeup(), Wakeup()
         self._grants: dict[int, LeaseGrant] = {}
         self._member: LeaseGrant | None = None
-        self._job: Job | None = None
-        self._left: Signal | None = None
+        self._job: Worker | None = None
+        self._resource: Resource | None = None
+        self._left: Wakeup | None = None
         self._entered = False
         self._answers = True
         """Whether the database did when it was last asked."""
@@ -77,7 +77,7 @@ class Shards:
     def stop(self) -> None:
         """Take no more: whoever works on the shards has to end. They are released when the block ends."""
         self.stopping.set()
-        self._bell.ring()
+        self._bell.set()
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -85,10 +85,10 @@ class Shards:
         self._entered = True
         if self._era != forks.era:
             self._name_instance()
-        self._engine.working.add(self)
+        self._resource = self._engine.register(Resource(stop=self.stop, wait=self.leave))
         try:
             self._balance()
-            self._job = Job(self._run, self, self._over.ring)
+            self._job = Worker(self._run, self, self._over.set)
             self._job.start()
             return self
         except BaseException:
@@ -111,21 +111,18 @@ class Shards:
                 self._left.set()
 
     def leave(self) -> None:
-        """Its client closes: whoever works on the shards has been told, and has as long as an elector's work to end the
-        block."""
-        self._left = Signal()
-        if self in self._engine.working:
-            self._left.wait(self._terms.ttl / 6)
+        """The client closes: wait for the end of the block, for as long as an elector waits for its work.
 
-    def let_expire(self) -> None:
-        """Nothing: they hang on a heartbeat with others. They are released with these, and the database refuses what is
-        written under them from then on."""
+        The leases are released after that in any case: they share a heartbeat with others."""
+        self._left = Wakeup()
+        if self._resource is not None:
+            self._left.wait(self._terms.ttl / 6)
 
     def _run(self, _: object) -> None:
         try:
             self._go_on()
         finally:
-            if self not in self._engine.working:  # whoever left the block was interrupted, and did not wait for us
+            if self._resource is None:  # whoever left the block was interrupted, and did not wait for us
                 self._abandon()
 
     def _go_on(self) -> None:
@@ -204,7 +201,7 @@ class Shards:
 
     def _lost(self, grant: LeaseGrant) -> None:
         """In the keeper's thread."""
-        self._bell.ring()
+        self._bell.set()
 
     def _forget_lost(self) -> None:
         for number, grant in list(self._grants.items()):
@@ -245,6 +242,7 @@ class Shards:
     def _abandon(self) -> None:
         """The keeper gives back whatever we still have: nobody answers, where each would be waited for as long as the
         first one was; or nobody waits."""
-        self._engine.working.discard(self)
+        self._engine.unregister(self._resource)
+        self._resource = None
         while (grant := self._next()) is not None:
             grant.abandon()

@@ -11,19 +11,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine
+from holdfast.database.engine_async import CALL_TIMEOUT, AsyncEngine, AsyncResource
 from holdfast.errors import EngineError
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
-from holdfast.names import LeaseTerms
+from holdfast.lease.terms import LeaseTerms
 from holdfast.recipes.election import replica
 from holdfast.recipes.sharding import Plan, ShardTerms, plan, shard_of
 from holdfast.runtime import forks
 from holdfast.runtime.clock import jitter
+from holdfast.runtime.concurrency_async import AsyncStopEvent, AsyncWakeup, AsyncWorker
 from holdfast.runtime.identity import new_token
 from holdfast.runtime.log import logger
-from holdfast.runtime.running_async import AsyncBell, AsyncFlag, AsyncJob
-from holdfast.runtime.waiting_async import AsyncSignal
 
 log = logger("holdfast.shards")
 
@@ -35,17 +34,18 @@ class AsyncShards:
         self._engine, self._terms = engine, terms
         self.name = terms.name
         self._name_instance()
-        self.stopping = AsyncFlag()
+        self.stopping = AsyncStopEvent()
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
         """The replicas that were there at the last look, ourselves among them."""
         self.gained = 0
         """How many shards we have ever taken."""
-        self._bell, self._over = AsyncBell(), AsyncBell()
+        self._bell, self._over = AsyncWakeup(), AsyncWakeup()
         self._grants: dict[int, AsyncLeaseGrant] = {}
         self._member: AsyncLeaseGrant | None = None
-        self._job: AsyncJob | None = None
-        self._left: AsyncSignal | None = None
+        self._job: AsyncWorker | None = None
+        self._resource: AsyncResource | None = None
+        self._left: AsyncWakeup | None = None
         self._entered = False
         self._answers = True
         """Whether the database did when it was last asked."""
@@ -76,7 +76,7 @@ class AsyncShards:
     def stop(self) -> None:
         """Take no more: whoever works on the shards has to end. They are released when the block ends."""
         self.stopping.set()
-        self._bell.ring()
+        self._bell.set()
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -84,10 +84,10 @@ class AsyncShards:
         self._entered = True
         if self._era != forks.era:
             self._name_instance()
-        self._engine.working.add(self)
+        self._resource = self._engine.register(AsyncResource(stop=self.stop, wait=self.leave))
         try:
             await self._balance()
-            self._job = AsyncJob(self._run, self, self._over.ring)
+            self._job = AsyncWorker(self._run, self, self._over.set)
             self._job.start()
             return self
         except BaseException:
@@ -110,21 +110,18 @@ class AsyncShards:
                 self._left.set()
 
     async def leave(self) -> None:
-        """Its client closes: whoever works on the shards has been told, and has as long as an elector's work to end the
-        block."""
-        self._left = AsyncSignal()
-        if self in self._engine.working:
-            await self._left.wait(self._terms.ttl / 6)
+        """The client closes: wait for the end of the block, for as long as an elector waits for its work.
 
-    def let_expire(self) -> None:
-        """Nothing: they hang on a heartbeat with others. They are released with these, and the database refuses what is
-        written under them from then on."""
+        The leases are released after that in any case: they share a heartbeat with others."""
+        self._left = AsyncWakeup()
+        if self._resource is not None:
+            await self._left.wait(self._terms.ttl / 6)
 
     async def _run(self, _: object) -> None:
         try:
             await self._go_on()
         finally:
-            if self not in self._engine.working:  # whoever left the block was interrupted, and did not wait for us
+            if self._resource is None:  # whoever left the block was interrupted, and did not wait for us
                 self._abandon()
 
     async def _go_on(self) -> None:
@@ -203,7 +200,7 @@ class AsyncShards:
 
     def _lost(self, grant: AsyncLeaseGrant) -> None:
         """In the keeper's thread."""
-        self._bell.ring()
+        self._bell.set()
 
     def _forget_lost(self) -> None:
         for number, grant in list(self._grants.items()):
@@ -244,6 +241,7 @@ class AsyncShards:
     def _abandon(self) -> None:
         """The keeper gives back whatever we still have: nobody answers, where each would be waited for as long as the
         first one was; or nobody waits."""
-        self._engine.working.discard(self)
+        self._engine.unregister(self._resource)
+        self._resource = None
         while (grant := self._next()) is not None:
             grant.abandon()

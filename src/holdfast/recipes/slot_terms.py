@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.errors import AcquireTimeout, NotAcquired
-from holdfast.names import OWN, Held, check_name
+from holdfast.lease.terms import Refusal
+from holdfast.names import OWN, check_name
 
 MOST = 100_000
 KINDS = ("duplicate_claim", "wrong_owner", "missing_lease", "terminal_owner", "unclaimed_lease")
@@ -123,7 +124,7 @@ def check_slot(prefix: str, slot: object) -> str:
     return f"{prefix}:{slot}"
 
 
-def refusal(pool: str, capacity: int, held: Held, waited: float | None) -> NotAcquired:
+def refusal(pool: str, capacity: int, held: Refusal, waited: float | None) -> NotAcquired:
     if held.remaining is None:
         message = f"no slot of pool {pool!r} is to be had: all {capacity} are taken, or just being changed by somebody"
     else:

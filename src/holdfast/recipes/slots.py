@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from holdfast.database.engine import Engine
 from holdfast.errors import LeaseLost, NotAcquired
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import Handle
+from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.lease.trust import Trust
-from holdfast.names import Held, LeaseTerms, check_name
+from holdfast.names import check_name
 from holdfast.recipes import slot_terms as slots
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency import maybe_await
 from holdfast.runtime.identity import check_token
 from holdfast.runtime.log import logger
-from holdfast.runtime.waiting import settled
 
 log = logger("holdfast.slots")
 
@@ -43,7 +45,7 @@ class SlotGrant(LeaseGrant):
 class SlotClaim(Handle[SlotGrant]):
     """A slot to be had, whichever is free; used like a lease."""
 
-    _what, _statement = "slot", "slot_claim"
+    _kind, _statement = "slot", "slot_claim"
 
     def __init__(self, engine: Engine, terms: LeaseTerms, timeout: float | None, pool: str, capacity: int) -> None:
         super().__init__(engine, terms, timeout)
@@ -53,8 +55,23 @@ class SlotClaim(Handle[SlotGrant]):
     def _granted(self, row: dict[str, Any], token: str, trust: Trust) -> SlotGrant:
         return SlotGrant(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
 
-    def _refusal(self, held: Held, waited: float | None) -> NotAcquired:
-        return slots.refusal(self._pool, self._capacity, held, waited)
+    def _error(self, refusal: Refusal, waited: float | None) -> NotAcquired:
+        return slots.refusal(self._pool, self._capacity, refusal, waited)
+
+
+class _SlotCounts:
+    """What ``reconcile`` last found in the pools of a client."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.violations: Counter[tuple[str, str]] = Counter()
+        """By pool and kind."""
+        self.in_use: dict[str, int] = {}
+        telemetry.register(self)
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        if not self._engine.closed:
+            yield "slots_in_use", float(sum(self.in_use.values()))
 
 
 class Slots:
@@ -65,6 +82,7 @@ class Slots:
         self._engine, self._prefix, self._ttl = engine, slots.check_pool(pool, capacity), ttl
         self._auto_renew = auto_renew
         self._terms(None)
+        engine.state(_SlotCounts)  # a pool in which nothing is held yet has a gauge, too
 
     def __repr__(self) -> str:
         return f"<Slots {self.pool!r} of {self.capacity}>"
@@ -87,7 +105,7 @@ class Slots:
         if not rows:
             raise LeaseLost(f"slot {slot} of pool {self.pool!r}: the token is not, or no longer, the one that holds it")
         [row] = rows
-        trust = Trust.counted(row["ttl"], asked_at, row["remaining"])
+        trust = Trust.granted(row["ttl"], asked_at, row["remaining"])
         return SlotGrant(
             self._engine, self._terms(row["holder"]), row["holder"], check_token(token), row["fence"], trust, name
         )
@@ -126,18 +144,22 @@ class Slots:
                     each.about,
                     extra={"event": "slots.violation", "pool": self.pool, "slot": each.slot, "kind": each.kind},
                 )
-                self._engine.violations[self.pool, each.kind] += 1
+                self._counts.violations[self.pool, each.kind] += 1
                 telemetry.tell("slots.violation", kind=each.kind)
-        self._engine.slots_in_use[self.pool] = len(true)
+        self._counts.in_use[self.pool] = len(true)
         return len(true)
 
     def forget(self) -> None:
         """What was reconciled here last is no gauge any more: somebody else goes on."""
-        self._engine.slots_in_use.pop(self.pool, None)
+        self._counts.in_use.pop(self.pool, None)
+
+    @property
+    def _counts(self) -> _SlotCounts:
+        return self._engine.state(_SlotCounts)
 
     def _judge(self, read: Callable[[], Sessions]) -> tuple[set[int], list[slots.Violation]]:
         before = self._held()
-        told = list(settled(read()))
+        told = list(maybe_await(read()))
         return slots.judge(told, before, self._held())
 
     def _held(self) -> dict[int, slots.Lease]:
@@ -147,7 +169,7 @@ class Slots:
     @property
     def invariant_violation_total(self) -> Mapping[str, int]:
         """By kind, since this client was made."""
-        return {kind: self._engine.violations[self.pool, kind] for kind in slots.KINDS}
+        return {kind: self._counts.violations[self.pool, kind] for kind in slots.KINDS}
 
     def _terms(self, owner: str | None) -> LeaseTerms:
         if owner is not None:

@@ -12,8 +12,8 @@ from holdfast.recipes.election import Action, ElectorTerms, Event, State, after
 from holdfast.recipes.term import Term
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency import Wakeup, Worker
 from holdfast.runtime.log import logger
-from holdfast.runtime.running import Bell, Job
 
 log = logger("holdfast.elector")
 
@@ -28,7 +28,7 @@ class Course:
     def __init__(self) -> None:
         self.state = State.STANDBY
         self.stopped = self.resigned = self.overdue = False
-        self.bell = Bell()
+        self.bell = Wakeup()
         self._waiting: list[Callable[[], None]] = []
 
     def turn(self, event: Event) -> Action:
@@ -67,7 +67,7 @@ class Tenure:
 
     def serve(self, work: Work) -> None:
         """Run the work until it has ended, whatever that takes, and release the lease."""
-        job = Job(work, self._term, self._ended)
+        job = Worker(work, self._term, self._ended)
         try:
             if self._course.state is State.LEADING:
                 job.start()
@@ -85,12 +85,12 @@ class Tenure:
 
     def _ended(self) -> None:
         """In the work's own thread. Where nobody waits for it, its lease goes with it."""
-        self._course.bell.ring()
+        self._course.bell.set()
         if self._alone:
             self._course.turn(Event.WORK_ENDED)
             self._grant.abandon()
 
-    def _supervise_anyhow(self, job: Job) -> None:
+    def _supervise_anyhow(self, job: Worker) -> None:
         try:
             self._supervise(job)
         except BaseException:  # run() itself is cancelled or interrupted: the work is stopped all the same
@@ -98,7 +98,7 @@ class Tenure:
             self._supervise(job)
             raise
 
-    def _supervise(self, job: Job) -> None:
+    def _supervise(self, job: Worker) -> None:
         """Until the work has ended, however it is told to."""
         while not job.ended:
             event = self._event()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from holdfast.errors import LeaseLost
 from holdfast.lease.grant import LeaseGrant
-from holdfast.runtime.running import Flag
+from holdfast.runtime.concurrency import StopEvent
 
 
 class Term:
@@ -17,7 +17,7 @@ class Term:
     def __init__(self, grant: LeaseGrant) -> None:
         self._grant = grant
         self.name, self.holder, self.fence = grant.name, grant.holder, grant.fence
-        self.stopping = Flag()
+        self.stopping = StopEvent()
         """Set when the work has to stop: lost, resigned, or shut down."""
         self.gained = 0
         """What a reconciler asks of its mandate: a term begins with all records, and gains none."""

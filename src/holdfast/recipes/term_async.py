@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from holdfast.errors import LeaseLost
 from holdfast.lease.grant_async import AsyncLeaseGrant
-from holdfast.runtime.running_async import AsyncFlag
+from holdfast.runtime.concurrency_async import AsyncStopEvent
 
 
 class AsyncTerm:
@@ -16,7 +16,7 @@ class AsyncTerm:
     def __init__(self, grant: AsyncLeaseGrant) -> None:
         self._grant = grant
         self.name, self.holder, self.fence = grant.name, grant.holder, grant.fence
-        self.stopping = AsyncFlag()
+        self.stopping = AsyncStopEvent()
         """Set when the work has to stop: lost, resigned, or shut down."""
         self.gained = 0
         """What a reconciler asks of its mandate: a term begins with all records, and gains none."""

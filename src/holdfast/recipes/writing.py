@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.lease.grant import LeaseGrant
 from holdfast.objects.model import MatchVersion, ObjectRecord
 from holdfast.objects.objects import Objects
-from holdfast.runtime.crew import Keyed
+from holdfast.runtime.concurrency import KeyedLock
 from holdfast.runtime.log import logger
 
 log = logger("holdfast.reconciler")
@@ -32,7 +32,7 @@ class _Waiting:
 class Writer:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._turn = Keyed()
+        self._turn = KeyedLock()
         self._waiting: list[_Waiting] = []
 
     def put(self, record: ObjectRecord, payload: dict[str, Any], grant: LeaseGrant) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.objects.model import MatchVersion, ObjectRecord
 from holdfast.objects.objects_async import AsyncObjects
-from holdfast.runtime.crew_async import AsyncKeyed
+from holdfast.runtime.concurrency_async import AsyncKeyedLock
 from holdfast.runtime.log import logger
 
 log = logger("holdfast.reconciler")
@@ -31,7 +31,7 @@ class _Waiting:
 class AsyncWriter:
     def __init__(self, objects: AsyncObjects) -> None:
         self._objects = objects
-        self._turn = AsyncKeyed()
+        self._turn = AsyncKeyedLock()
         self._waiting: list[_Waiting] = []
 
     async def put(self, record: ObjectRecord, payload: dict[str, Any], grant: AsyncLeaseGrant) -> None:

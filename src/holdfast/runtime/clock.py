@@ -1,4 +1,4 @@
-"""The local clock that trust is counted on: it never steps, and where the system can, it runs on while it sleeps."""
+"""The local clock of leases: it never steps and, where the system can, goes on while the machine sleeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ now = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_B
 
 
 def jitter(least: float, most: float) -> float:
-    """Seconds, at random, so that nobody waits in step with others."""
-    import random  # a millisecond that a start does not have: whoever waits has
+    """Random seconds between the two, so that processes do not wait in step."""
+    import random  # here: the import takes a millisecond, and only waiters need it
 
     return random.uniform(least, most)

@@ -1,7 +1,7 @@
-"""Ending a process in order: SystemExit in its main thread, from whichever thread it is asked for.
+"""Ends the process from any thread by SystemExit in its main thread, so that blocks are left and hooks are called.
 
-SIGTERM is the messenger, because it interrupts whatever the main thread waits for. Where the program handles that
-signal itself, its own handler is called and decides how to stop; the kernel's timer decides when.
+SIGTERM carries it there, because a signal interrupts any wait of the main thread. A program with its own handler of
+SIGTERM decides itself how to stop; the kill timer decides when it must have stopped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import ClassVar
 
 class Ending:
     _code: ClassVar[int | None] = None
-    """Of whoever began it: the handler may be that of another one in this process."""
+    """Shared by all instances: the handler may be that of another one in this process."""
 
     def __init__(self) -> None:
         self._ours = False
 
     def prepare(self) -> None:
-        """From here on SIGTERM is SystemExit, so that blocks are left and hooks are called. Not where the program has a
-        handler of its own, and not outside the main thread, which alone may say so."""
+        """Make SIGTERM raise SystemExit, unless the program has a handler of its own. Python allows this only in the
+        main thread."""
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._exit)
             self._ours = True

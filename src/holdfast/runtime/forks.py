@@ -1,12 +1,12 @@
-"""After a fork the child owns nothing and harms nothing.
+"""After a fork the child owns nothing of its parent's and harms nothing of it.
 
-An inherited connection is never closed in the child: closing says goodbye on the parent's socket, and the server would
-end the parent's session. Its descriptor is pointed at /dev/null, so that even the garbage collector does no harm.
+An inherited connection is never closed in the child: libpq would send a goodbye on the parent's socket, and the server
+would end the parent's session. Its descriptor is pointed at /dev/null, so that the garbage collector does no harm.
 
-SQLite has mutexes of its own, some of them for the whole process. A fork while another thread is inside would leave
-them locked in the child for ever, so a fork waits until our threads are out. And it remembers which files it has
-locked: a child that inherits this believes in locks that only the parent has, and loses the file's log to it. So
-nothing of ours is open across a fork; where that cannot be had in time, the child does without that file.
+SQLite has mutexes, some of them for the whole process. A fork while another thread is inside would leave them locked in
+the child for ever, so a fork waits until our threads are out. SQLite also remembers which files it has locked: a child
+that inherits this believes to have locks that only the parent has. So our SQLite files are closed during a fork; one
+that cannot be closed in time must not be opened in the child.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from weakref import WeakSet
 
 PATIENCE = 1.0
-"""Seconds that a fork waits for threads to come out of SQLite: they are inside for a transaction's time."""
+"""Seconds that a fork waits for threads to leave SQLite: they are inside for one transaction."""
 
 opening = threading.RLock()
-"""Held by whoever opens a SQLite file, and across a fork."""
+"""Held while a SQLite file is opened, and during a fork."""
 spoilt: set[str] = set()
-"""Files that somebody was inside of when this process was forked off: not to be opened in it."""
+"""Files that were in use when this process was forked: they must not be opened in it."""
 
 era = 0
-"""Rises in every child: whoever remembers another one has been forked. A question to the system would cost more."""
+"""Rises in every forked child: an object that remembers another value has been forked. hot: cheaper than getpid()."""
 
 _sessions: WeakSet[Any] = WeakSet()
 _forking = threading.local()
@@ -36,13 +36,13 @@ _graveyard: list[Any] = []
 
 
 def guard(session: Any) -> None:
-    """``session`` has ``fileno()`` and ``abandon()``, both called in a forked child before anything else is, and it may
-    have ``set_down(deadline)``, called before a fork, and ``pick_up()``, called after it in the parent."""
+    """Register a session. Its ``fileno()`` and ``abandon()`` are called in a forked child before any other code; if it
+    has ``set_down(deadline)`` and ``pick_up()``, they are called before a fork, and after it in the parent."""
     _sessions.add(session)
 
 
 def forget(session: Any) -> None:
-    """It is closed."""
+    """The session is closed."""
     _sessions.discard(session)
 
 

@@ -1,5 +1,6 @@
-"""Who we are, and secrets nobody can guess. By hand, because ``uuid``, ``secrets`` and ``socket`` cost milliseconds of
-every start, and nothing else here needs them."""
+"""The identity of this process, and tokens.
+
+hot: written by hand, because importing ``uuid``, ``secrets`` and ``socket`` takes milliseconds of every start."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def check_token(token: object) -> str:
 
 
 def this_process() -> dict[str, Any]:
-    """For the people who look: label, host, pid, started."""
+    """For listings: label, host, pid, started."""
     host, pid = _host(), os.getpid()
     return {"label": f"{host}:{pid}:{os.urandom(3).hex()}", "host": host, "pid": pid, "started": time.time()}
 

@@ -1,8 +1,8 @@
-"""What can be measured, as one table: which event counts where, under which labels. Exporters follow it, and so do the
-dashboard and the alerts, which are checked against it.
+"""The table of metrics: which event each one counts, with which labels. The exporters are driven by it; dashboard and
+alerts are checked against it.
 
-Names and keys are never labels: there may be millions. What an operation's labels hold is what its key says of it, of
-which a bounded number is told apart.
+Names and keys are never labels: there may be millions. The labels of an operation come from the fields of its key, and
+the number of their combinations is bounded.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class Metric(NamedTuple):
     kind: Kind
     about: str
     event: str = ""
-    """What it follows; a gauge is read instead."""
+    """The event that it follows; a gauge is read instead."""
     value: str = ""
-    """The field that is added or recorded; without one, events are counted."""
+    """The field that is added or recorded; without one, the events are counted."""
     labels: tuple[str, ...] = ()
     unit: str = "1"
 
     def amount(self, fields: dict[str, Any]) -> float:
         return float(fields[self.value]) if self.value else 1.0
 
-    def reading(self, found: dict[str, float]) -> float | None:
-        """Of a gauge. Where there is nothing there are none of it, but nothing has no age: None, not a good one."""
-        return found.get(self.name, None if self.unit == "s" else 0.0)
+    def reading(self, readings: dict[str, float]) -> float | None:
+        """The value of a gauge. Without a source a count is 0, and an age is None: an age of 0 would look healthy."""
+        return readings.get(self.name, None if self.unit == "s" else 0.0)
 
     def labelled(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Every label, always: series that come and go cannot be added up."""
+        """All labels, always: series that come and go cannot be summed."""
         return {label: _text(fields.get(label)) for label in self.labels}
 
 
@@ -45,28 +45,28 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Seconds: from a hand-over inside a process to a lease that is held all day."""
 
 OPERATION = ("pipeline", "task", "dataset_id", "env", "operation_type", "sovereignty_event")
-"""What is said of an operation. ``env`` is that of the process."""
+"""The labels of an operation. ``env`` is that of the process."""
 
 OWN = ("pipeline", "task", "dataset_id", "operation_type")
-"""Labels whose values are the users' own; nobody knows how many they make up."""
+"""Labels whose values the users choose, so their number is unknown."""
 OTHER = "(other)"
 
 
 class Bound:
-    """Tells apart so many combinations of what is the users' own; whatever comes after them is told as one."""
+    """Passes at most ``most`` combinations of user-chosen labels; all further ones are reported as "(other)"."""
 
     def __init__(self, most: object) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ValueError(f"most must be a whole number from 1 on, not {most!r}")
         self._most = most
-        self._known: set[tuple[Any, ...]] = set()
+        self._combinations: set[tuple[Any, ...]] = set()
 
     def __call__(self, fields: dict[str, Any]) -> dict[str, Any]:
         mine = tuple([fields.get(name) for name in OWN])
-        if mine in self._known:
+        if mine in self._combinations:
             return fields
-        if len(self._known) < self._most:
-            self._known.add(mine)
+        if len(self._combinations) < self._most:
+            self._combinations.add(mine)
             return fields
         return {**fields, **{name: OTHER for name, value in zip(OWN, mine, strict=True) if value is not None}}
 
@@ -90,7 +90,7 @@ def _gauge(name: str, about: str, unit: str = "1") -> Metric:
 
 METRICS: tuple[Metric, ...] = (
     _counter("lease_acquisitions", "Leases and slots that were granted.", "lease.acquired", "kind"),
-    _counter("lease_refusals", "Asked for and not had, because somebody else has it.", "lease.refused", "kind"),
+    _counter("lease_refusals", "Refused, because another holder has it.", "lease.refused", "kind"),
     _counter("lease_takeovers", "Granted because the holder had expired or was gone.", "lease.taken_over", "kind"),
     _counter("lease_losses", "Lost while they were held.", "lease.lost", "kind", "reason"),
     _seconds("lease_wait_seconds", "From asking to having.", "lease.acquired", "waited", "kind"),
@@ -103,7 +103,7 @@ METRICS: tuple[Metric, ...] = (
     _seconds("lock_wait_seconds", "From asking to having.", "lock.acquired", "waited"),
     _seconds("lock_hold_seconds", "From having to giving back, or losing.", "lock.ended", "held"),
     _gauge("locks_held", "Held by this process."),
-    _gauge("lock_waiters", "Waiting in this process for a lock that somebody has."),
+    _gauge("lock_waiters", "Waiting in this process for a lock that is held."),
     _counter("heartbeats", "One for all leases of a TTL.", "keeper.beat", "outcome"),
     _seconds("heartbeat_seconds", "How long the database took to answer one.", "keeper.beat", "seconds"),
     _gauge("heartbeat_age_seconds", "Since the oldest heartbeat of this process was confirmed.", "s"),
@@ -139,7 +139,7 @@ METRICS: tuple[Metric, ...] = (
              "env", "operation_type"),
     _told(
         "stale_partials_met", "operation.partial",
-        "Operations that a dead owner left half done, whenever somebody comes across one.", "fate",
+        "Operations that a dead owner left half done, each time one is found.", "fate",
     ),
 )  # fmt: skip
 

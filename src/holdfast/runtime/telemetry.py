@@ -1,4 +1,4 @@
-"""What happens, told to whoever listens. Unless somebody does, an event costs one look at a variable."""
+"""Events for metrics and traces. Without a listener an event costs the look at one variable."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from holdfast.runtime import forks
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import ERROR, logger
 
 log = logger("holdfast.telemetry")
 
 Listener = Callable[[str, dict[str, Any]], None]
 
 listeners: tuple[Listener, ...] = ()
-"""Looked at before anything is put together to be told."""
+"""Checked before the fields of an event are computed."""
 _sources: WeakSet[Any] = WeakSet()
 _followers: WeakSet[Any] = WeakSet()
 _lock = threading.RLock()
-"""Which a signal's handler may take while it is held."""
+"""Reentrant: a signal handler may need it while it is held."""
 
 
 class Source(Protocol):
-    """Something that has gauges: read when somebody asks, never counted along, so that they cannot go wrong."""
+    """Something with gauges. They are computed when they are read, so they cannot drift."""
 
     def gauges(self) -> Iterable[tuple[str, float]]: ...
 
 
 class Follower(Protocol):
-    """Something that is fast because it does not look whether anybody listens: it is told."""
+    """Something that is told when listeners come and go, because checking for them is too slow for it."""
 
     def listened(self, heard: bool) -> None: ...
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """``listener(event, fields)`` is called where things happen, in any thread, and is to be quick. Call what comes
-    back to end it."""
+    """Call ``listener(event, fields)`` for each event, in the thread where it happens; it must be fast. Returns a
+    function that ends it."""
     global listeners
     if not callable(listener):
         raise TypeError(f"listener must be a function of an event and its fields, not {listener!r:.60}")
 
-    def heard(event: str, fields: dict[str, Any]) -> None:  # one of its own, should it be given twice
+    def entry(event: str, fields: dict[str, Any]) -> None:  # distinct, if the same listener is given twice
         listener(event, fields)
 
     with _lock:
-        listeners = (*listeners, heard)
+        listeners = (*listeners, entry)
         _spread()
 
     def stop() -> None:
         global listeners
         with _lock:
-            listeners = tuple(each for each in listeners if each is not heard)
+            listeners = tuple(each for each in listeners if each is not entry)
             _spread()
 
     return stop
 
 
 def _spread() -> None:
-    """Under the lock: who is told last must not be told what was so before."""
+    """Under the lock, so that a follower never gets an outdated value last."""
     for follower in list(_followers):
         follower.listened(bool(listeners))
 
 
 def tell(event: str, **fields: Any) -> None:
-    """What a listener does wrong is its own trouble, and not that of whoever holds a lease."""
+    """Report an event to all listeners. An error in a listener is logged and goes no further."""
     for listener in listeners:
         try:
             listener(event, fields)
         except Exception:
-            log.exception("a listener failed on %s", event, extra={"event": "telemetry.listener_failed", "of": event})
+            log.event("telemetry.listener_failed", ERROR, "a listener failed on %(of)s", exc_info=True, of=event)
 
 
 def register(source: Source) -> None:
@@ -78,26 +78,26 @@ def register(source: Source) -> None:
 
 
 def follow(follower: Follower) -> None:
-    """Now, and whenever that changes."""
+    """Call ``follower.listened`` now, and whenever it changes."""
     with _lock:
         _followers.add(follower)
         follower.listened(bool(listeners))
 
 
 def readings() -> dict[str, float]:
-    """Every gauge of this process, summed over what has it; an age is the greatest."""
-    found: dict[str, float] = {}
+    """Every gauge of this process, summed over its sources; of ages the maximum."""
+    totals: dict[str, float] = {}
     with _lock:
         sources = list(_sources)
     for source in sources:
         for name, value in source.gauges():
-            known = found.get(name, 0.0)
-            found[name] = max(known, value) if name.endswith("_seconds") else known + value
-    return found
+            total = totals.get(name, 0.0)
+            totals[name] = max(total, value) if name.endswith("_seconds") else total + value
+    return totals
 
 
 @forks.in_child
 def _forget() -> None:
-    """What the parent holds is not held here."""
+    """A forked child holds nothing of its parent's."""
     global _lock, _sources, _followers
     _lock, _sources, _followers = threading.RLock(), WeakSet(), WeakSet()

@@ -197,7 +197,7 @@ def test_a_keeper_that_could_not_start_starts_with_the_next_lease(either: str) -
     import sys, threading, time, holdfast
     client, start = holdfast.Client(sys.argv[1]), threading.Thread.start
     def fail(self):
-        if self.name != "holdfast-keeper":
+        if self.name != "holdfast-background":
             return start(self)
         threading.Thread.start = start
         raise RuntimeError("can't start new thread")

@@ -153,7 +153,7 @@ def test_whoever_comes_second_waits_for_longer_than_a_lock_is_waited_for(monkeyp
     known, lock = ours["session_tune"], ours["migrate_lock"].steps[0].sql.encode()
     [step] = known.steps
     hasty = known._replace(steps=(step._replace(sql=step.sql.replace("'10s'", "'50ms'")),))
-    monkeypatch.setitem(ours._known, "session_tune", hasty)
+    monkeypatch.setitem(ours._parsed, "session_tune", hasty)
     version = migrate._version
     asked: list[int] = []
 
@@ -175,7 +175,7 @@ def test_whoever_comes_second_waits_for_longer_than_a_lock_is_waited_for(monkeyp
             client.migrations.down(to=0)
         first.execute(lock)
         monkeypatch.setattr(migrate, "now", iter([0.0, 61.0]).__next__)
-        with pytest.raises(Refused, match="Another migration is under way"):
+        with pytest.raises(Refused, match="Another migration is running"):
             client.migrations.down(to=0)
 
 

@@ -19,9 +19,9 @@ import pytest
 
 from holdfast.database import file_turns as kernel
 from holdfast.database import sqlite as wire
-from holdfast.database.file_turns import Turnstile
+from holdfast.database.file_turns import WriteTurn
+from holdfast.database.sqlite import boot_id
 from holdfast.database.sqlite_async import AsyncSqliteSession
-from holdfast.database.sqlite_file import boot_id
 from holdfast.database.statements import migrations, statements
 from holdfast.database.url import parse
 from holdfast.errors import Refused, Unreachable
@@ -164,7 +164,7 @@ def test_a_process_killed_inside_a_write_holds_up_nobody(raw: Raw) -> None:
 def test_a_transaction_of_the_users_own_is_waited_for_in_bounded_time(raw: Raw) -> None:
     with closing(sqlite3.connect(raw.database.target, isolation_level=None)) as users:
         users.execute("begin immediate")
-        with pytest.raises(Unreachable, match="is a transaction open on it"):
+        with pytest.raises(Unreachable, match="Is a transaction open on it"):
             raw.call("purge", timeout=0.2)
         users.execute("rollback")
     assert raw.acquire("x")["status"] == "acquired"
@@ -218,19 +218,19 @@ def test_however_often_a_file_that_stays_locked_is_tried_one_thread_stands_for_i
 def test_those_who_wait_in_one_process_have_their_turns_in_the_order_in_which_they_came(tmp_path: Path) -> None:
     path, order = str(tmp_path / "turn"), list[int]()
 
-    def wait(number: int, mine: Turnstile) -> None:
+    def wait(number: int, mine: WriteTurn) -> None:
         mine.enter(time.monotonic() + LONG)
         order.append(number)
         mine.leave()
 
     def waits(number: int) -> bool:
-        return len(queue.places) == number
+        return len(queue.waiters) == number
 
-    first, others = Turnstile(path), [Turnstile(path) for _ in range(5)]
+    first, others = WriteTurn(path), [WriteTurn(path) for _ in range(5)]
     first.enter(math.inf)
     threads = [threading.Thread(target=wait, args=each) for each in enumerate(others)]
     about = Path(path).stat()
-    queue = kernel._queues.setdefault((about.st_dev, about.st_ino), kernel._Queue())
+    queue = kernel._queues.setdefault((about.st_dev, about.st_ino), kernel._TurnQueue())
     for number, thread in enumerate(threads, 1):
         thread.start()
         until(partial(waits, number), what="it waits")
@@ -245,7 +245,7 @@ def test_those_who_wait_in_one_process_have_their_turns_in_the_order_in_which_th
 def test_a_child_forked_off_while_somebody_waits_keeps_no_turn(tmp_path: Path) -> None:
     """Else it would have it when its parent is killed in the middle of a write."""
     path = str(tmp_path / "turn")
-    theirs, ours = Turnstile(path), Turnstile(path)
+    theirs, ours = WriteTurn(path), WriteTurn(path)
     theirs.enter(math.inf)
     with pytest.raises(Unreachable):
         ours.enter(time.monotonic())
@@ -266,7 +266,7 @@ def test_without_a_thread_to_wait_in_nothing_is_left_open(tmp_path: Path, monkey
     def none(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    ours, theirs = (Turnstile(str(tmp_path / "turn")) for _ in range(2))
+    ours, theirs = (WriteTurn(str(tmp_path / "turn")) for _ in range(2))
     with closing(ours), closing(theirs):
         theirs.enter(math.inf)
         monkeypatch.setattr(threading.Thread, "start", none)

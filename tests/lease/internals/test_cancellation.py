@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.runtime.waiting_async import AsyncSignal
+from holdfast.runtime.concurrency_async import AsyncWakeup
 from tests.children import NONE, PATIENCE, Child, eventually, query, rows
 from tests.conftest import migrated
 from tests.database.internals.test_connections import WAITING
@@ -153,7 +153,7 @@ def test_ctrl_c_at_any_moment_of_leaving_a_block_leaves_no_lease(sqlite_url: str
 
 async def test_who_is_woken_and_cancelled_in_one_moment_is_cancelled() -> None:
     """Else an elector whose bell rings while it is told to end would go on."""
-    signal = AsyncSignal()
+    signal = AsyncWakeup()
     task = asyncio.create_task(signal.wait(30))
     await asyncio.sleep(0)
     signal.set()

@@ -15,12 +15,13 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
+from holdfast.database.listener import Listener
 from holdfast.database.url import parse
-from holdfast.lease.keepers import Holding, Keeper, Pulse, keeper_of
-from holdfast.lease.release_listener import Ears
+from holdfast.lease.beat import Beat, KeptLease
+from holdfast.lease.keeper import Keeper, keeper_of
 from holdfast.runtime.clock import now
+from holdfast.runtime.concurrency import Owner
 from holdfast.runtime.identity import new_token
-from holdfast.runtime.waiting import Owner
 from holdfast.testing import Postgres, Proxy
 from tests.children import NONE, PATIENCE, Child, backends, eventually, kept, last_queries, query, rows
 from tests.conftest import migrated
@@ -65,28 +66,28 @@ def test_a_beat_that_was_lost_and_came_back_with_an_acquire_under_way_is_not_end
     """Trust in it ended while the database was silent; an acquire on it was answered after that, and is held."""
     with holdfast.Client(either) as client:
         lost, late = client.lease("lost", ttl=60).acquire(), client.lease("late", ttl=60)
-        keeper = client._engine.keeper
-        under_way = keeper.borrow(60.0, None)
-        assert under_way.founded
-        row, _ = late._ask(new_token(), under_way, None, 10.0)
+        keeper = keeper_of(client._database)
+        under_way = keeper.reserve(60.0, None)
+        assert under_way.exists
+        row, _ = late._call(new_token(), under_way, None, 10.0)
         keeper._lose(under_way, holdfast.OwnershipUnknown("silence"))
-        holding = Holding("late", row["token"], client._engine.owner, lambda _: None)
+        holding = KeptLease("late", row["token"], client._engine.owner, lambda _: None)
         keeper.keep(row["beat"], under_way.trust, 20.0, holding)
         assert lost.release()
-        keeper.give_back(under_way)
+        keeper.unreserve(under_way)
         done = threading.Event()
-        keeper.later(0.0, done.set)  # the keeper has done what there was to do before
+        keeper.background.call_later(0.0, done.set)  # the keeper has done what there was to do before
         assert done.wait(PATIENCE)
         assert [each.name for each in client.leases.list()] == ["late"]
 
 
 def test_a_watch_that_goes_while_all_are_woken_keeps_nobody_from_being_woken() -> None:
     """As the garbage collector may have it, at any instant."""
-    ears, woken = Ears(parse("sqlite:///app.db"), threading.RLock()), []
-    ears.add("a", lambda: ears.remove("b", later))
-    ears.add("b", later := lambda: woken.append("b"))
-    ears.add("c", lambda: woken.append("c"))
-    ears.deaf()
+    listener, woken = Listener(parse("sqlite:///app.db"), threading.RLock()), []
+    listener.add("a", lambda: listener.remove("b", later))
+    listener.add("b", later := lambda: woken.append("b"))
+    listener.add("c", lambda: woken.append("c"))
+    listener.session_lost()
     assert woken == ["c"]
 
 
@@ -339,25 +340,25 @@ def beating(url: str) -> list[str]:
 @pytest.mark.parametrize("step", range(9))
 def test_a_signal_handler_may_take_and_give_back_a_lease_while_one_is_given_back(step: int) -> None:
     """It runs in the thread that is there already, which no lock keeps out."""
-    pulse, owner = Pulse.to_be(30.0, None), Owner()
-    one, other = (Holding(name, name, owner, print) for name in ("one", "other"))
+    beat, owner = Beat.requested(30.0, None), Owner()
+    one, other = (KeptLease(name, name, owner, print) for name in ("one", "other"))
     steps = iter(range(step + 1))
 
     def interrupt(*_: object) -> Any:
         """Before each line, and those of whatever it calls."""
         if next(steps, None) == step:
             sys.settrace(None)
-            pulse.add(other)
-            pulse.remove(other.token)
+            beat.add(other)
+            beat.remove(other.token)
         return interrupt
 
-    pulse.add(one)
+    beat.add(one)
     sys.settrace(interrupt)
     try:
-        pulse.remove(one.token)
+        beat.remove(one.token)
     finally:
         sys.settrace(None)
-    assert pulse.of_owner(owner) == [] == list(pulse.holdings)
+    assert beat.leases_of(owner) == [] == list(beat.leases)
 
 
 @pytest.mark.parametrize("step", range(12))

@@ -17,8 +17,9 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.database.listener import Listener
 from holdfast.database.postgres import PostgresSession
-from holdfast.lease.release_listener import Ears
+from holdfast.lease.keeper import keeper_of
 from holdfast.runtime.clock import now
 from holdfast.testing import Proxy
 from holdfast.testing.standstill import Standstill
@@ -37,10 +38,10 @@ select count(*) from pg_locks join pg_database d on d.oid = database and d.datna
 def statements(client: Any, go_on: threading.Event | None = None) -> Iterator[list[str]]:
     """What the keeper of this client sends meanwhile, in order; and nothing before ``go_on`` is set."""
     names: list[str] = []
-    keeper, call = client._engine.keeper, PostgresSession.call
+    background, call = client._engine.background, PostgresSession.call
 
     def recorded(self: PostgresSession, name: str, parameters: Mapping[str, Any], timeout: float) -> list[Any]:
-        if self is keeper._session:
+        if self is background._session:
             names.append(name)
             assert go_on is None or go_on.wait(PATIENCE)
         return call(self, name, parameters, timeout)
@@ -116,7 +117,7 @@ def test_heartbeats_come_before_whatever_else_there_is_to_say(postgres_url: str)
         kept(grant, 0.1)
         with statements(client) as sent:
             for name, token in given_up:
-                client._engine.keeper.release_later(name, token)
+                keeper_of(client._database).release_later(name, token)
             eventually(lambda: query(postgres_url, "select name from holdfast.lease") == [("mine",)], "all given back")
         runs = [len([*group]) for name, group in groupby(sent) if name == "lease_release"]
         assert sum(runs) >= MANY
@@ -162,13 +163,13 @@ def test_a_name_that_cannot_be_watched_is_not_asked_for_all_the_time(
     """Somebody holds its key for long: an open transaction that has released it, or a lock of the user's own that
     happens to have the same number. A slow machine makes the pauses longer, and never shorter."""
     asked: list[float] = []
-    begin = Ears._begin
+    begin = Listener._announce
 
-    def recorded(self: Ears, *arguments: Any) -> None:
+    def recorded(self: Listener, *arguments: Any) -> None:
         asked.append(now())
         begin(self, *arguments)
 
-    monkeypatch.setattr(Ears, "_begin", recorded)
+    monkeypatch.setattr(Listener, "_announce", recorded)
     with (
         holdfast.Client(postgres_url) as client,
         psycopg.connect(postgres_url, autocommit=True) as somebody,

@@ -16,9 +16,10 @@ import pytest
 import holdfast
 from holdfast.database import engine as _sync_engine
 from holdfast.database import engine_async as _async_engine
+from holdfast.database.background import PendingStatement
 from holdfast.lease import grant as _sync_grant
 from holdfast.lease import grant_async as _async_grant
-from holdfast.lease.pulse import Chore
+from holdfast.lease.keeper import keeper_of
 from holdfast.testing import Proxy
 from tests.children import PATIENCE, Child, eventually, query, rows
 
@@ -128,17 +129,17 @@ def test_housekeeping_that_has_to_wait_costs_no_lease_that_lives_with_its_sessio
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as other:
         grant = client.lease("import", ttl=600, failover="session").acquire()
         other.execute("lock table holdfast.history in exclusive mode")
-        client._engine.keeper.purge_soon()
+        keeper_of(client._database).purge()
         tried = threading.Event()
-        client._engine.keeper.later(0.0, tried.set)
+        client._engine.background.call_later(0.0, tried.set)
         assert tried.wait(PATIENCE)
         grant.check()
 
 
 def test_what_cannot_be_released_at_exit_keeps_nothing_else(postgres_url: str) -> None:
     program = """
-    import sys, holdfast, holdfast.lease.keeper, psycopg
-    holdfast.lease.keeper.EXIT_BUDGET = 30.0  # a busy machine needs longer
+    import sys, holdfast, holdfast.database.background, psycopg
+    holdfast.database.background.EXIT_BUDGET = 30.0  # a busy machine needs longer
     client, connection = holdfast.Client(sys.argv[1]), psycopg.connect(sys.argv[1])
     other = client.lease("other", ttl=600).acquire()
     with client.lease("protected", ttl=3) as grant:
@@ -201,11 +202,11 @@ def test_a_refusal_is_gone_when_it_has_been_dealt_with(either: str) -> None:
             gc.enable()
 
 
-def test_what_makes_progress_is_not_put_off() -> None:
-    chore = Chore("purge", {}, 0.0, 60.0, until=False)
+def test_what_makes_progress_is_not_postpone() -> None:
+    chore = PendingStatement("purge", {}, 0.0, 60.0, until=False)
     for _ in range(5):
-        chore.put_off(True, 0.0)
+        chore.postpone(True, 0.0)
         assert chore.due < 0.1
     for _ in range(5):
-        chore.put_off(None, 0.0)
+        chore.postpone(None, 0.0)
     assert chore.due > 10

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 import holdfast
-from holdfast.lease.books import Books
-from holdfast.runtime.waiting import TELLERS, Owner
+from holdfast.lease.keeper import Keeper
+from holdfast.runtime.concurrency import MAX_NOTIFIERS, Owner
 from tests.children import PATIENCE, Child, eventually, kept, until
 
 FAST: dict[str, Any] = {"ttl": 600.0, "renew_every": 0.05}
@@ -361,7 +361,7 @@ def test_a_lease_forced_away_before_its_acquire_has_come_back_is_learned(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heartbeat that hears of it comes before the keeper knows the lease: it must not be the last that looks."""
-    keep = Books.keep
+    keep = Keeper.keep
 
     def late(self: Any, *arguments: Any, **options: Any) -> Any:
         if arguments[-1].name == "b":
@@ -372,7 +372,7 @@ def test_a_lease_forced_away_before_its_acquire_has_come_back_is_learned(
 
     with holdfast.Client(either) as client, holdfast.Client(either) as operator:
         beat = client.lease("a", **FAST).acquire()
-        monkeypatch.setattr(Books, "keep", late)
+        monkeypatch.setattr(Keeper, "keep", late)
         grant = client.lease("b", **FAST).acquire()
         eventually(lambda: grant.lost, "it is told")
         with pytest.raises(holdfast.LeaseLost):
@@ -392,10 +392,10 @@ def test_however_many_are_lost_at_once_few_threads_tell_of_it_and_all_are_told()
 
     eventually(lambda: telling() == 0, "those of other tests have ended")
     for number in range(1000):
-        owner.tell(tell, number)
-    assert telling() == TELLERS
+        owner.notify(tell, number)
+    assert telling() == MAX_NOTIFIERS
     go_on.set()
     eventually(lambda: sorted(told) == list(range(1000)), "each is told once")
     eventually(lambda: telling() == 0, "and nobody stays for more")
-    owner.tell(tell, 1000)
+    owner.notify(tell, 1000)
     eventually(lambda: told[-1] == 1000, "who comes later is told as well")

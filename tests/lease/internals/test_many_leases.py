@@ -46,8 +46,8 @@ def test_a_client_that_is_closed_gives_all_of_them_back(url: str) -> None:
 
 def test_a_process_that_ends_gives_all_of_them_back(url: str) -> None:
     program = """
-    import sys, holdfast, holdfast.lease.keeper
-    holdfast.lease.keeper.EXIT_BUDGET = 60.0  # a busy machine needs longer
+    import sys, holdfast, holdfast.database.background
+    holdfast.database.background.EXIT_BUDGET = 60.0  # a busy machine needs longer
     client = holdfast.Client(sys.argv[1])
     grant = client.lease("a", ttl=3600).acquire()
     print("held")

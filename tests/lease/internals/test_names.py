@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import AcquireTimeout, NotAcquired
-from holdfast.names import MAX_TTL, MIN_TTL, Held, LeaseTerms, check_name, check_timeout
+from holdfast.lease.terms import LeaseTerms, Refusal
+from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_timeout
 from holdfast.records import LeaseRecord
 
 AT = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
@@ -90,17 +91,17 @@ def test_a_timeout_of_none_is_for_ever() -> None:
 
 
 def test_a_refusal_says_who_and_until_when() -> None:
-    error = Held("nightly", "host:1", 12.34).refusal(None, AT)
+    error = Refusal("nightly", "host:1", 12.34).as_error(None, AT)
     assert type(error) is NotAcquired
     assert str(error) == "lease 'nightly' is held by host:1 until 2026-11-15 12:00:12 UTC unless renewed (12.3 s left)"
     assert (error.name, error.holder, error.expires_at) == ("nightly", "host:1", AT + timedelta(seconds=12.34))
 
 
 def test_a_refusal_after_waiting_is_a_timeout_too() -> None:
-    error = Held("nightly", None, None).refusal(1.5, AT)
+    error = Refusal("nightly", None, None).as_error(1.5, AT)
     assert isinstance(error, AcquireTimeout)
     assert isinstance(error, TimeoutError)
-    assert str(error) == "lease 'nightly' is held by somebody who is just changing it; waited 1.5 s"
+    assert str(error) == "lease 'nightly' is held by another process that is changing it now; waited 1.5 s"
     assert error.expires_at is None
 
 

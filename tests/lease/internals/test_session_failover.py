@@ -110,7 +110,7 @@ def test_a_vigil_is_begun_anew_now_and_then(postgres_url: str, monkeypatch: pyte
     known = statements("postgres", "holdfast")
     [step] = known["wait_long"].steps
     monkeypatch.setitem(
-        known._known, "wait_long", known["wait_long"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
+        known._parsed, "wait_long", known["wait_long"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
     )
     seen: set[Any] = set()
 
@@ -215,7 +215,7 @@ def test_sessions_are_watched_as_many_as_may_be_and_each_by_one_connection(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two leases of one holder need one vigil; beyond the limit standbys poll, and take over all the same."""
-    monkeypatch.setattr("holdfast.lease.release_listener.MOST_VIGILS", 1)
+    monkeypatch.setattr("holdfast.database.listener.MAX_WATCHED_SESSIONS", 1)
     program = """
     import sys, holdfast
     client = holdfast.Client(sys.argv[1])
@@ -244,7 +244,7 @@ def test_a_writer_that_holds_up_a_heartbeat_does_not_end_the_session(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is busy, the session is not gone: on SQLite there is nothing that a heartbeat could lose it by."""
-    monkeypatch.setattr("holdfast.lease.heart.budget", lambda left: 0.2)
+    monkeypatch.setattr("holdfast.lease.keeper.budget", lambda left: 0.2)
     with holdfast.Client(sqlite_url) as client, holdfast.Client(sqlite_url) as standby:
         term = client.lease("term", ttl=600, renew_every=0.1, failover="session").acquire()
         with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as writer:

@@ -17,7 +17,7 @@ conversations = st.lists(st.tuples(answers, spans, spans), max_size=30)
 
 @given(ttls, moments, spans)
 def test_trust_is_counted_from_before_the_question_and_ends_before_the_ttl(ttl: float, asked: float, t: float) -> None:
-    trust = Trust.counted(ttl, asked)
+    trust = Trust.granted(ttl, asked)
     assert trust.until < asked + ttl
     assert trust.left(asked + t) <= max(0.0, ttl - t) + 1e-6
     assert trust.left(asked + ttl) == 0
@@ -25,8 +25,8 @@ def test_trust_is_counted_from_before_the_question_and_ends_before_the_ttl(ttl: 
 
 @given(ttls, moments, st.floats(-MAX_TTL, 2 * MAX_TTL))
 def test_less_left_in_the_database_is_less_trust_and_more_is_not_more(ttl: float, asked: float, left: float) -> None:
-    trust = Trust.counted(ttl, asked, left)
-    assert trust.until <= Trust.counted(ttl, asked).until
+    trust = Trust.granted(ttl, asked, left)
+    assert trust.until <= Trust.granted(ttl, asked).until
     assert trust.until <= asked + left - margin(ttl) + 1e-6
     if left <= 0:
         assert trust.left(asked) == 0
@@ -42,14 +42,14 @@ def test_margin_leaves_most_of_the_ttl(ttl: float) -> None:
 def test_only_a_renewal_extends_trust(
     ttl: float, start: float, conversation: list[tuple[Answer, float, float]]
 ) -> None:
-    now, trust = start, Trust.counted(ttl, start)
+    now, trust = start, Trust.granted(ttl, start)
     for answer, pause, wait in conversation:
         asked_at, now = now + pause, now + pause + wait
         step, extended = after(answer, trust, asked_at, now)
         if answer is not Answer.RENEWED:
             assert extended == trust
-        assert extended.until in (trust.until, Trust.counted(ttl, asked_at).until)
-        if step in (Step.TELL_LOST, Step.TELL_UNKNOWN):
+        assert extended.until in (trust.until, Trust.granted(ttl, asked_at).until)
+        if step in (Step.LOST, Step.UNKNOWN):
             assert extended == trust
             return
         trust = extended
@@ -58,12 +58,12 @@ def test_only_a_renewal_extends_trust(
 @given(ttls, moments, answers, spans, spans)
 def test_once_untrusted_never_trusted_again(ttl: float, start: float, answer: Answer, late: float, wait: float) -> None:
     """Somebody may have looked in between and stopped: a renewal that is heard of later must not undo that."""
-    trust = Trust.counted(ttl, start)
+    trust = Trust.granted(ttl, start)
     now = trust.until + late
     step, extended = after(answer, trust, now - wait, now)
     assert extended == trust
     assert extended.left(now) == 0
-    assert step is (Step.TELL_LOST if answer is Answer.LOST else Step.TELL_UNKNOWN)
+    assert step is (Step.LOST if answer is Answer.LOST else Step.UNKNOWN)
 
 
 @given(ttls, moments, st.floats(-MAX_TTL, 0))
@@ -71,24 +71,24 @@ def test_a_renewal_that_took_its_time_does_not_shorten_the_trust_of_a_later_one(
     ttl: float, asked: float, before: float
 ) -> None:
     """By hand, say, through a connection that hung, while heartbeats went on."""
-    trust = Trust.counted(ttl, asked)
+    trust = Trust.granted(ttl, asked)
     assert after(Answer.RENEWED, trust, asked + before, asked) == (Step.KEEP, trust)
 
 
 @given(ttls, moments, spans)
 def test_a_renewal_never_shortens_trust_when_asked_later(ttl: float, start: float, pause: float) -> None:
-    trust = Trust.counted(ttl, start)
+    trust = Trust.granted(ttl, start)
     _, extended = after(Answer.RENEWED, trust, start + pause, start + pause)
     assert extended.until >= trust.until
 
 
 @given(ttls, moments)
 def test_every_answer_in_time_has_its_step(ttl: float, start: float) -> None:
-    trust = Trust.counted(ttl, start)
+    trust = Trust.granted(ttl, start)
     steps = {answer: after(answer, trust, start, start)[0] for answer in Answer}
     assert steps == {
         Answer.RENEWED: Step.KEEP,
-        Answer.LOST: Step.TELL_LOST,
+        Answer.LOST: Step.LOST,
         Answer.UNKNOWN: Step.RETRY,
     }
 

@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import holdfast
-from holdfast.names import Held
+from holdfast.lease.terms import Refusal
 from holdfast.testing import Postgres
 from holdfast.testing.lease_stage import refused_after_waiting
 from tests.children import PATIENCE, eventually, query
@@ -106,10 +106,10 @@ def test_a_waiter_asks_again_when_the_ttl_is_over_that_it_was_told_of(sqlite_url
     with holdfast.Client(sqlite_url) as client:
         lease: Any = client.lease("a")
         client._engine.poll = 1e6
-        assert 2.5 < lease._pause(Held("a", "other", 2.5), 1) <= 2.51
-        assert lease._pause(Held("a", None, None), 1) <= 0.02
+        assert 2.5 < lease._pause(Refusal("a", "other", 2.5), 1) <= 2.51
+        assert lease._pause(Refusal("a", None, None), 1) <= 0.02
         client._engine.poll = 1.0
-        assert 1.5 <= lease._pause(Held("a", "other", 600.0), 3) <= 4.5
+        assert 1.5 <= lease._pause(Refusal("a", "other", 600.0), 3) <= 4.5
 
 
 ACQUIRE = "select status, held_by, remaining from holdfast.lease_acquire(%s, %s, 30)"
@@ -212,7 +212,7 @@ def test_beyond_the_names_a_session_watches_waiters_ask_by_themselves(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each lock a session holds makes its transactions slower, so there is a limit; nobody waits in vain beyond it."""
-    monkeypatch.setattr("holdfast.lease.release_listener.MOST_WATCHED", 2)
+    monkeypatch.setattr("holdfast.database.listener.MAX_NAMES", 2)
     names = [f"name-{number}" for number in range(5)]
     with holdfast.Client(postgres_url) as holder, holdfast.Client(postgres_url) as waiter:
         held = [holder.lease(name, ttl=600).acquire() for name in names]

@@ -59,13 +59,13 @@ def test_a_session_that_was_being_opened_during_a_fork_ends_with_the_parent(post
 _FORK_WHILE_OPENING = """
 import os, sys, threading, time, holdfast
 from holdfast.lock import file_locks as kernel
-begun, forked, original = threading.Event(), threading.Event(), kernel.open_beside
+begun, forked, original = threading.Event(), threading.Event(), kernel.open_side_file
 def slow(*arguments):
     descriptor = original(*arguments)
     begun.set()
     time.sleep(0.3)  # a fork comes in between, or waits for the end
     return descriptor
-kernel.open_beside = slow
+kernel.open_side_file = slow
 """
 
 

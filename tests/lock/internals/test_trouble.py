@@ -263,7 +263,7 @@ def test_a_wait_that_the_server_ends_now_and_then_goes_on(
     [step] = known["lock_tune"].steps
     shorter = known["lock_tune"]._replace(steps=(Step(step.sql.replace("10min", "20ms")),))
     assert shorter != known["lock_tune"]
-    monkeypatch.setitem(known._known, "lock_tune", shorter)
+    monkeypatch.setitem(known._parsed, "lock_tune", shorter)
     begun = "select waitstart from pg_locks where locktype = 'advisory' and not granted"
     seen: set[Any] = set()
 

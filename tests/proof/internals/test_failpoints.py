@@ -17,7 +17,7 @@ import holdfast
 from holdfast.database import failpoints
 from holdfast.database.postgres import PostgresSession
 from holdfast.database.postgres_async import AsyncPostgresSession
-from holdfast.database.sessions import kind_of, open_session
+from holdfast.database.sessions import open_session, session_class
 from holdfast.database.sqlite import SqliteSession
 from holdfast.database.url import parse
 from holdfast.testing import watcher
@@ -208,7 +208,7 @@ async def test_when_off_sessions_are_of_their_own_plain_classes(
     assert type(aio) is AsyncPostgresSession
     aio.close()
     monkeypatch.setenv(VARIABLE, "before:purge=error")
-    assert kind_of(PostgresSession) is not PostgresSession
+    assert session_class(PostgresSession) is not PostgresSession
 
 
 @pytest.mark.parametrize(("setting", "imported"), [("", "False"), ("before:purge=error", "True")])

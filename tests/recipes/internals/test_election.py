@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.lease.terms import Refusal
 from holdfast.lease.trust import margin
-from holdfast.names import Held
 from holdfast.recipes.election import Action, ElectorTerms, Event, State, after, replica
 
 events = st.lists(st.sampled_from(Event), max_size=30)
@@ -104,7 +104,9 @@ def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
         heard, chance = answers[number % len(answers)]
         number += 1
         remaining = None if heard == "busy" else ttl - max(at, 0.0)
-        pause = made.until_next(None if heard == "silent" else Held("a", "b", remaining), kernel=kernel, chance=chance)
+        pause = made.until_next(
+            None if heard == "silent" else Refusal("a", "b", remaining), kernel=kernel, chance=chance
+        )
         assert 0 < pause <= max(made.retry_every, 0.02)
         at += pause
     assert at <= ttl + made.retry_every
@@ -113,7 +115,7 @@ def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
 
 
 def test_where_the_kernel_knows_a_standby_looks_often_but_not_when_nobody_answers() -> None:
-    made, held = terms(), Held("a", "b", 80_000.0)
+    made, held = terms(), Refusal("a", "b", 80_000.0)
     assert made.until_next(held, kernel=True, chance=1.0) == 0.005
     assert made.until_next(held, kernel=False, chance=1.0) == made.until_next(None, kernel=True, chance=1.0) == 5.0
 

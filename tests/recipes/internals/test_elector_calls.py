@@ -58,9 +58,11 @@ def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
     ):
         eventually(lambda: one.leads, "it leads")
         one.hold.set()
-        keeper = one.elector._keeper
+        background = one.elector._background
         one.client.close()
-        eventually(lambda: keeper._thread is None or keeper._asleep_until > now() + 30, "there is nothing else to keep")
+        eventually(
+            lambda: background._thread is None or background._asleep_until > now() + 30, "there is nothing else to keep"
+        )
         assert late.lease("work").try_acquire() is None
         one.hold.clear()
         assert late.lease("work").acquire(timeout=PATIENCE).fence > one.terms[0].fence

@@ -160,7 +160,7 @@ def test_holdfasts_own_leases_are_nobodys_to_take_past_what_they_are_for(
     """Else a gate were open without a word in the audit, and operators kept out by whoever likes that name."""
     client = connect(url := f"sqlite:///{tmp_path / 'app.db'}")
     for take in (client.lease, client.guard, client.elector, lambda name: client.shards(name, 4)):
-        with pytest.raises(ValueError, match=rf"^(name|key) must not begin with '@' or 'holdfast:'.* than '{name}'$"):
+        with pytest.raises(ValueError, match=rf"^(name|key) must not begin with '@' or 'holdfast:'.*: '{name}'$"):
             take(name)
     for guard in ([], ["--guard"]):
         done = call(*at(url, "run", *guard, name, "--", "touch", str(tmp_path / "ran")))

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import MustCreate
-from holdfast.lease.books import Books
+from holdfast.lease.keeper import Keeper
 from holdfast.recipes.sharding import Plan, shard_of
 from holdfast.recipes.shards import Shards
 from holdfast.recipes.shards_async import AsyncShards
@@ -204,7 +204,7 @@ def test_those_that_cannot_be_given_back_yet_hold_up_none_of_the_others(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A transaction under them is open, say: until that has ended the database lists them as ours."""
-    monkeypatch.setattr(Books, "release_later", lambda *_: None)
+    monkeypatch.setattr(Keeper, "release_later", lambda *_: None)
     with member(holdfast.Client, sqlite_url) as first:
         for number in (0, COUNT - 1):
             first._grants.pop(number).abandon()

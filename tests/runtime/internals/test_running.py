@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.running import Bell, Flag
-from holdfast.runtime.running_async import AsyncBell
+from holdfast.runtime.concurrency import StopEvent, Wakeup
+from holdfast.runtime.concurrency_async import AsyncWakeup
 from tests.children import PATIENCE, eventually
 
 
 def test_a_handler_that_takes_its_time_does_not_make_a_wait_endless() -> None:
     """It ends after the wait should have: whoever counts what is left then has less than nothing."""
-    bell, ends = Bell(), math.inf
+    bell, ends = Wakeup(), math.inf
     handled: list[bool] = []
 
     def handle(*_: object) -> None:
@@ -27,7 +27,7 @@ def test_a_handler_that_takes_its_time_does_not_make_a_wait_endless() -> None:
             time.sleep(0.01)
 
     before = signal.signal(signal.SIGUSR2, handle)
-    gives_up = threading.Timer(PATIENCE, bell.ring)
+    gives_up = threading.Timer(PATIENCE, bell.set)
     gives_up.start()
     try:
         for seconds in (0.2, 1.0, 5.0, 25.0):  # until the signal comes in time
@@ -47,10 +47,10 @@ def test_a_handler_that_takes_its_time_does_not_make_a_wait_endless() -> None:
 
 
 def test_it_is_heard_however_early_it_rings_and_once_however_often() -> None:
-    bell = Bell()
-    bell.ring()
-    bell.ring()
-    gives_up = threading.Timer(PATIENCE, bell.ring)
+    bell = Wakeup()
+    bell.set()
+    bell.set()
+    gives_up = threading.Timer(PATIENCE, bell.set)
     gives_up.start()
     bell.wait(600.0)
     assert gives_up.is_alive()
@@ -63,17 +63,17 @@ def test_on_a_loop_it_is_heard_by_who_begins_to_wait_as_it_rings() -> None:
     """It has looked whether somebody waits, and seen nobody: but somebody does, by the time that it rings."""
     looked, waits = threading.Event(), threading.Event()
 
-    class Torn(AsyncBell):
+    class Torn(AsyncWakeup):
         @property
-        def _signal(self) -> Any:
+        def _loop(self) -> Any:
             found = self.__dict__.get("made")
             if threading.current_thread() is ringing:
                 looked.set()
                 waits.wait(PATIENCE)
             return found
 
-        @_signal.setter
-        def _signal(self, made: Any) -> None:
+        @_loop.setter
+        def _loop(self, made: Any) -> None:
             self.__dict__["made"] = made
 
     async def wait() -> None:
@@ -82,7 +82,7 @@ def test_on_a_loop_it_is_heard_by_who_begins_to_wait_as_it_rings() -> None:
             await bell.wait(600.0)
 
     bell = Torn()
-    ringing = threading.Thread(target=bell.ring)
+    ringing = threading.Thread(target=bell.set)
     ringing.start()
     assert looked.wait(PATIENCE)
     asyncio.run(wait())
@@ -92,7 +92,7 @@ def test_on_a_loop_it_is_heard_by_who_begins_to_wait_as_it_rings() -> None:
 
 def test_a_handler_may_set_the_flag_that_its_own_thread_waits_for() -> None:
     """It comes when that thread has taken the lock; or when it has looked, but not lain down yet to be woken."""
-    taken, looked = Flag(), Flag()
+    taken, looked = StopEvent(), StopEvent()
 
     def wait() -> None:
         with taken._cond:

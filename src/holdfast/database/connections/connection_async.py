@@ -1,5 +1,4 @@
-"""The user's own connection, whatever driver it belongs to: the little that protecting a transaction, or writing in it,
-needs of it.
+"""The user's own connection: what protecting a transaction, or writing in it, needs of any database driver.
 
 Drivers are recognised by name, so that none is imported that the user has not imported already.
 """
@@ -22,41 +21,41 @@ class AsyncConnection(Protocol):
     def in_transaction(self) -> bool: ...
 
     def begins_by_itself(self) -> bool:
-        """Does the next statement open a transaction, if none is open?"""
+        """Whether the next statement opens a transaction, if none is open."""
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """A transaction around a block, committed at its end."""
 
     def nested(self) -> AbstractAsyncContextManager[Any]:
-        """A savepoint around a block, in the transaction that is open: what fails in it leaves nothing there."""
+        """A savepoint around a block, in the open transaction: an error in the block rolls back to it."""
 
     async def flush(self) -> None:
-        """Whatever was said to it, and not to the database yet."""
+        """Send what was added to it, and not to the database yet."""
 
     def mark(self) -> None:
-        """From here on the transaction must stay the one it is."""
+        """Begin to watch whether the transaction is ended and another one begun."""
 
     def broken(self) -> str | None:
-        """Why its COMMIT would not be that of all that was done in it, as far as can be known without asking the
-        server."""
+        """Why a COMMIT would not commit everything since ``mark``, as far as the client side knows; else None."""
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        """Run a protecting statement in the open transaction; None when it found nothing to protect."""
+        """Run a protecting statement in the open transaction: the fence, or None when the lease is not held."""
 
     async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
-        """Run a statement that writes and answers with one row, in the open transaction."""
+        """Run a statement that writes and returns one row, in the open transaction."""
 
 
 def recognise(database: Database, connection: Any, what: str = "the lease is") -> AsyncConnection:
-    """``what`` is in the database, for the message when the connection is to another one."""
+    """The adapter for ``connection``. TypeError for an unknown driver; ValueError for a connection to another database,
+    with ``what`` (is in ours) in the message."""
     kind: Any = type(connection)
-    found: AsyncConnection = _adapter(kind)(database, connection, what)
-    return found
+    adapter: AsyncConnection = _adapter(kind)(database, connection, what)
+    return adapter
 
 
 @lru_cache
 def _adapter(kind: type) -> Any:
-    adapter = known_as(kind, _ADAPTERS)
+    adapter = adapter_for(kind, _ADAPTERS)
     if adapter is None:
         raise TypeError(
             f"cannot use the transaction of a {kind.__module__}.{kind.__qualname__}: give an AsyncConnection of "
@@ -65,8 +64,8 @@ def _adapter(kind: type) -> Any:
     return adapter
 
 
-def known_as(kind: type, adapters: Mapping[tuple[str, str], Any]) -> Any:
-    """What there is for a class, by the package and the name of it, or of one that it comes from; else None."""
+def adapter_for(kind: type, adapters: Mapping[tuple[str, str], Any]) -> Any:
+    """The entry for a class or one of its bases, by package and name; else None."""
     names = ((each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__)
     return next((adapters[name] for name in names if name in adapters), None)
 

@@ -1,4 +1,4 @@
-"""Our statements, in the words of each driver; and what its user is told."""
+"""Our statements with the placeholders of each database driver, and the messages for its user."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from holdfast.database.statements import statements
 from holdfast.database.url import Database
 
 ENDED = (
-    "was ended inside its block, and nothing protects what came after. Leave commit to the end of the block, and raise "
-    "to roll back."
+    "was ended inside its block, so what came after it is not protected. Leave the commit to the end of the block, and "
+    "raise to roll back."
 )
 FAILED = (
-    "has failed, and the database would answer its COMMIT by rolling it back. Let the error out of the block, or put "
-    "what may fail into a savepoint."
+    "has failed, so its COMMIT would roll it back. Let the error out of the block, or put what may fail into a "
+    "savepoint."
 )
-AUTOCOMMIT = "this connection is in autocommit mode, and no transaction is open on it: begin one, or leave tx away"
+AUTOCOMMIT = "this connection is in autocommit mode and no transaction is open: begin a transaction, or omit tx"
 
 
-def phrased(database: Database, name: str, style: str) -> str:
-    """The statement with its parameters as the driver writes them."""
+def with_placeholders(database: Database, name: str, style: str) -> str:
+    """The statement, with parameters in the driver's style, e.g. ``%({})s``."""
     return script(database, name, style)[0]
 
 
 @lru_cache
 def script(database: Database, name: str, style: str) -> list[str]:
-    """The same of one that takes several steps, of which the first that answers has done it."""
+    """The same for a statement of several steps: the first one that returns a row is the last."""
     statement = statements(database.dialect, database.schema)[name]
-    found = [step.sql for step in statement.steps]
-    for number, parameter in reversed(list(enumerate(statement.parameters, 1))):  # or $1 would be found in $10
-        found = [sql.replace(f"${number}", style.format(parameter)) for sql in found]
-    return found
+    steps = [step.sql for step in statement.steps]
+    for number, parameter in reversed(list(enumerate(statement.parameters, 1))):  # backwards: $1 is a part of $10
+        steps = [sql.replace(f"${number}", style.format(parameter)) for sql in steps]
+    return steps
 
 
 @contextmanager
@@ -41,6 +41,6 @@ def encodable() -> Iterator[None]:
         yield
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{error.object!r:.200} has a letter that the encoding of this connection, {error.encoding}, lacks: "
+            f"{error.object!r:.200} contains a character that this connection's encoding {error.encoding} lacks: "
             "SET client_encoding TO 'UTF8'"
         ) from error

@@ -8,31 +8,32 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from holdfast.database import driver_errors as drivers
-from holdfast.database.connections.placeholders import ENDED, FAILED, encodable, phrased
+from holdfast.database.connections.placeholders import ENDED, FAILED, encodable, with_placeholders
 from holdfast.database.sessions import Row
 from holdfast.database.url import Database
 from holdfast.errors import Unanswered
 
 _IDLE, _ACTIVE, _IN_TRANSACTION = 0, 1, (2, drivers.IN_ERROR)
-"""As libpq numbers them: in no transaction; busy; in a transaction that is sound, or has failed."""
+"""libpq's transaction status: idle; active; in a transaction, or in a failed one."""
 
 
 @contextmanager
-def commit_known(connection: Any) -> Iterator[None]:
-    """A commit whose wait for the synchronous standby was cancelled is answered as a success, with a warning."""
-    doubts: list[str] = []
+def reject_unreplicated_commit(connection: Any) -> Iterator[None]:
+    """Unanswered for a commit whose wait for the synchronous standby was cancelled: the server reports success, with a
+    warning."""
+    warnings: list[str] = []
 
-    def hear(notice: Any) -> None:
+    def on_notice(notice: Any) -> None:
         if notice.source_function == "SyncRepWaitForLSN":
-            doubts.append(notice.message_primary)
+            warnings.append(notice.message_primary)
 
-    connection.add_notice_handler(hear)
+    connection.add_notice_handler(on_notice)
     try:
         yield
     finally:
-        connection.remove_notice_handler(hear)
-    if doubts:
-        raise Unanswered(f"the transaction was committed here alone, and may be lost with this server: {doubts[0]}")
+        connection.remove_notice_handler(on_notice)
+    if warnings:
+        raise Unanswered(f"the transaction was committed on this server only, and may be lost with it: {warnings[0]}")
 
 
 class Psycopg:
@@ -45,7 +46,8 @@ class Psycopg:
         status: int = self._connection.pgconn.transaction_status
         if status != _ACTIVE:
             return status in _IN_TRANSACTION
-        # In a pipeline it lags behind: what is under way may be a statement that commits itself, outside of a block.
+        # In a pipeline the status lags behind: a statement in flight may commit by itself, outside of a block.
+        # private: psycopg.Connection._num_transactions, tested in tests/test_private_names.py
         return not self._connection.autocommit or getattr(self._connection, "_num_transactions", 0) > 0
 
     def begins_by_itself(self) -> bool:
@@ -53,7 +55,7 @@ class Psycopg:
 
     @contextmanager
     def begin(self) -> Iterator[None]:
-        with commit_known(self._connection):
+        with reject_unreplicated_commit(self._connection):
             with self._connection.transaction():
                 yield
 
@@ -66,7 +68,7 @@ class Psycopg:
     def mark(self) -> None: ...
 
     def broken(self) -> str | None:
-        """psycopg refuses commit() and rollback(), but knows nothing of a COMMIT that is executed as a statement."""
+        """psycopg refuses commit() and rollback() in a block, but not a COMMIT that is executed as a statement."""
         status: int = self._connection.pgconn.transaction_status
         return ENDED if status == _IDLE else FAILED if status == drivers.IN_ERROR else None
 
@@ -75,11 +77,11 @@ class Psycopg:
         from psycopg.rows import scalar_row
 
         drivers.teach_psycopg()
-        with Cursor(self._connection, row_factory=scalar_row) as cursor:  # whatever the user's factory makes
+        with Cursor(self._connection, row_factory=scalar_row) as cursor:  # independent of the user's row factory
             with encodable():
-                cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
-            found: int | None = cursor.fetchone()
-            return found
+                cursor.execute(with_placeholders(self._database, statement, "%({})s"), parameters)
+            fence: int | None = cursor.fetchone()
+            return fence
 
     def write(self, statement: str, parameters: dict[str, Any]) -> Row:
         from psycopg import Cursor
@@ -87,5 +89,5 @@ class Psycopg:
 
         with Cursor(self._connection, row_factory=dict_row) as cursor:
             with encodable():
-                cursor.execute(phrased(self._database, statement, "%({})s"), parameters)
+                cursor.execute(with_placeholders(self._database, statement, "%({})s"), parameters)
             return cursor.fetchone() or {}

@@ -7,20 +7,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from holdfast.database import driver_errors as drivers
-from holdfast.database.connections.placeholders_async import AUTOCOMMIT, FAILED, encodable, phrased, script
+from holdfast.database.connections.placeholders_async import AUTOCOMMIT, FAILED, encodable, script, with_placeholders
 from holdfast.database.connections.sqlite_async import check_file
 from holdfast.database.sessions import Row
 from holdfast.database.url import Database
 from holdfast.errors import EngineError
 
 _IN_SAVEPOINT = (
-    "a lease cannot protect a savepoint: where its driver has begun no transaction before, SQLite commits it with its "
-    "release. Protect the transaction before its first savepoint."
+    "a lease cannot protect a savepoint: if the driver has not begun a transaction before, SQLite commits when the "
+    "savepoint is released. Protect the transaction before its first savepoint."
 )
 
 
 def subject_of(connection: Any) -> Any:
-    """What a scoped session stands for here, or the connection itself."""
+    """The session behind a scoped session, or the connection itself."""
     return connection.registry() if hasattr(connection, "registry") else connection
 
 
@@ -30,7 +30,7 @@ class AsyncSqlAlchemy:
         self._connection = subject_of(connection)
         self._driver: Any = None
         self._used: tuple[Any, int] | None = None
-        """What was written on first, and how often that had been committed by then."""
+        """The connection that was first written on, and how often it had been committed by then."""
 
     def in_transaction(self) -> bool:
         return bool(self._connection.in_transaction())
@@ -44,8 +44,8 @@ class AsyncSqlAlchemy:
 
     @asynccontextmanager
     async def nested(self) -> AsyncIterator[None]:
-        """Whose end tells that what was written in it is gone: a session takes it back when it cannot write something,
-        and a block of its own just ends then, as if all were well."""
+        """Commit explicitly: when a flush fails, SQLAlchemy rolls the savepoint back and its context manager exits
+        without an error."""
         async with self._connection.begin_nested() as block:
             yield
             await block.commit()
@@ -57,29 +57,31 @@ class AsyncSqlAlchemy:
     def mark(self) -> None: ...
 
     def broken(self) -> str | None:
-        """SQLAlchemy executes nothing in a block whose transaction was ended."""
+        """SQLAlchemy itself refuses statements in a block whose transaction was ended."""
         return FAILED if drivers.failed(self._driver) else None
 
     def committed(self) -> bool:
-        """Whether the transaction that was first written in was, by whoever."""
+        """Whether the transaction that was first written in has been committed."""
         return self._used is not None and drivers.commits(self._used[0]) > self._used[1]
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
         from sqlalchemy import String, bindparam, text
 
         connection = await self._checked()
-        if drivers.speaks(connection) == "sqlite" and connection.in_nested_transaction():
+        if drivers.dialect_of(connection) == "sqlite" and connection.in_nested_transaction():
             raise EngineError(_IN_SAVEPOINT)
         drivers.teach_sqlalchemy(connection)
         self._driver = drivers.driver_of(connection)
-        protecting = text(phrased(self._database, statement, ":{}")).bindparams(bindparam("token", type_=String()))
+        protecting = text(with_placeholders(self._database, statement, ":{}")).bindparams(
+            bindparam("token", type_=String())
+        )
         secret = parameters | {"token": drivers.Secret(parameters["token"])}
         with encodable():
             result = await connection.execute(protecting, secret)
-        found: int | None = result.scalar()
-        if found is not None and drivers.autocommits(connection):
-            raise ValueError("this connection is in autocommit mode: there is no transaction that could be protected")
-        return found
+        fence: int | None = result.scalar()
+        if fence is not None and drivers.autocommits(connection):
+            raise ValueError("this connection is in autocommit mode: there is no transaction to protect")
+        return fence
 
     async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
         from sqlalchemy import text
@@ -98,13 +100,13 @@ class AsyncSqlAlchemy:
         return {}
 
     async def _checked(self) -> Any:
-        """The connection, which is one to our database."""
+        """The connection. ValueError if it is to another database."""
         from sqlalchemy import text
 
         connection = self._connection
         if hasattr(connection, "get_bind"):  # a session
             connection = await connection.connection()
-        if not (dialect := drivers.speaks(connection)).startswith(self._database.dialect):
+        if not (dialect := drivers.dialect_of(connection)).startswith(self._database.dialect):
             raise ValueError(f"{self._what} in {self._database}: a transaction of {dialect} cannot be used with it")
         if dialect == "sqlite":
             listing = (await connection.execute(text("pragma database_list"))).fetchall()

@@ -1,4 +1,4 @@
-"""A connection of sqlite3, whichever of its transaction modes it is in."""
+"""A connection of sqlite3, in any of its transaction modes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast.database.connections.placeholders_async import ENDED, phrased, script
+from holdfast.database.connections.placeholders_async import ENDED, script, with_placeholders
 from holdfast.database.sessions import Row
 from holdfast.database.url import Database
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.waiting_async import BLOCKS, sleep
+from holdfast.runtime.concurrency_async import BLOCKS, sleep
 
 
 def check_file(database: Database, listing: Sequence[Sequence[Any]], what: str) -> None:
@@ -30,10 +30,12 @@ class AsyncSqlite3:
         if database.dialect != "sqlite":
             raise ValueError(f"{what} in {database}: a transaction of SQLite cannot be used with it")
         self._database, self._connection = database, connection
-        check_file(database, self._ask("pragma database_list", {})[0], what)
+        check_file(database, self._execute("pragma database_list", {})[0], what)
 
     def in_transaction(self) -> bool:
-        return self._connection.in_transaction and _autocommit(self._connection) is not False  # else one always is
+        return (
+            self._connection.in_transaction and _autocommit(self._connection) is not False
+        )  # with autocommit=False a transaction is always open
 
     def begins_by_itself(self) -> bool:
         autocommit = _autocommit(self._connection)
@@ -44,41 +46,41 @@ class AsyncSqlite3:
 
     @asynccontextmanager
     async def nested(self) -> AsyncIterator[None]:
-        self._ask("savepoint holdfast", {})
+        self._execute("savepoint holdfast", {})
         try:
             yield
         except BaseException:
-            self._ask("rollback to holdfast", {})
+            self._execute("rollback to holdfast", {})
             raise
         finally:
-            self._ask("release holdfast", {})
+            self._execute("release holdfast", {})
 
     async def flush(self) -> None: ...
 
     def mark(self) -> None:
-        """A savepoint goes with its transaction, whatever ends that: commit(), ``with conn``, executescript()."""
-        self._ask("savepoint holdfast_block", {})
+        """A savepoint ends with its transaction, however that ends: commit(), ``with conn``, executescript()."""
+        self._execute("savepoint holdfast_block", {})
 
     def broken(self) -> str | None:
         try:
-            self._ask("release holdfast_block", {})
+            self._execute("release holdfast_block", {})
         except sqlite3.OperationalError:
             return ENDED
         return None
 
     async def fence(self, statement: str, parameters: dict[str, str]) -> int | None:
-        rows, _ = self._ask(phrased(self._database, statement, ":{}"), parameters)
+        rows, _ = self._execute(with_placeholders(self._database, statement, ":{}"), parameters)
         return rows[0][0] if rows else None
 
     async def write(self, statement: str, parameters: dict[str, Any]) -> Row:
         for sql in script(self._database, statement, ":{}"):
-            rows, names = self._ask(sql, parameters)
+            rows, names = self._execute(sql, parameters)
             if rows:
                 return dict(zip(names, rows[0], strict=True))
         return {}
 
-    def _ask(self, sql: str, parameters: dict[str, Any]) -> tuple[list[Any], list[str]]:
-        """Rows, and the names of what is in them, whatever the user's own factories make of rows and texts."""
+    def _execute(self, sql: str, parameters: dict[str, Any]) -> tuple[list[Any], list[str]]:
+        """The rows and their column names, independent of the user's row and text factories."""
         cursor, texts = self._connection.cursor(), self._connection.text_factory
         cursor.row_factory = None
         self._connection.text_factory = str
@@ -96,7 +98,7 @@ def _autocommit(connection: sqlite3.Connection) -> bool | None:
 
 
 class AsyncSqliteTransaction:
-    """BEGIN IMMEDIATE … COMMIT, whichever of sqlite3's transaction modes the connection is in."""
+    """BEGIN IMMEDIATE … COMMIT, in any of sqlite3's transaction modes."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -110,7 +112,7 @@ class AsyncSqliteTransaction:
             await self._begin()
 
     async def _begin(self) -> None:
-        """As long as SQLite itself would wait; but that would keep the loop from whoever has the file."""
+        """Wait for as long as SQLite itself would, without blocking the loop: the holder of the file may need it."""
         cursor = self._connection.cursor()
         cursor.row_factory = None
         [limit] = cursor.execute("pragma busy_timeout").fetchone()
@@ -136,13 +138,13 @@ class AsyncSqliteTransaction:
             try:
                 self._end("commit")
                 return
-            except BaseException:  # a deferred constraint, say: SQLite leaves it open then, with all that was written
+            except BaseException:  # e.g. a deferred constraint: SQLite leaves the transaction open
                 self._end("rollback")
                 raise
         self._end("rollback")
 
     def _end(self, how: Literal["commit", "rollback"]) -> None:
         if _autocommit(self._connection):
-            self._connection.execute(how)  # the methods do nothing then
+            self._connection.execute(how)  # in autocommit mode the methods do nothing
         else:
             getattr(self._connection, how)()

@@ -49,7 +49,7 @@ async def locked(client: holdfast.AsyncClient, number: int) -> AsyncIterator[Non
 
 
 def payload(step: Step) -> dict[str, Any]:
-    pending = [{"type": kind_of(each), "payload": each.model_dump(mode="json")} for each in step.writes]
+    pending = [{"type": session_class(each), "payload": each.model_dump(mode="json")} for each in step.writes]
     return {**step.agent.model_dump(mode="json"), "pending": pending}
 
 
@@ -130,7 +130,7 @@ async def forget(client: holdfast.AsyncClient, agent: Known) -> None:
     await client.objects.delete_if("agent", key(number), agent.version)
 
 
-def kind_of(each: Command | Turn) -> str:
+def session_class(each: Command | Turn) -> str:
     return "command" if isinstance(each, Command) else "turn"
 
 
@@ -140,7 +140,7 @@ def is_newer(each: Command | Turn, stored: Mapping[str, Any] | None) -> bool:
 
 
 async def _is_there(client: holdfast.AsyncClient, each: Command | Turn) -> bool:
-    record = await client.objects.get(kind_of(each), key(each.agent, each.number))
+    record = await client.objects.get(session_class(each), key(each.agent, each.number))
     return not is_newer(each, None if record is None else record.payload)
 
 
@@ -148,7 +148,9 @@ async def _write(client: holdfast.AsyncClient, each: Command | Turn) -> None:
     """So that once more, or late, changes nothing."""
     how = holdfast.Unconditional() if _is_final(each) else holdfast.MustCreate()
     with suppress(holdfast.AlreadyExists):
-        await client.objects.put_if(kind_of(each), key(each.agent, each.number), each.model_dump(mode="json"), how)
+        await client.objects.put_if(
+            session_class(each), key(each.agent, each.number), each.model_dump(mode="json"), how
+        )
 
 
 def _is_final(each: Command | Turn) -> bool:

@@ -168,6 +168,10 @@ async def _parts(client: holdfast.AsyncClient, kind: str, number: int, after: in
         for record in await records.parts(client, kind, number, after=after, most=limit)
     }
     for each in known.pending:
-        if records.kind_of(each) == kind and each.number > after and records.is_newer(each, found.get(each.number)):
+        if (
+            records.session_class(each) == kind
+            and each.number > after
+            and records.is_newer(each, found.get(each.number))
+        ):
             found[each.number] = each
     return [found[number] for number in sorted(found)][:limit]

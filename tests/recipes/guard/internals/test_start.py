@@ -138,15 +138,15 @@ def clearing(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
 def hindered(client: Any, broom: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the row be gone when it was asked for so long that a lease would have given up; when it was asked for."""
     for patient in (_GuardLease, GateLease):
-        assert patient._while_busy > 20 * Lease._while_busy
-        monkeypatch.setattr(patient, "_while_busy", PATIENCE)
+        assert patient._busy_patience > 20 * Lease._busy_patience
+        monkeypatch.setattr(patient, "_busy_patience", PATIENCE)
     asked: list[float] = []
     call = client._engine.call
 
     def timed(name: str, *given: Any, **others: Any) -> Any:
         if name == "lease_acquire":
             asked.append(now())
-            if asked[-1] > asked[0] + 2 * Lease._while_busy:
+            if asked[-1] > asked[0] + 2 * Lease._busy_patience:
                 broom.commit()
         return call(name, *given, **others)
 
@@ -163,13 +163,13 @@ def test_a_row_that_is_just_being_cleared_away_is_nobodys_lease(
         asked = hindered(client, clearing, monkeypatch)
         with entered as grant:
             grant.check()
-        assert asked[-1] > asked[0] + 2 * Lease._while_busy
+        assert asked[-1] > asked[0] + 2 * Lease._busy_patience
 
 
 def test_one_that_stays_in_doubt_is_not_told_as_somebodys(
     postgres_url: str, clearing: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_GuardLease, "_while_busy", 0.2)
+    monkeypatch.setattr(_GuardLease, "_busy_patience", 0.2)
     with holdfast.Client(postgres_url) as client, pytest.raises(SystemExit) as ended, client.guard("key", **LONG):
         pytest.fail("nothing runs")
     assert ended.value.code == 69
@@ -186,7 +186,7 @@ def test_nor_is_it_for_a_command_that_is_run(
 
     def asks_for_long() -> bool:
         moments.update(moment for (moment,) in query(postgres_url, f"{asked} and application_name = 'holdfast'"))
-        return bool(moments) and max(moments) - min(moments) > timedelta(seconds=10 * Lease._while_busy)
+        return bool(moments) and max(moments) - min(moments) > timedelta(seconds=10 * Lease._busy_patience)
 
     with subprocess.Popen([sys.executable, "-c", patient, *command], env=environment()) as process:
         eventually(asks_for_long, "it asks for longer than a lease would")

@@ -200,7 +200,7 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
 def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_than_so_much(
     place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.running.MOST_UNTOLD", 3)
+    monkeypatch.setattr("holdfast.runtime.concurrency.MOST_UNTOLD", 3)
     make(records, yard, "b-1")
     told, over = [], threading.Event()
 

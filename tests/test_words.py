@@ -1,0 +1,70 @@
+"""Holds the line of how we write: modules are nouns, variables are things, sentences have a subject."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "holdfast"
+LATER = ("lock",)
+"""Folders that are rewritten as a whole elsewhere."""
+METAPHORS = frozenset(
+    "ears heart books crew door desk yard pulse bell house arena nursery looks scenes".split()  # noqa: SIM905
+)
+GERUNDS = frozenset({"testing"})
+"""Modules that may end in -ing: the name of the package for tests is the field's own."""
+EMPTY = frozenset({"told", "found", "said", "known", "made"})
+"""Participles that say nothing of what a variable holds."""
+ANYBODY = re.compile(r"\b(whoever|somebody|nobody)\b", re.IGNORECASE)
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Every module that is written by hand, by its path."""
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    return {
+        name: text
+        for name, text in sorted(texts.items())
+        if not text.startswith("# Generated from") and name.split("/")[0] not in LATER
+    }
+
+
+def test_modules_are_named_by_the_noun_they_define() -> None:
+    stems = {name: Path(name).stem.removesuffix("_async") for name in sources()}
+    folders = {part for name in sources() for part in Path(name).parts[:-1]}
+    assert not [name for name, stem in stems.items() if stem.endswith("ing") and stem not in GERUNDS]
+    assert not [folder for folder in folders if folder.endswith("ing") and folder not in GERUNDS]
+    assert not [name for name, stem in stems.items() if stem in METAPHORS]
+
+
+def test_variables_are_named_by_what_they_hold() -> None:
+    empty = []
+    for name, text in sources().items():
+        for node in ast.walk(ast.parse(text)):
+            stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY
+            given = isinstance(node, ast.arg) and node.arg in EMPTY
+            if stored or given:
+                empty.append(f"{name}:{getattr(node, 'lineno', 0)}")
+    assert not empty
+
+
+def test_sentences_have_a_subject() -> None:
+    vague = [
+        f"{name}:{token.start[0]}"
+        for name, text in sources().items()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type in (tokenize.COMMENT, tokenize.STRING) and ANYBODY.search(token.string)
+    ]
+    assert not vague
+
+
+def test_a_class_name_occurs_once() -> None:
+    names: Counter[str] = Counter()
+    for text in sources().values():
+        names.update(node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    assert not [name for name, count in names.items() if count > 1]
