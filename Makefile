@@ -42,6 +42,11 @@ check: $(STAMP) ## Run the static checks: format, lint, types, import contracts,
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/unasync.py --check
+	$(BIN)/python scripts/picture.py --check
+
+.PHONY: picture
+picture: $(STAMP) ## Draw docs/explanation/architecture.svg from the imports
+	@exec $(BIN)/python scripts/picture.py
 
 .PHONY: bench
 bench: $(STAMP) ## Run the benchmarks
