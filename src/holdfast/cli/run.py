@@ -194,14 +194,14 @@ def _supervise(
             unwatched = True
             _say(_UNWATCHED_GUARDED if guard else _UNWATCHED)
         if guard:
-            dead_man(until + 1.8 * grace)  # after TERM and KILL, and before the TTL ends
+            kill_at(until + 1.8 * grace)  # after TERM and KILL, and before the TTL ends
             if over:  # and the timer stopped, in the main thread
-                dead_man(math.inf)
+                kill_at(math.inf)
 
     if guard:
-        from holdfast.runtime.kill_timer import DeadMan
+        from holdfast.runtime.kill_timer import KillTimer
 
-        dead_man = DeadMan().ends_at
+        kill_at = KillTimer().ends_at
     ended = threading.Event()
     watcher.say(f"group {command.pid}")
     trust()
@@ -216,7 +216,7 @@ def _supervise(
         ended.set()
         news.set()
         if guard:
-            dead_man(math.inf)
+            kill_at(math.inf)
 
 
 def _environment(url: str, schema: str, grant: Any) -> dict[bytes, bytes]:

@@ -1,9 +1,15 @@
 # Generated from guard_async.py by scripts/unasync.py. Do not edit.
-"""The guard: one running instance, which fails closed.
+"""The guard: at most one running instance, which fails closed.
 
-Nothing runs before the lease is ours, and nothing after it may have passed on. Whatever is in doubt ends the process:
-by SystemExit in its main thread, so that it can put things in order, and however long that takes, before the TTL ends
-by the kernel. A process that is stopped meanwhile never goes on.
+Nothing in the block runs before the lease is proven to be held, and nothing after it may have passed on. Any doubt ends
+the process: first by SystemExit in its main thread, so that blocks are left and exit hooks run; then, before the TTL
+ends, by a timer of the kernel, however long these take. A process that is paused meanwhile never continues.
+
+    enter: create the timer ─→ acquire ─→ arm the timer ─→ wipe ─→ check ─→ the block runs
+    each heartbeat:            confirmed: put the timer off       failed: SystemExit, or the timer kills
+    leave: not lost:           disarm the timer ─→ release        lost: the timer stays armed, the lease expires
+
+The order of these steps is what makes it fail closed. A change must keep it.
 """
 
 from __future__ import annotations
@@ -24,22 +30,23 @@ from holdfast.lease.trust import Trust, margin
 from holdfast.recipes.guard_terms import LOST, REFUSED, UNPROVEN
 from holdfast.runtime.clock import now
 from holdfast.runtime.exit import Ending
-from holdfast.runtime.kill_timer import DeadMan
-from holdfast.runtime.log import logger
+from holdfast.runtime.kill_timer import KillTimer
+from holdfast.runtime.log import CRITICAL, INFO, WARNING, logger
 
 log = logger("holdfast.guard")
 
-_GOODBYE = 3.0
-"""Seconds in which the database must have taken the lease back."""
+_RELEASE_TIMEOUT = 3.0
+"""Seconds that the release at the end of the block may take."""
 
 
 class GuardGrant(LeaseGrant):
-    """The lease behind a guard. It is given back by leaving the block, and by nothing that is done inside it."""
+    """The grant of a guard. Only leaving the block releases it."""
 
     inside = False
+    """Whether the block runs."""
 
     def release(self, *, timeout: float = CALL_TIMEOUT) -> bool:
-        """RuntimeError inside the guard's block: what is in it would go on without its lease."""
+        """RuntimeError inside the guard's block, which would run on without its lease."""
         self._refuse_inside()
         return super().release(timeout=timeout)
 
@@ -60,15 +67,20 @@ class _GuardLease(Handle[GuardGrant]):
 
 
 class Guard:
-    """``with client.guard(key) as grant``: SystemExit unless it is ours; the process ends when it may not be."""
+    """``with client.guard(key) as grant``: SystemExit before the block unless the lease is held, and the end of
+    the process as soon as it may not be held any more."""
 
     def __init__(self, engine: Engine, terms: LeaseTerms, *, wipe_on_start: bool) -> None:
         self._engine, self._wipe = engine, wipe_on_start
-        self._terms = terms._replace(on_beat=self._heard)
-        self._lock, self._use = threading.Lock(), threading.Lock()
+        self._terms = terms._replace(on_beat=self._on_beat)
+        self._lock = threading.Lock()
+        """For what the background thread uses, too: grant, loss and timer."""
+        self._entered = threading.Lock()
+        """Held from the entry of the block to its end."""
         self._grant: GuardGrant | None = None
-        self._problem: HoldfastError | None = None
-        self._dead_man: DeadMan | None = None
+        self._loss: HoldfastError | None = None
+        """Why the lease is lost."""
+        self._kill_timer: KillTimer | None = None
         self._ending = Ending()
         self._resource: Resource | None = None
         self._pid = os.getpid()
@@ -79,101 +91,98 @@ class Guard:
 
     @property
     def token(self) -> str | None:
-        """The secret proof, while it is held."""
+        """The secret proof, while the lease is held."""
         return None if self._grant is None else self._grant.token
 
     def __enter__(self) -> GuardGrant:
-        if not self._use.acquire(blocking=False):  # whoever is refused stands down, and not the other's timer
-            raise RuntimeError(f"guard {self.name!r} is entered already, by this very object")
-        self._pid, self._problem = os.getpid(), None
+        """SystemExit with code 75 when another process holds the lease, 69 when it is not proven that we do."""
+        if not self._entered.acquire(blocking=False):  # a refused second entry must not disarm the timer of the first
+            raise RuntimeError(f"guard {self.name!r} is entered already, with this same object")
+        self._pid, self._loss = os.getpid(), None
         self._ending.prepare()
         try:
-            self._dead_man = DeadMan()
+            self._kill_timer = KillTimer()
             grant = _GuardLease(self._engine, self._terms, 0.0).acquire()
         except BaseException as error:
-            self._stand_down()
-            if isinstance(error, Exception):  # whatever it is: we do not know that it is ours
+            self._reset()
+            if isinstance(error, Exception):  # of any kind: it is not proven that we hold the lease
                 refused = isinstance(error, NotAcquired) and error.holder is not None
-                raise self._exit(REFUSED if refused else UNPROVEN, error) from error
+                raise self._system_exit(REFUSED if refused else UNPROVEN, error) from error
             raise
         try:
-            self._begin(grant)
+            self._arm(grant)
             if self._wipe:
                 count = Leases(self._engine).wipe(grant)
-                log.warning(
-                    "guard %r is ours, with fence %d: wiped %d other lease(s)",
-                    self.name,
-                    grant.fence,
-                    count,
-                    extra={"event": "guard.acquired", "guard": self.name, "fence": grant.fence, "wiped": count},
-                )
-            self._prove(grant)
+                log.event(
+                    "guard.acquired", WARNING,
+                    "guard %(guard)r is acquired with fence %(fence)d: wiped %(wiped)d other lease(s)",
+                    guard=self.name, fence=grant.fence, wiped=count,
+                )  # fmt: skip
+            self._check_held(grant)
         except BaseException as error:
-            self._give_back(grant)
+            self._release(grant)
             if isinstance(error, Exception):
-                raise self._exit(UNPROVEN, error) from error
+                raise self._system_exit(UNPROVEN, error) from error
             raise
-        log.info(
-            "guard %r is ours, with fence %d",
-            self.name,
-            grant.fence,
-            extra={"event": "guard.acquired", "guard": self.name, "fence": grant.fence},
-        )
+        log.event(
+            "guard.acquired", INFO, "guard %(guard)r is acquired with fence %(fence)d",
+            guard=self.name, fence=grant.fence,
+        )  # fmt: skip
         return grant
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """SystemExit with code 70 when the lease was lost."""
         grant = self._grant
-        if grant is None or self._pid != os.getpid():  # a fork of it: the lease, the timer and the signals are not ours
+        if grant is None or self._pid != os.getpid():  # in a fork, lease, timer and signals belong to the parent
             return
-        if self._problem is not None or grant.lost:  # the timer stays: hooks that come after us may take their time
-            self._leave(grant)
+        if self._loss is not None or grant.lost:  # the timer stays armed: exit hooks may take long
+            self._leave_block(grant)
             grant.let_expire()
             if kind is None or not issubclass(kind, SystemExit):
-                raise self._exit(LOST, self._problem or "it could not be confirmed in time")
+                raise self._system_exit(LOST, self._loss or "it could not be confirmed in time")
             return
-        self._give_back(grant)
+        self._release(grant)
 
-    def _begin(self, grant: GuardGrant) -> None:
-        """Unless a heartbeat comes back, the kernel ends us. One may have failed already, before we were here."""
+    def _arm(self, grant: GuardGrant) -> None:
+        """From here on the kernel ends the process unless heartbeats are confirmed. Raises when the lease is lost by
+        now: a heartbeat may have failed before the timer was armed."""
         self._resource = self._engine.register(Resource(check=self._refuse_close))
         atexit.register(self._let_expire)
         grant.inside = True
         with self._lock:
             self._grant = grant
-            if self._dead_man is not None:
-                self._dead_man.ends_at(self._end_of(grant))
-        self._prove(grant)
+            if self._kill_timer is not None:
+                self._kill_timer.ends_at(self._kill_time(grant))
+        self._check_held(grant)
 
-    def _prove(self, grant: GuardGrant) -> None:
+    def _check_held(self, grant: GuardGrant) -> None:
         grant.check()
-        if self._problem is not None:
-            raise self._problem
+        if self._loss is not None:
+            raise self._loss
 
-    def _end_of(self, grant: GuardGrant) -> float:
-        """When trust has ended and the hooks had most of the time that is left until the TTL does, too."""
+    def _kill_time(self, grant: GuardGrant) -> float:
+        """Between the end of trust and the end of the TTL: exit hooks have most of the time in between."""
         return grant.trusted_until + 0.9 * margin(self._terms.ttl)
 
-    def _give_back(self, grant: GuardGrant) -> None:
-        """The timer first: the block is over, and the database may take longer to answer than the TTL is."""
-        self._leave(grant)
+    def _release(self, grant: GuardGrant) -> None:
+        """Disarm first: the block is over, and the database may take longer than the TTL to answer."""
+        self._leave_block(grant)
         self._disarm()
         try:
-            grant.release(timeout=_GOODBYE)
-        except EngineError as problem:
-            grant.abandon()  # refused while a transaction is open that it protects, it would be renewed for ever
-            log.warning(
-                "guard %r is released later, or expires: %s",
-                self.name,
-                problem,
-                extra={"event": "guard.released_late", "guard": self.name, "error": str(problem)},
-            )
+            grant.release(timeout=_RELEASE_TIMEOUT)
+        except EngineError as error:
+            grant.abandon()  # else it would be renewed for ever, if an open transaction that it protects was the reason
+            log.event(
+                "guard.released_late", WARNING, "guard %(guard)r is released later, or expires: %(error)s",
+                guard=self.name, error=str(error),
+            )  # fmt: skip
         finally:
-            self._stand_down()
+            self._reset()
 
-    def _leave(self, grant: GuardGrant) -> None:
-        """From here on nothing of the block runs, so the lease may go."""
+    def _leave_block(self, grant: GuardGrant) -> None:
+        """From here on nothing of the block runs, so the lease may be released."""
         atexit.unregister(self._let_expire)
         grant.inside = False
         self._engine.unregister(self._resource)
@@ -186,53 +195,49 @@ class Guard:
     def _disarm(self) -> None:
         with self._lock:
             self._grant = None
-            if self._dead_man is not None:
-                self._dead_man.close()
-                self._dead_man = None
+            if self._kill_timer is not None:
+                self._kill_timer.close()
+                self._kill_timer = None
 
-    def _stand_down(self) -> None:
+    def _reset(self) -> None:
+        """As before the entry: no timer, no signal handler, free to be entered again."""
         self._disarm()
         self._ending.forget()
-        self._use.release()
+        self._entered.release()
 
     def _let_expire(self) -> None:
-        """The interpreter goes while a thread is in the block still: what cannot be stopped is not released."""
+        """The interpreter exits while a thread is still in the block: it cannot be stopped, so nothing is released."""
         if self._grant is not None and self._pid == os.getpid():
             self._grant.let_expire()
 
-    def _heard(self, problem: HoldfastError | None, lost: bool) -> None:
-        """In the keeper's thread, after each heartbeat. It is the main thread that ends the process, or the kernel.
+    def _on_beat(self, problem: HoldfastError | None, lost: bool) -> None:
+        """In the background thread, after each heartbeat: put the timer off, or end the process.
 
-        All under one lock: the block may be left this very moment, and then there is nothing to put off or to end."""
+        All of it under the lock: if the block is left at this moment, there is no timer to put off, and nothing to
+        end."""
         with self._lock:
-            grant, dead_man = self._grant, self._dead_man
+            grant, timer = self._grant, self._kill_timer
             if problem is None or not lost:
-                if problem is None and self._problem is None and grant is not None and dead_man is not None:
-                    dead_man.ends_at(self._end_of(grant))
+                if problem is None and self._loss is None and grant is not None and timer is not None:
+                    timer.ends_at(self._kill_time(grant))
                 return
-            if self._problem is not None:
+            if self._loss is not None:
                 return
-            self._problem = problem
-            if grant is None or dead_man is None:  # not entered yet, or left already
+            self._loss = problem
+            if grant is None or timer is None:  # not entered yet, or left already
                 return
-            grant.let_expire()  # whoever closes the client would give it away while hooks and threads still work
-            if isinstance(problem, LeaseLost):  # somebody else may be at work already
-                dead_man.ends_at(min(now() + margin(self._terms.ttl), self._end_of(grant)))
-        log.critical(
-            "guard %r is lost: %s; this process ends with code %d",
-            self.name,
-            problem,
-            LOST,
-            extra={"event": "guard.lost", "guard": self.name, "error": str(problem)},
-        )
+            grant.let_expire()  # else closing the client would release it while hooks and threads still run
+            if isinstance(problem, LeaseLost):  # another process may hold it already
+                timer.ends_at(min(now() + margin(self._terms.ttl), self._kill_time(grant)))
+        log.event(
+            "guard.lost", CRITICAL, "guard %(guard)r is lost: %(error)s; this process ends with code %(code)d",
+            guard=self.name, error=str(problem), code=LOST,
+        )  # fmt: skip
         self._ending.begin(LOST)
 
-    def _exit(self, code: int, why: object) -> SystemExit:
-        log.critical(
-            "guard %r: %s; this process ends with code %d",
-            self.name,
-            why,
-            code,
-            extra={"event": "guard.exits", "guard": self.name, "code": code},
-        )
+    def _system_exit(self, code: int, reason: object) -> SystemExit:
+        log.event(
+            "guard.exits", CRITICAL, "guard %(guard)r: %(reason)s; this process ends with code %(code)d",
+            guard=self.name, reason=str(reason), code=code,
+        )  # fmt: skip
         return SystemExit(code)

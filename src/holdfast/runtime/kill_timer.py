@@ -44,7 +44,7 @@ class _Spec(ctypes.Structure):
     _fields_ = (("_", ctypes.c_long * 2), ("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class DeadMan:
+class KillTimer:
     """Ends the process that it was made in. Not armed before ``ends_at`` is called."""
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ def test_one_that_is_entered_twice_at_once_keeps_its_timer(sqlite_url: str) -> N
     before, late = timers(), []
     with holdfast.Client(sqlite_url) as client:
         guard: Any = client.guard("key", **LONG)
-        begin = guard._begin
+        arm = guard._arm
 
         def enter() -> None:
             with pytest.raises(RuntimeError, match="entered already"), guard:
@@ -138,9 +138,9 @@ def test_one_that_is_entered_twice_at_once_keeps_its_timer(sqlite_url: str) -> N
             thread = threading.Thread(target=enter)
             thread.start()
             thread.join()
-            begin(grant)
+            arm(grant)
 
-        guard._begin = overtaken
+        guard._arm = overtaken
         with guard:
             assert (late, timers()) == (["refused"], before + 1)
     assert timers() == before
@@ -152,11 +152,11 @@ def test_a_heartbeat_that_comes_as_the_block_is_left_arms_nothing(sqlite_url: st
         guard: Any = client.guard("key", **LONG)
         with guard as grant:
             pass
-        guard._heard(None, False)
-        guard._heard(holdfast.LeaseLost("late"), True)
-        assert (guard.token, guard._dead_man) == (None, None)
+        guard._on_beat(None, False)
+        guard._on_beat(holdfast.LeaseLost("late"), True)
+        assert (guard.token, guard._kill_timer) == (None, None)
         guard._lock.acquire()
-        late = threading.Thread(target=guard._heard, args=(None, False))
+        late = threading.Thread(target=guard._on_beat, args=(None, False))
         late.start()
         guard._lock.release()
         late.join()
@@ -171,13 +171,13 @@ def test_a_heartbeat_that_fails_before_the_gate_closes_it(sqlite_url: str, lost:
     with holdfast.Client(sqlite_url) as client:
         client.lease("other", ttl=60, auto_renew=False).acquire()
         guard: Any = client.guard("key", wipe_on_start=True, **LONG)
-        begin = guard._begin
+        arm = guard._arm
 
         def late(grant: Any) -> None:
-            guard._heard(holdfast.LeaseLost("stolen"), lost)
-            begin(grant)
+            guard._on_beat(holdfast.LeaseLost("stolen"), lost)
+            arm(grant)
 
-        guard._begin = late
+        guard._arm = late
         if lost:
             with pytest.raises(SystemExit) as ended, guard:
                 pytest.fail("nothing runs")

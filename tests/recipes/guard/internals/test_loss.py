@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast.lease.trust import margin
-from holdfast.runtime.kill_timer import DeadMan
+from holdfast.runtime.kill_timer import KillTimer
 from holdfast.testing import Postgres, Proxy
 from holdfast.testing.standstill import Standstill
 from tests.children import NONE, PATIENCE, eventually, query, rows
@@ -252,7 +252,7 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
 def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_path: Path) -> None:
     """The block is over: what comes after it is not the timer's to end, however long the database takes. A TERM
     meanwhile still lets the hooks run."""
-    program = "import holdfast.recipes.guard as guard; guard._GOODBYE = 600.0\n" + GUARDED
+    program = "import holdfast.recipes.guard as guard; guard._RELEASE_TIMEOUT = 600.0\n" + GUARDED
     with (
         Proxy(postgres_url) as way,
         Instance(way.url, "patient", tmp_path, program=program, **LONG) as patient,
@@ -273,9 +273,9 @@ def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_pa
         assert patient.wait() == 0
 
 
-SHORT_GOODBYE = """
+SHORT_RELEASE = """
 import holdfast.recipes.guard as guard
-guard._GOODBYE = 0.2
+guard._RELEASE_TIMEOUT = 0.2
 guard.GuardGrant.release.__kwdefaults__["timeout"] = 600.0
 """
 
@@ -286,7 +286,7 @@ def test_a_release_that_nobody_answers_is_not_waited_for_any_longer_than_a_goodb
     """Here a release has ten minutes otherwise."""
     with (
         Proxy(postgres_url) as way,
-        Instance(way.url, "key", tmp_path, program=SHORT_GOODBYE + GUARDED, **LONG) as instance,
+        Instance(way.url, "key", tmp_path, program=SHORT_RELEASE + GUARDED, **LONG) as instance,
     ):
         instance.expect("works")
         way.stall()
@@ -382,15 +382,15 @@ def test_a_thread_may_hold_it_and_the_process_ends_with_it(sqlite_url: str, tmp_
 def test_each_heartbeat_puts_the_timer_off(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a moment between the end of its trust and that of its TTL."""
     moments: list[tuple[float, float, float]] = []
-    arm = DeadMan.ends_at
+    arm = KillTimer.ends_at
 
-    def armed(self: DeadMan, when: float) -> None:
+    def armed(self: KillTimer, when: float) -> None:
         if when < math.inf:
             trusted_until = guard._grant.trusted_until
             moments.append((trusted_until, when, trusted_until + margin(600)))
         arm(self, when)
 
-    monkeypatch.setattr(DeadMan, "ends_at", armed)
+    monkeypatch.setattr(KillTimer, "ends_at", armed)
     with holdfast.Client(sqlite_url) as client:
         guard: Any = client.guard("key", ttl=600, heartbeat=0.05)
         with guard as grant:
