@@ -1,4 +1,4 @@
-"""What the lease behind a gate is called and asked for with."""
+"""The names of the leases behind gates, and their checked arguments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ RUNTIME = "holdfast:runtime"
 
 
 def gate_lease(name: str) -> str:
+    """The name of the gate's lease."""
     return f"{GATE}{check_name(name, most=180)}"
 
 
@@ -19,6 +20,6 @@ def runtime_terms(ttl: float) -> LeaseTerms:
 
 
 def gate_terms(name: str, *, actor: str, ttl: float, auto_renew: bool = True) -> LeaseTerms:
-    """``actor`` is who people see as its holder; unlike a holder, the same actor does not get it twice."""
+    """``actor`` is shown as the holder. Unlike a holder, the same actor cannot acquire the lease twice."""
     terms = LeaseTerms.check(gate_lease(name), ttl=ttl, holder=check_name(actor, "actor"), auto_renew=auto_renew)
     return terms._replace(reenter=False)

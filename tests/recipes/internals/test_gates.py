@@ -82,7 +82,7 @@ def test_one_whose_opening_is_interrupted_is_not_left_open(sqlite_url: str, monk
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.recipes.gate._tell", interrupted)
+    monkeypatch.setattr("holdfast.recipes.gate._record_outcome", interrupted)
     with holdfast.Client(sqlite_url) as client:
         with pytest.raises(KeyboardInterrupt):
             client.gates.open(GATE, seconds=600, actor="jane", reason="new addresses")
