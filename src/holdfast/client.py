@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from holdfast.operations.reviews import Reviews
     from holdfast.operations.terms import Function, OnPartial, WhenLocked
     from holdfast.recipes.driver import Driver
-    from holdfast.recipes.election import Overrun
     from holdfast.recipes.elector import Elector, OnNewLeader
+    from holdfast.recipes.elector_terms import Overrun
     from holdfast.recipes.gate import Gates, GateWindow
     from holdfast.recipes.guard import Guard
-    from holdfast.recipes.mend import SessionPresent
-    from holdfast.recipes.reconciler import OnEvent, Reconciler
+    from holdfast.recipes.reconciler import OnEvent, Reconciler, SessionPresent
     from holdfast.recipes.shards import Shards
     from holdfast.recipes.slots import Slots
 
@@ -310,8 +309,8 @@ class Client:
 
         On SQLite there is no heartbeat: the kernel frees the lease of a dead process, and a standby takes over at once.
         """
-        from holdfast.recipes.election import ElectorTerms
         from holdfast.recipes.elector import Elector
+        from holdfast.recipes.elector_terms import ElectorTerms
 
         terms = ElectorTerms.check(
             check_free_name(name), ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace,
@@ -350,8 +349,8 @@ class Client:
         A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
         HOSTNAME.
         """
-        from holdfast.recipes.sharding import ShardTerms
         from holdfast.recipes.shards import Shards
+        from holdfast.recipes.shards_terms import ShardTerms
 
         return Shards(self._engine, ShardTerms.check(check_free_name(name), count, ttl=ttl, holder=holder))
 

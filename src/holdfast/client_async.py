@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from holdfast.operations.reviews_async import AsyncReviews
     from holdfast.operations.terms import Function, OnPartial, WhenLocked
     from holdfast.recipes.driver_async import AsyncDriver
-    from holdfast.recipes.election import Overrun
     from holdfast.recipes.elector_async import AsyncElector, OnNewLeader
+    from holdfast.recipes.elector_terms import Overrun
     from holdfast.recipes.gate_async import AsyncGates, AsyncGateWindow
     from holdfast.recipes.guard_async import AsyncGuard
     from holdfast.recipes.mend_async import SessionPresent
@@ -311,8 +311,8 @@ class AsyncClient:
 
         On SQLite there is no heartbeat: the kernel frees the lease of a dead process, and a standby takes over at once.
         """
-        from holdfast.recipes.election import ElectorTerms
         from holdfast.recipes.elector_async import AsyncElector
+        from holdfast.recipes.elector_terms import ElectorTerms
 
         terms = ElectorTerms.check(
             check_free_name(name), ttl=ttl, renew_every=renew_every, retry_every=retry_every, grace=grace,
@@ -351,8 +351,8 @@ class AsyncClient:
         A dead replica's shards are taken when its ``ttl`` is over. ``holder``: instead of HOLDFAST_REPLICA_ID or
         HOSTNAME.
         """
-        from holdfast.recipes.sharding import ShardTerms
         from holdfast.recipes.shards_async import AsyncShards
+        from holdfast.recipes.shards_terms import ShardTerms
 
         return AsyncShards(self._engine, ShardTerms.check(check_free_name(name), count, ttl=ttl, holder=holder))
 

@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_opened_is_asked_for_again_at_leisure(tmp_path: Pa
         if len(pauses) == 3:
             elector.stop()
 
-    elector._course.bell.wait = wait  # type: ignore[method-assign, assignment]
+    elector._run.wakeup.wait = wait  # type: ignore[method-assign, assignment]
     elector.run(lambda term: None)
     assert len(pauses) == 3
     assert min(pauses) >= 0.75 * SLOW["retry_every"]
@@ -101,7 +101,7 @@ def test_a_leader_that_is_cut_off_stops_before_its_lease_is_another_ones(
     which pass at once by the clock of its grant."""
     terms, pauses = STEADY | {"grace": 300.0}, []
     with Proxy(postgres_url) as proxy, replicas_beside(proxy.url, **terms) as one:
-        bell = one.elector._course.bell
+        bell = one.elector._run.wakeup
         wait = bell.wait
 
         def nap(seconds: float) -> None:

@@ -18,9 +18,8 @@ from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage import relay_terms as relay
 from holdfast.lineage.passing import Pass, Progress, Sink
 from holdfast.lineage.relay_terms import RelayTerms
-from holdfast.recipes.election import ElectorStatus, ElectorTerms
-from holdfast.recipes.elector import Elector
-from holdfast.recipes.term import Term
+from holdfast.recipes.elector import Elector, Term
+from holdfast.recipes.elector_terms import ElectorStatus, ElectorTerms
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency import StopEvent, check_callable, wait_event

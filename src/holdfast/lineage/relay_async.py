@@ -17,9 +17,8 @@ from holdfast.lease.terms import LeaseTerms
 from holdfast.lineage import relay_terms as relay
 from holdfast.lineage.passing_async import AsyncPass, AsyncSink, Progress
 from holdfast.lineage.relay_terms import RelayTerms
-from holdfast.recipes.election import ElectorStatus, ElectorTerms
-from holdfast.recipes.elector_async import AsyncElector
-from holdfast.recipes.term_async import AsyncTerm
+from holdfast.recipes.elector_async import AsyncElector, AsyncTerm
+from holdfast.recipes.elector_terms import ElectorStatus, ElectorTerms
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency_async import AsyncStopEvent, check_callable, wait_event

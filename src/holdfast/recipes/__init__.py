@@ -1,1 +1,1 @@
-"""What services are made of, over the primitives alone."""
+"""Recipes: what services are built from, on top of leases, locks, objects and the audit."""

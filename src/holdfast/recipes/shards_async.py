@@ -1,7 +1,11 @@
-"""Shards: many leases of one kind, spread evenly over the replicas that live.
+"""Shards: many leases of one kind, spread evenly over the live replicas.
 
-Each replica holds one lease that says it is there, looks at the list of them now and then, and releases what is more
-than its share or takes what is free. All hang on the one heartbeat of their process, so a thousand cost what one does.
+Each replica holds one lease as a member, lists the leases now and then, releases what exceeds its share and takes what
+is free: ``shards_terms`` plans this. All leases share the one heartbeat of their process, so a thousand shards cost
+what one costs.
+
+    enter: _balance ─→ a worker calls _balance again and again ─→ exit: stop the worker, release the shards, then the
+                                                                  membership
 """
 
 from __future__ import annotations
@@ -16,19 +20,19 @@ from holdfast.errors import EngineError
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
-from holdfast.recipes.election import replica
-from holdfast.recipes.sharding import Plan, ShardTerms, plan, shard_of
+from holdfast.recipes.elector_terms import replica_name
+from holdfast.recipes.shards_terms import ShardPlan, ShardTerms, plan, shard_of
 from holdfast.runtime import forks
 from holdfast.runtime.clock import jitter
 from holdfast.runtime.concurrency_async import AsyncStopEvent, AsyncWakeup, AsyncWorker
 from holdfast.runtime.identity import new_token
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import INFO, WARNING, logger
 
 log = logger("holdfast.shards")
 
 
 class AsyncShards:
-    """``async with client.shards("sweep", 64) as shards``: a fair share of them is ours inside the block."""
+    """``async with client.shards("sweep", 64) as shards``: an even share of them is ours inside the block."""
 
     def __init__(self, engine: AsyncEngine, terms: ShardTerms) -> None:
         self._engine, self._terms = engine, terms
@@ -37,24 +41,25 @@ class AsyncShards:
         self.stopping = AsyncStopEvent()
         """Set when the block ends, or by ``stop()``."""
         self.members: frozenset[str] = frozenset()
-        """The replicas that were there at the last look, ourselves among them."""
+        """The replicas that were listed last, this one among them."""
         self.gained = 0
         """How many shards we have ever taken."""
-        self._bell, self._over = AsyncWakeup(), AsyncWakeup()
+        self._wakeup, self._worker_ended = AsyncWakeup(), AsyncWakeup()
         self._grants: dict[int, AsyncLeaseGrant] = {}
-        self._member: AsyncLeaseGrant | None = None
-        self._job: AsyncWorker | None = None
+        self._membership: AsyncLeaseGrant | None = None
+        self._worker: AsyncWorker | None = None
         self._resource: AsyncResource | None = None
-        self._left: AsyncWakeup | None = None
+        self._exited: AsyncWakeup | None = None
+        """Set at the end of the block, for a client that closes."""
         self._entered = False
-        self._answers = True
-        """Whether the database did when it was last asked."""
+        self._database_answers = True
+        """Whether the database answered the last call."""
 
     def _name_instance(self) -> None:
-        """A fork of this process is another one, and must not be taken for it."""
+        """Give this replica a name of its own. A fork of this process is another replica."""
         self._era = forks.era
         self._nonce = new_token()[:16]
-        self.holder = f"{self._terms.holder or replica(os.environ, self._nonce)}/{self._nonce[:8]}"
+        self.holder = f"{self._terms.holder or replica_name(os.environ, self._nonce)}/{self._nonce[:8]}"
 
     def __repr__(self) -> str:
         return f"<Shards {self._terms.name!r} {len(self.held)} of {self._terms.count}>"
@@ -65,30 +70,31 @@ class AsyncShards:
         return frozenset(number for number, grant in list(self._grants.items()) if not grant.lost)
 
     def shard_of(self, key: str) -> int:
-        """The number of the shard that ``key`` falls into, the same in every replica."""
+        """The number of the key's shard, the same in every replica."""
         return shard_of(key, self._terms.count)
 
     def grant_for(self, key: str) -> AsyncLeaseGrant | None:
-        """The grant of the shard that ``key`` falls into; None when it is another replica's."""
+        """The grant of the key's shard; None when it is not ours."""
         grant = self._grants.get(self.shard_of(key))
         return None if grant is None or grant.lost else grant
 
     def stop(self) -> None:
-        """Take no more: whoever works on the shards has to end. They are released when the block ends."""
+        """Take no more shards and set ``stopping``. The shards are released when the block ends."""
         self.stopping.set()
-        self._bell.set()
+        self._wakeup.set()
 
     async def __aenter__(self) -> Self:
+        """RuntimeError when it was entered before; EngineError when the database does not answer."""
         if self._entered:
-            raise RuntimeError(f"{self!r} was entered before, which is once: make another one with client.shards(…)")
+            raise RuntimeError(f"{self!r} can be entered only once: create another one with client.shards(…)")
         self._entered = True
         if self._era != forks.era:
             self._name_instance()
         self._resource = self._engine.register(AsyncResource(stop=self.stop, wait=self.leave))
         try:
             await self._balance()
-            self._job = AsyncWorker(self._run, self, self._over.set)
-            self._job.start()
+            self._worker = AsyncWorker(self._run, self, self._worker_ended.set)
+            self._worker.start()
             return self
         except BaseException:
             self.stop()
@@ -100,148 +106,131 @@ class AsyncShards:
     ) -> None:
         try:
             self.stop()
-            while self._job is not None and not self._job.ended:
-                await self._over.wait(1.0)
-            while self._answers and (grant := self._next()) is not None:
-                await self._give_back(grant)
+            while self._worker is not None and not self._worker.ended:
+                await self._worker_ended.wait(1.0)
+            while self._database_answers and (grant := self._pop_grant()) is not None:
+                await self._release(grant)
         finally:
             self._abandon()
-            if self._left is not None:
-                self._left.set()
+            if self._exited is not None:
+                self._exited.set()
 
     async def leave(self) -> None:
-        """The client closes: wait for the end of the block, for as long as an elector waits for its work.
+        """The client closes: wait for the end of the block, as long as an elector waits for its work by default.
 
-        The leases are released after that in any case: they share a heartbeat with others."""
-        self._left = AsyncWakeup()
+        The leases are released after that in any case: they share a heartbeat with others, so they cannot be left to
+        expire."""
+        self._exited = AsyncWakeup()
         if self._resource is not None:
-            await self._left.wait(self._terms.ttl / 6)
+            await self._exited.wait(self._terms.ttl / 6)
 
     async def _run(self, _: object) -> None:
+        """The worker."""
         try:
-            await self._go_on()
+            await self._keep_balance()
         finally:
-            if self._resource is None:  # whoever left the block was interrupted, and did not wait for us
+            if self._resource is None:  # the end of the block was interrupted, and did not wait for this
                 self._abandon()
 
-    async def _go_on(self) -> None:
-        pause = 0.0
+    async def _keep_balance(self) -> None:
+        delay = 0.0
         while not self.stopping.is_set():
-            await self._bell.wait(pause)
+            await self._wakeup.wait(delay)
             try:
-                pause = 0.0 if self.stopping.is_set() else await self._balance()
+                delay = 0.0 if self.stopping.is_set() else await self._balance()
             except Exception as error:
                 if self._engine.closed:
                     return
-                self._answers = False
-                log.warning(
-                    "%r: no answer, looks again: %s",
-                    self,
-                    error,
-                    extra={"event": "shards.unanswered", "shards": repr(self), "error": str(error)},
-                )
-                pause = self._terms.ttl / 6
+                self._database_answers = False
+                log.event(
+                    "shards.unanswered", WARNING, "%(shards)s: no answer, asks again: %(error)s",
+                    shards=repr(self), error=str(error),
+                )  # fmt: skip
+                delay = self._terms.ttl / 6
 
     async def _balance(self) -> float:
-        """Look, release, take; how long until the next look."""
-        await self._be_there()
+        """List the leases, release and take shards as planned. Returns the seconds until the next time."""
+        await self._join()
         self._forget_lost()
-        patience = min(CALL_TIMEOUT, max(1.0, self._terms.ttl))  # nothing is ours beyond that
-        leases = await self._engine.call("shard_list", {"shards": self._terms.name}, timeout=patience)
-        self._answers = True
-        members, owners = self._terms.listed([(each["name"], each["holder"]) for each in leases])
+        timeout = min(CALL_TIMEOUT, max(1.0, self._terms.ttl))  # after a TTL without an answer nothing is ours
+        leases = await self._engine.call("shard_list", {"shards": self._terms.name}, timeout=timeout)
+        self._database_answers = True
+        members, owners = self._terms.parse_leases([(lease["name"], lease["holder"]) for lease in leases])
         self.members = frozenset(members)
-        # What was given back, and not taken yet because a transaction is open under it, is neither ours nor free.
-        leaving = {each: "" for each in owners if owners[each] == self.holder and each not in self._grants}
-        todo = plan(self.holder, self._terms.count, members, owners | leaving)
+        # Abandoned, but not released yet because a transaction under it is open: neither ours nor free.
+        releasing = {shard: "" for shard in owners if owners[shard] == self.holder and shard not in self._grants}
+        todo = plan(self.holder, self._terms.count, members, owners | releasing)
         for number in todo.release:
-            await self._release(number)
+            # From here on the database refuses every write under it, also one that has begun.
+            await self._release(self._grants.pop(number))
         for number in todo.take:
             if self.stopping.is_set():
                 break
             await self._take(number)
         if todo.release or todo.take:
-            log.info(
-                "%r: %d replicas, released %d, took %d",
-                self,
-                len(members),
-                len(todo.release),
-                len(todo.take),
-                extra={
-                    "event": "shards.changed",
-                    "shards": repr(self),
-                    "released": len(todo.release),
-                    "took": len(todo.take),
-                },
-            )
-        # Whoever does not renew is gone at the end of its TTL, and what it had is to be taken then.
-        return self._until_next(
-            todo, min((each["remaining"] for each in leases if each["holder"] in members), default=1.0)
+            log.event(
+                "shards.changed", INFO,
+                "%(shards)s: %(replicas)d replicas, released %(released)d, took %(took)d",
+                shards=repr(self), replicas=len(members), released=len(todo.release), took=len(todo.take),
+            )  # fmt: skip
+        # A member that does not renew is gone when its lease expires: its shards are free then.
+        return self._next_delay(
+            todo, min((lease["remaining"] for lease in leases if lease["holder"] in members), default=1.0)
         )
 
-    def _until_next(self, todo: Plan, expiry: float) -> float:
+    def _next_delay(self, todo: ShardPlan, expiry: float) -> float:
         every = self._terms.ttl / 6 * jitter(0.75, 1.0)
-        return min(every / 10 if todo.wanting or todo.take else every, max(0.01, expiry + jitter(0.001, 0.02)))
+        return min(every / 10 if todo.is_short or todo.take else every, max(0.01, expiry + jitter(0.001, 0.02)))
 
-    async def _be_there(self) -> None:
-        if self._member is None or self._member.lost:
-            self._member = await self._ask(self._terms.member(self._nonce))
+    async def _join(self) -> None:
+        """Acquire the lease of a member, unless we hold it."""
+        if self._membership is None or self._membership.lost:
+            self._membership = await self._acquire(self._terms.member_lease(self._nonce))
 
     async def _take(self, number: int) -> None:
-        grant = await self._ask(self._terms.shard(number))
+        grant = await self._acquire(self._terms.shard_lease(number))
         if grant is not None:
             self._grants[number] = grant
             self.gained += 1
 
-    async def _ask(self, name: str) -> AsyncLeaseGrant | None:
-        ttl = self._terms.ttl
-        lease = LeaseTerms(name, ttl, self.holder, 0.0, True, ttl / 3, self._lost, "ttl", False)
-        return await AsyncLease(self._engine, lease, 0.0).try_acquire()
+    async def _acquire(self, name: str) -> AsyncLeaseGrant | None:
+        terms = LeaseTerms(
+            name, self._terms.ttl, self.holder, at_least=0.0, auto_renew=True, renew_every=self._terms.ttl / 3,
+            on_lost=self._on_lost, failover="ttl", reenter=False,
+        )  # fmt: skip
+        return await AsyncLease(self._engine, terms, 0.0).try_acquire()
 
-    def _lost(self, grant: AsyncLeaseGrant) -> None:
-        """In the keeper's thread."""
-        self._bell.set()
+    def _on_lost(self, grant: AsyncLeaseGrant) -> None:
+        self._wakeup.set()
 
     def _forget_lost(self) -> None:
         for number, grant in list(self._grants.items()):
             if grant.lost:
                 del self._grants[number]
-                log.info(
-                    "%r: lost shard %d",
-                    self,
-                    number,
-                    extra={"event": "shards.lost", "shards": repr(self), "shard": number},
-                )
+                log.event("shards.lost", INFO, "%(shards)s: lost shard %(shard)d", shards=repr(self), shard=number)
 
-    async def _release(self, number: int) -> None:
-        """Nothing is written under it from here on, and the database sees to that: what is under way is refused."""
-        await self._give_back(self._grants.pop(number))
-
-    async def _give_back(self, grant: AsyncLeaseGrant) -> None:
+    async def _release(self, grant: AsyncLeaseGrant) -> None:
         try:
             await grant.release(timeout=grant.limit())
         except EngineError as error:
-            self._answers = False
+            self._database_answers = False
             grant.abandon()
-            log.info(
-                "%r: %s is released later: %s",
-                self,
-                grant.name,
-                error,
-                extra={"event": "lease.released_late", "lease": grant.name, "error": str(error)},
-            )
+            log.event(
+                "lease.released_late", INFO, "%(shards)s: %(lease)s is released later: %(error)s",
+                shards=repr(self), lease=grant.name, error=str(error),
+            )  # fmt: skip
 
-    def _next(self) -> AsyncLeaseGrant | None:
-        """One of our leases, which is ours no more; that which says that we are there comes last."""
+    def _pop_grant(self) -> AsyncLeaseGrant | None:
+        """Remove and return one of our grants; the membership last, None when there are no more."""
         with suppress(KeyError):
             return self._grants.popitem()[1]
-        last, self._member = self._member, None
+        last, self._membership = self._membership, None
         return last
 
     def _abandon(self) -> None:
-        """The keeper gives back whatever we still have: nobody answers, where each would be waited for as long as the
-        first one was; or nobody waits."""
+        """Let the keeper release what is left. After a release that was not answered each further one would take as
+        long, and after an interrupt nothing waits for the answers."""
         self._engine.unregister(self._resource)
         self._resource = None
-        while (grant := self._next()) is not None:
+        while (grant := self._pop_grant()) is not None:
             grant.abandon()

@@ -1,4 +1,8 @@
-"""Slots: a counting semaphore made of leases, and the truth about who holds them."""
+"""Slots: a counting semaphore made of leases, and a check of it against the sessions that claim the slots.
+
+The database chooses a free slot in one statement, so two claims never get the same one. What violates an invariant is
+decided in ``slots_terms``.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,21 @@ from holdfast.lease.handle_async import AsyncHandle
 from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.lease.trust import Trust
 from holdfast.names import check_name
-from holdfast.recipes import slot_terms as slots
+from holdfast.recipes.slots_terms import (
+    KINDS,
+    SlotLease,
+    SlotViolation,
+    check_pool,
+    check_slot,
+    compare,
+    refusal_error,
+    repeated,
+)
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import maybe_await
 from holdfast.runtime.identity import check_token
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import WARNING, logger
 
 log = logger("holdfast.slots")
 
@@ -26,23 +39,23 @@ Sessions = Iterable[Any]
 
 
 class AsyncSlotGrant(AsyncLeaseGrant):
-    """A slot we hold: ``slot`` is its number, from 1 to the capacity."""
+    """A slot we hold."""
 
     kind = "slot"
 
     @property
     def slot(self) -> int:
-        """Its number."""
+        """Its number, from 1 to the capacity."""
         return int(self.name.rpartition(":")[2])
 
     @property
     def owner(self) -> str:
-        """Whom it was claimed for."""
+        """The session, or other owner, that it was claimed for."""
         return self.holder
 
 
 class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
-    """A slot to be had, whichever is free; used like a lease."""
+    """Any free slot of a pool to acquire; used like a lease."""
 
     _kind, _statement = "slot", "slot_claim"
 
@@ -55,11 +68,11 @@ class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
         return AsyncSlotGrant(self._engine, self._terms, self._holder, token, row["fence"], trust, row["name"])
 
     def _error(self, refusal: Refusal, waited: float | None) -> NotAcquired:
-        return slots.refusal(self._pool, self._capacity, refusal, waited)
+        return refusal_error(self._pool, self._capacity, refusal, waited)
 
 
 class _SlotCounts:
-    """What ``reconcile`` last found in the pools of a client."""
+    """The last results of ``reconcile`` for the pools of a client."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -74,32 +87,32 @@ class _SlotCounts:
 
 
 class AsyncSlots:
-    """The slots of a pool. The capacity is the caller's: another one, larger or smaller, may follow at any time."""
+    """The slots of a pool. The capacity is not stored: each caller states it, and it may change at any time."""
 
     def __init__(self, engine: AsyncEngine, pool: str, capacity: int, ttl: float, auto_renew: bool) -> None:
         self.pool, self.capacity = pool, capacity
-        self._engine, self._prefix, self._ttl = engine, slots.check_pool(pool, capacity), ttl
+        self._engine, self._prefix, self._ttl = engine, check_pool(pool, capacity), ttl
         self._auto_renew = auto_renew
-        self._terms(None)
-        engine.state(_SlotCounts)  # a pool in which nothing is held yet has a gauge, too
+        self._terms(None)  # checks ttl
+        engine.state(_SlotCounts)  # creates the gauge, also of a pool in which nothing is held yet
 
     def __repr__(self) -> str:
         return f"<Slots {self.pool!r} of {self.capacity}>"
 
     def slot(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotClaim:
-        """A handle: ``acquire``, ``try_acquire``, ``async with``, ``or_skip``. ``owner``: whose it is, e.g. a session's
-        id; one owner may have several."""
+        """A handle with ``acquire``, ``try_acquire``, ``async with`` and ``or_skip``. ``owner``: whom the slot is for,
+        for example the id of a session; one owner may have several."""
         return AsyncSlotClaim(self._engine, self._terms(owner), timeout, self.pool, self.capacity)
 
     async def claim(self, *, owner: str | None = None, timeout: float | None = 0.0) -> AsyncSlotGrant:
-        """Any free slot, as a grant with ``slot``; NotAcquired when there is none, AcquireTimeout after ``timeout``
-        seconds (None: wait for ever)."""
+        """The grant of any free slot. NotAcquired when there is none, AcquireTimeout after ``timeout`` seconds (None:
+        wait for ever)."""
         return await self.slot(owner=owner, timeout=timeout).acquire()
 
     async def adopt(self, slot: int, token: str) -> AsyncSlotGrant:
-        """The grant of a slot from its token, handed over by whoever claimed it: to ``renew()``, to ``release()``.
-        LeaseLost when it is not good."""
-        name, asked_at = slots.check_slot(self._prefix, slot), now()
+        """The grant of a slot from its token, which the process that claimed it handed over: to ``renew()`` and to
+        ``release()``. LeaseLost when the token is not valid."""
+        name, asked_at = check_slot(self._prefix, slot), now()
         rows = await self._engine.call("lease_status", {"name": name, "token": check_token(token)})
         if not rows:
             raise LeaseLost(f"slot {slot} of pool {self.pool!r}: the token is not, or no longer, the one that holds it")
@@ -110,67 +123,64 @@ class AsyncSlots:
         )
 
     async def release(self, grant: AsyncSlotGrant) -> bool:
-        """Give it back; True if it was still ours."""
+        """Release a slot; True if it was still held. ValueError for a grant of another pool."""
         if grant.name.rpartition(":")[0] != self._prefix:
             raise ValueError(f"{grant!r} is not a slot of pool {self.pool!r}")
         return await grant.release()
 
     async def in_use(self) -> int:
-        """How many slots are held, by the database's clock; more than the capacity after it shrank."""
+        """How many slots are held, by the database's clock. More than the capacity if that was reduced."""
         return len(await self.owners())
 
     async def owners(self) -> dict[int, str]:
-        """Who holds which slot."""
+        """The owner of each slot that is held."""
         return {slot: lease.owner for slot, lease in (await self._held()).items()}
 
     async def reconcile(self, sessions: Sessions | Callable[[], Sessions | Awaitable[Sessions]]) -> int:
-        """How many slots are truly in use: claimed by a session that has not ended and owns the slot's living lease,
-        each counted once. Everything else is logged, and counted by kind in ``invariant_violation_total``.
+        """How many slots are in use: claimed by a session that has not ended and owns the slot's live lease. Violations
+        are logged, and counted by kind in ``invariant_violation_total``.
 
-        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``; where they
-        change meanwhile, a function that reads them. It is called between two looks at the leases, so that what is
-        claimed or released in this moment is told from what is wrong, and again before anything is said to be."""
+        ``sessions``: all of the pool's, as mappings or objects with ``id``, ``slot`` and ``terminal``; or, if they
+        change meanwhile, a function that reads them. It is called between two readings of the leases, so that a slot
+        that changes hands at this moment is not a violation, and violations are only reported if a second comparison
+        has them, too."""
         read = sessions if callable(sessions) else list(sessions).copy
-        true, found = await self._judge(read)
-        if found:
-            true, again = await self._judge(read)
-            for each in slots.lasting(found, again):
-                log.warning(
-                    "pool %r, slot %d: %s: %s",
-                    self.pool,
-                    each.slot,
-                    each.kind,
-                    each.about,
-                    extra={"event": "slots.violation", "pool": self.pool, "slot": each.slot, "kind": each.kind},
-                )
-                self._counts.violations[self.pool, each.kind] += 1
-                telemetry.tell("slots.violation", kind=each.kind)
-        self._counts.in_use[self.pool] = len(true)
-        return len(true)
+        in_use, violations = await self._compare(read)
+        if violations:
+            in_use, again = await self._compare(read)
+            for violation in repeated(violations, again):
+                log.event(
+                    "slots.violation", WARNING, "pool %(pool)r, slot %(slot)d: %(kind)s: %(about)s",
+                    pool=self.pool, slot=violation.slot, kind=violation.kind, about=violation.about,
+                )  # fmt: skip
+                self._counts.violations[self.pool, violation.kind] += 1
+                telemetry.tell("slots.violation", kind=violation.kind)
+        self._counts.in_use[self.pool] = len(in_use)
+        return len(in_use)
 
     def forget(self) -> None:
-        """What was reconciled here last is no gauge any more: somebody else goes on."""
+        """Remove the pool from the gauge: another replica reconciles it from now on."""
         self._counts.in_use.pop(self.pool, None)
 
     @property
     def _counts(self) -> _SlotCounts:
         return self._engine.state(_SlotCounts)
 
-    async def _judge(
+    async def _compare(
         self, read: Callable[[], Sessions | Awaitable[Sessions]]
-    ) -> tuple[set[int], list[slots.Violation]]:
+    ) -> tuple[set[int], list[SlotViolation]]:
         before = await self._held()
-        told = list(await maybe_await(read()))
-        return slots.judge(told, before, await self._held())
+        sessions = list(await maybe_await(read()))
+        return compare(sessions, before, await self._held())
 
-    async def _held(self) -> dict[int, slots.Lease]:
+    async def _held(self) -> dict[int, SlotLease]:
         rows = await self._engine.call("slot_list", {"pool": self._prefix})
-        return {row["slot"]: slots.Lease(row["holder"], row["fence"]) for row in rows}
+        return {row["slot"]: SlotLease(row["holder"], row["fence"]) for row in rows}
 
     @property
     def invariant_violation_total(self) -> Mapping[str, int]:
-        """By kind, since this client was made."""
-        return {kind: self._counts.violations[self.pool, kind] for kind in slots.KINDS}
+        """Violations by kind, since this client was created."""
+        return {kind: self._counts.violations[self.pool, kind] for kind in KINDS}
 
     def _terms(self, owner: str | None) -> LeaseTerms:
         if owner is not None:

@@ -190,7 +190,7 @@ def test_run_again_works_again_unless_it_was_stopped(either: str) -> None:
         assert len(fences) == 2
         assert fences[1] > fences[0]
         elector.stop()
-        with pytest.raises(RuntimeError, match="was stopped, which is for good"):
+        with pytest.raises(RuntimeError, match="was stopped for good"):
             elector.run(work)
         assert len(fences) == 2
 
@@ -218,7 +218,7 @@ def test_resigning_twice_is_resigning_once(either: str) -> None:
         assert one.elector.resign() is True
         eventually(one.terms[0].stopping.is_set, "the work is told to stop")
         assert one.elector.resign() is False
-        assert one.elector._course.resigned
+        assert one.elector._run.resigned
         one.hold.clear()
         eventually(lambda: other.leads, "the other one leads")
         assert one.log == ["begin", "end"]
@@ -227,7 +227,7 @@ def test_resigning_twice_is_resigning_once(either: str) -> None:
 def test_a_callback_that_hangs_holds_up_neither_a_leader_nor_a_standby(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elector_module, "_FAREWELL", 0.05)
+    monkeypatch.setattr(elector_module, "_END_TIMEOUT", 0.05)
     hangs, told = threading.Event(), []
 
     def hang(leader: str) -> None:

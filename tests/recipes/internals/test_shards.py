@@ -17,9 +17,9 @@ import pytest
 import holdfast
 from holdfast import MustCreate
 from holdfast.lease.keeper import Keeper
-from holdfast.recipes.sharding import Plan, shard_of
 from holdfast.recipes.shards import Shards
 from holdfast.recipes.shards_async import AsyncShards
+from holdfast.recipes.shards_terms import ShardPlan, shard_of
 from holdfast.testing.yard import AsyncYard, Yard
 from tests.children import PATIENCE, Child, eventually, query
 
@@ -61,7 +61,7 @@ def member(connect: Connect, url: str, number: int = 0, ttl: float = LONG) -> It
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the TTL is so long that nothing is lost while the machine stands still."""
     for kind in (Shards, AsyncShards):
-        monkeypatch.setattr(kind, "_until_next", lambda *_, **__: 0.05)
+        monkeypatch.setattr(kind, "_next_delay", lambda *_, **__: 0.05)
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -94,10 +94,10 @@ def test_they_are_entered_once(connect: Connect, sqlite_url: str) -> None:
     """Inside its own block the end of the inner one would be that of both; after it, there would be no shard at all."""
     with member(connect, sqlite_url) as shards:
         for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"make another one with client\.shards"), shards:
+            with pytest.raises(RuntimeError, match=r"create another one with client\.shards"), shards:
                 pass
         assert len(shards.held) == COUNT
-    with pytest.raises(RuntimeError, match="was entered before"), shards:
+    with pytest.raises(RuntimeError, match="can be entered only once"), shards:
         pass
 
 
@@ -195,8 +195,8 @@ def test_the_next_look_is_not_later_than_when_somebody_who_does_not_renew_is_gon
     """However far apart the looks are otherwise: what it had is taken when its TTL is over."""
     with holdfast.Client(sqlite_url) as client:
         shards = client.shards("sweep", COUNT, ttl=600.0)
-        assert 0.5 < shards._until_next(Plan([], [], wanting=False), expiry=0.5) < 0.6
-        assert shards._until_next(Plan([], [], wanting=False), expiry=500.0) >= 75
+        assert 0.5 < shards._next_delay(ShardPlan([], [], is_short=False), expiry=0.5) < 0.6
+        assert shards._next_delay(ShardPlan([], [], is_short=False), expiry=500.0) >= 75
 
 
 @pytest.mark.usefixtures("looks_often")

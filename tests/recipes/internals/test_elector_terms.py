@@ -11,60 +11,69 @@ from hypothesis import strategies as st
 
 from holdfast.lease.terms import Refusal
 from holdfast.lease.trust import margin
-from holdfast.recipes.election import Action, ElectorTerms, Event, State, after, replica
+from holdfast.recipes.elector_terms import (
+    ElectorAction,
+    ElectorEvent,
+    ElectorState,
+    ElectorTerms,
+    replica_name,
+    transition,
+)
 
-events = st.lists(st.sampled_from(Event), max_size=30)
-RUNNING = {State.LEADING, State.YIELDING, State.LEAVING}
+events = st.lists(st.sampled_from(ElectorEvent), max_size=30)
+RUNNING = {ElectorState.LEADING, ElectorState.YIELDING, ElectorState.LEAVING}
 
 
 @given(events)
-def test_the_lease_is_released_only_when_the_work_has_ended(history: list[Event]) -> None:
+def test_the_lease_is_released_only_when_the_work_has_ended(history: list[ElectorEvent]) -> None:
     """And the work is started once a term, told to stop once, and never without having been started."""
-    state, working, told = State.STANDBY, False, False
+    state, working, told = ElectorState.STANDBY, False, False
     for event in history:
-        if event is Event.WORK_ENDED and not working:
+        if event is ElectorEvent.WORK_ENDED and not working:
             continue  # there is none
         before = state
-        state, action = after(state, event)
-        assert (state in RUNNING) == ((working and action is not Action.RELEASE) or action is Action.START)
-        if action is Action.START:
-            assert before is State.STANDBY
-            assert event is Event.GRANTED
+        state, action = transition(state, event)
+        assert (state in RUNNING) == (
+            (working and action is not ElectorAction.RELEASE) or action is ElectorAction.START
+        )
+        if action is ElectorAction.START:
+            assert before is ElectorState.STANDBY
+            assert event is ElectorEvent.GRANTED
             working, told = True, False
-        elif action is Action.CANCEL:
+        elif action is ElectorAction.CANCEL:
             assert working
             assert not told
             told = True
-        elif action is Action.LET_EXPIRE:
+        elif action is ElectorAction.LET_EXPIRE:
             assert told
-            assert event is Event.GRACE_OVER
-        elif action is Action.RELEASE:
-            assert event is Event.WORK_ENDED
+            assert event is ElectorEvent.GRACE_OVER
+        elif action is ElectorAction.RELEASE:
+            assert event is ElectorEvent.WORK_ENDED
             working = False
 
 
 @given(events)
-def test_stop_is_for_good(history: list[Event]) -> None:
-    state = State.STANDBY
-    for event in [*history, Event.STOP]:
-        state, _ = after(state, event)
-    assert state in (State.LEAVING, State.ENDED)
-    for event in [*history, Event.WORK_ENDED]:
-        state, action = after(state, event)
-        assert action is not Action.START
-        assert state in (State.LEAVING, State.ENDED)
-    assert state is State.ENDED
+def test_stop_is_for_good(history: list[ElectorEvent]) -> None:
+    state = ElectorState.STANDBY
+    for event in [*history, ElectorEvent.STOP]:
+        state, _ = transition(state, event)
+    assert state in (ElectorState.LEAVING, ElectorState.ENDED)
+    for event in [*history, ElectorEvent.WORK_ENDED]:
+        state, action = transition(state, event)
+        assert action is not ElectorAction.START
+        assert state in (ElectorState.LEAVING, ElectorState.ENDED)
+    assert state is ElectorState.ENDED
 
 
 @given(events)
-def test_a_loss_leads_back_to_standing_by(history: list[Event]) -> None:
-    state = State.STANDBY
-    for event in [each for each in history if each is not Event.STOP]:
-        state, _ = after(state, event)
-    if state is State.LEADING:
-        state, action = after(state, Event.LOST)
-        assert (state, action) == (State.YIELDING, Action.CANCEL)
-        assert after(state, Event.WORK_ENDED) == (State.STANDBY, Action.RELEASE)
+def test_a_loss_leads_back_to_standing_by(history: list[ElectorEvent]) -> None:
+    state = ElectorState.STANDBY
+    for event in [each for each in history if each is not ElectorEvent.STOP]:
+        state, _ = transition(state, event)
+    if state is ElectorState.LEADING:
+        state, action = transition(state, ElectorEvent.LOST)
+        assert (state, action) == (ElectorState.YIELDING, ElectorAction.CANCEL)
+        assert transition(state, ElectorEvent.WORK_ENDED) == (ElectorState.STANDBY, ElectorAction.RELEASE)
 
 
 def terms(**changed: Any) -> ElectorTerms:
@@ -93,7 +102,7 @@ def test_timings_that_are_taken_leave_room_for_a_renewal_and_for_the_work_to_sto
     st.lists(st.tuples(st.sampled_from(["held", "busy", "silent"]), st.floats(0.0, 1.0)), min_size=1, max_size=50),
 )  # fmt: skip
 def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
-    ttl: float, retry: float, asked: float, kernel: bool, answers: list[tuple[str, float]]
+    ttl: float, retry: float, asked: float, local: bool, answers: list[tuple[str, float]]
 ) -> None:
     """It renewed, and was gone. A standby has just asked, or is about to, and whatever it hears until the lease ends
     (somebody is just changing it, no answer at all), its next question comes soon enough after the end; and right after
@@ -104,8 +113,8 @@ def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
         heard, chance = answers[number % len(answers)]
         number += 1
         remaining = None if heard == "busy" else ttl - max(at, 0.0)
-        pause = made.until_next(
-            None if heard == "silent" else Refusal("a", "b", remaining), kernel=kernel, chance=chance
+        pause = made.retry_delay(
+            None if heard == "silent" else Refusal("a", "b", remaining), local=local, chance=chance
         )
         assert 0 < pause <= max(made.retry_every, 0.02)
         at += pause
@@ -116,8 +125,8 @@ def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
 
 def test_where_the_kernel_knows_a_standby_looks_often_but_not_when_nobody_answers() -> None:
     made, held = terms(), Refusal("a", "b", 80_000.0)
-    assert made.until_next(held, kernel=True, chance=1.0) == 0.005
-    assert made.until_next(held, kernel=False, chance=1.0) == made.until_next(None, kernel=True, chance=1.0) == 5.0
+    assert made.retry_delay(held, local=True, chance=1.0) == 0.005
+    assert made.retry_delay(held, local=False, chance=1.0) == made.retry_delay(None, local=True, chance=1.0) == 5.0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +153,7 @@ def test_timings_that_cannot_hold_are_refused(changed: dict[str, Any], told: str
 
 
 def test_a_replica_is_named_by_its_environment() -> None:
-    assert replica({"HOLDFAST_REPLICA_ID": "a", "HOSTNAME": "b"}, "c") == "a"
-    assert replica({"HOSTNAME": "b"}, "c") == "b"
-    assert replica({"HOSTNAME": ""}, "c") == "c"
-    assert replica({"HOSTNAME": "x\n" * 200}, "c") == ("x?" * 200)[:180]
+    assert replica_name({"HOLDFAST_REPLICA_ID": "a", "HOSTNAME": "b"}, "c") == "a"
+    assert replica_name({"HOSTNAME": "b"}, "c") == "b"
+    assert replica_name({"HOSTNAME": ""}, "c") == "c"
+    assert replica_name({"HOSTNAME": "x\n" * 200}, "c") == ("x?" * 200)[:180]

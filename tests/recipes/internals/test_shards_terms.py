@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recipes.sharding import ShardTerms, plan, shard_of
+from holdfast.recipes.shards_terms import ShardTerms, plan, shard_of
 
 members = st.sets(st.sampled_from([f"r{number}" for number in range(9)]), min_size=1)
 
@@ -29,7 +29,7 @@ def settle(count: int, everyone: set[str], owners: dict[int, str], seed: int = 0
             for shard in todo.take:
                 assert shard not in owners
                 owners[shard] = me
-            idle = idle and not (todo.release or todo.take or todo.wanting)
+            idle = idle and not (todo.release or todo.take or todo.is_short)
         if idle:
             return owners, moved
     raise AssertionError("never settled")
@@ -66,10 +66,10 @@ def test_a_shard_of_a_key_is_the_same_for_ever_and_spread_evenly() -> None:
 def test_leases_are_read_as_members_and_owners() -> None:
     terms = ShardTerms.check("sweep", 4, ttl=30.0, holder=None)
     leases = [
-        (terms.member("n1"), "a/n1"), (terms.member("n2"), "b/n2"), (terms.shard(3), "a/n1"),
+        (terms.member_lease("n1"), "a/n1"), (terms.member_lease("n2"), "b/n2"), (terms.shard_lease(3), "a/n1"),
         ("sweep/shard/x", "odd"), ("sweep/shard/²", "odd"), ("sweeper/shard/1", "other"), ("sweep", "elector"),
     ]  # fmt: skip
-    assert terms.listed(leases) == ({"a/n1", "b/n2"}, {3: "a/n1"})
+    assert terms.parse_leases(leases) == ({"a/n1", "b/n2"}, {3: "a/n1"})
 
 
 @pytest.mark.parametrize(
