@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from holdfast.operations.energy import Energy, Estimate
     from holdfast.operations.events import Event
     from holdfast.operations.lineage_terms import Contract
-    from holdfast.recipes.driver import Driver
-    from holdfast.recipes.driver_async import AsyncDriver
+    from holdfast.recipes.protocols import Driver
+    from holdfast.recipes.protocols_async import AsyncDriver
     from holdfast.reconciler import Backend, BackendCondition, DriverEvent, Phase
 
 __version__ = "0.1.0"
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Allow": "holdfast.governance.policy",
     "AsyncClient": "holdfast.client_async",
-    "AsyncDriver": "holdfast.recipes.driver_async",
+    "AsyncDriver": "holdfast.recipes.protocols_async",
     "AsyncProcessDriver": "holdfast.driver.client_async",
     "Backend": "holdfast.reconciler",
     "BackendCondition": "holdfast.reconciler",
@@ -60,7 +60,7 @@ _HOME = {
     "Contract": "holdfast.operations.lineage_terms",
     "Dataset": "holdfast.governance.dataset",
     "Deny": "holdfast.governance.policy",
-    "Driver": "holdfast.recipes.driver",
+    "Driver": "holdfast.recipes.protocols",
     "DriverEvent": "holdfast.reconciler",
     "Energy": "holdfast.operations.energy",
     "Estimate": "holdfast.operations.energy",

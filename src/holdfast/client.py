@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from holdfast.operations.operations import Operations
     from holdfast.operations.reviews import Reviews
     from holdfast.operations.terms import Function, OnPartial, WhenLocked
-    from holdfast.recipes.driver import Driver
     from holdfast.recipes.elector import Elector, OnNewLeader
     from holdfast.recipes.elector_terms import Overrun
     from holdfast.recipes.gate import Gates, GateWindow
     from holdfast.recipes.guard import Guard
+    from holdfast.recipes.protocols import Driver
     from holdfast.recipes.reconciler import OnEvent, Reconciler, SessionPresent
     from holdfast.recipes.shards import Shards
     from holdfast.recipes.slots import Slots
@@ -336,7 +336,7 @@ class Client:
         record is Ready. ``on_event(event)`` is told of what the platform says.
         """
         from holdfast.recipes.reconciler import Reconciler
-        from holdfast.recipes.reconciling import ReconcilerTerms
+        from holdfast.recipes.reconciler_terms import ReconcilerTerms
 
         terms = ReconcilerTerms.check(
             check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency

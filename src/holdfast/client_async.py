@@ -34,13 +34,12 @@ if TYPE_CHECKING:
     from holdfast.operations.operations_async import AsyncOperations
     from holdfast.operations.reviews_async import AsyncReviews
     from holdfast.operations.terms import Function, OnPartial, WhenLocked
-    from holdfast.recipes.driver_async import AsyncDriver
     from holdfast.recipes.elector_async import AsyncElector, OnNewLeader
     from holdfast.recipes.elector_terms import Overrun
     from holdfast.recipes.gate_async import AsyncGates, AsyncGateWindow
     from holdfast.recipes.guard_async import AsyncGuard
-    from holdfast.recipes.mend_async import SessionPresent
-    from holdfast.recipes.reconciler_async import AsyncReconciler, OnEvent
+    from holdfast.recipes.protocols_async import AsyncDriver
+    from holdfast.recipes.reconciler_async import AsyncReconciler, OnEvent, SessionPresent
     from holdfast.recipes.shards_async import AsyncShards
     from holdfast.recipes.slots_async import AsyncSlots
 
@@ -338,7 +337,7 @@ class AsyncClient:
         record is Ready. ``on_event(event)`` is told of what the platform says.
         """
         from holdfast.recipes.reconciler_async import AsyncReconciler
-        from holdfast.recipes.reconciling import ReconcilerTerms
+        from holdfast.recipes.reconciler_terms import ReconcilerTerms
 
         terms = ReconcilerTerms.check(
             check_name(type, "type"), sweep_every=sweep_every, grace=grace, concurrency=concurrency

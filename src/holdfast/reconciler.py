@@ -1,4 +1,4 @@
-"""What a driver says about the thing it runs for a record, as values, and the phase that follows from it."""
+"""The values that a driver returns about the backends it runs, and the phase of a record that follows from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ READY = "Ready"
 
 
 class Phase(StrEnum):
-    """What a record says of the thing that is run for it, as ``phase_of`` judges it."""
+    """The state of a record's backend, as the record shows it: see ``phase_of``."""
 
     PROVISIONING = "Provisioning"
     READY = "Ready"
@@ -22,19 +22,20 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BackendCondition:
-    """One thing that is so, is not so, or is not known. Phases follow from "Ready"; the others are only stored."""
+    """A named condition of a backend. The phase follows from "Ready"; other conditions are only stored."""
 
     type: str
     status: bool | None
-    """None: not known, or not yet."""
+    """None: not known, or not known yet."""
     reason: str = ""
     """One word for programs: "Started", "Exited"."""
     message: str = ""
     terminal: bool = False
-    """It will not get better by itself."""
+    """It will not recover by itself."""
 
     def stored(self) -> dict[str, Any]:
-        """As a record keeps it. Not ``asdict``, which copies deeply: a sweep does this for every record."""
+        """The form in which a record stores it."""
+        # hot: once per record in bench sweep; dataclasses.asdict would copy deeply
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -46,22 +47,23 @@ class Backend:
     conditions: tuple[BackendCondition, ...] = ()
     deleting: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Anything that JSON has: a pid, an exit code. Stored beside the conditions."""
+    """Any JSON values, for example a pid or an exit code. Stored beside the conditions."""
 
     @property
     def ready(self) -> BackendCondition | None:
-        """The condition that its phase follows from; None when the driver says nothing of it."""
+        """The condition that the phase follows from; None when the driver has not given it."""
         return next((each for each in self.conditions if each.type == READY), None)
 
     def stored(self) -> dict[str, Any]:
-        """As a record keeps it."""
-        told: dict[str, Any] = {"conditions": [each.stored() for each in self.conditions]}
-        return told | {"details": dict(self.details)} if self.details else told
+        """The form in which a record stores it."""
+        status: dict[str, Any] = {"conditions": [each.stored() for each in self.conditions]}
+        return status | {"details": dict(self.details)} if self.details else status
 
 
 @dataclass(frozen=True, slots=True)
 class DriverEvent:
-    """A hint that something has changed; what it is now is asked for. "platform": told, and changes nothing."""
+    """A hint that a backend has changed: its present state is then fetched from the driver. A "platform" event is
+    passed to ``on_event`` and changes no record."""
 
     kind: Literal["status", "deleted", "platform"]
     id: str
@@ -70,8 +72,8 @@ class DriverEvent:
 
 
 def phase_of(backend: Backend, *, before: Phase, session: bool) -> Phase:
-    """The phase of a record whose backend is there. Whoever said that it is to be deleted stays right until it is;
-    everything else is what the driver says now, whatever it said before."""
+    """The phase of a record whose backend exists. Deleting stays until the backend is gone; any other phase follows
+    from the present conditions alone. ``session``: whether the record's session is present."""
     if backend.deleting or before is Phase.DELETING:
         return Phase.DELETING
     ready = backend.ready

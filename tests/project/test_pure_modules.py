@@ -22,7 +22,7 @@ PURE = """
     operations/archive operations/chain operations/decide operations/energy operations/events operations/lineage_terms
     operations/logged operations/outcome operations/pointer operations/replay operations/results operations/terms
     operations/wal
-    recipes/elector_terms recipes/gate_terms recipes/guard_terms recipes/reconciling recipes/shards_terms
+    recipes/elector_terms recipes/gate_terms recipes/guard_terms recipes/reconciler_terms recipes/shards_terms
     recipes/slots_terms
     runtime/metrics
 """.split()  # noqa: SIM905

@@ -1,25 +1,52 @@
-"""The reconciler: keeps records true to what a driver says, by events as they come and by a sweep now and then.
+"""The reconciler: writes into records what a driver says about their backends, by events and by regular sweeps.
 
-Both lead to the same few lines in ``mend``, and what is to be done is decided in ``reconciling``. This module
-hears, compares, counts, and leaves a failing driver alone for a while.
+    run ─┬─ _watch: each event of the driver ──────────────────┬─→ _reconcile: read the record, ask the driver,
+         └─ sweep: each record that differs from driver.list() ┘   decide, and write if the version is still the same
+
+Events get lost, so a sweep compares all records every ``sweep_every`` seconds, and whenever a watch begins. What to do
+about a record is decided in ``reconciler_terms``.
+
+A change must keep this:
+
+- A write compares the version of the record and names its lease: it neither overwrites a handler's update nor succeeds
+  after the lease has passed on.
+- An exception of the driver is no answer: it changes no record.
+- A sweep leaves alone what was updated after it began, by version: its list of backends is older.
+- The driver is asked about each record again before it is changed: a list only says where to look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.database.engine_async import AsyncEngine
-from holdfast.recipes.driver_async import AsyncDriver, AsyncMandate
-from holdfast.recipes.mend_async import AsyncMender, SessionPresent
-from holdfast.recipes.reconciling import Counts, ReconcilerTerms, failures_with, pause_after
+from holdfast.errors import Conflict, FencedOut, LeaseLost, OwnershipUnknown
+from holdfast.lease.grant_async import AsyncLeaseGrant
+from holdfast.objects.model import ObjectRecord
+from holdfast.objects.objects_async import AsyncObjects
+from holdfast.recipes.group_commit_async import AsyncGroupCommit
+from holdfast.recipes.protocols_async import AsyncDriver, AsyncMandate
+from holdfast.recipes.reconciler_terms import (
+    DRIVER_TIMEOUT,
+    Decision,
+    Keep,
+    ReconcilerStatus,
+    ReconcilerTerms,
+    Remove,
+    count_failures,
+    decide,
+    retry_delay,
+)
 from holdfast.reconciler import Backend, DriverEvent
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.concurrency import TermEnding
+from holdfast.runtime.concurrency import SharedCounts, TermEnding
 from holdfast.runtime.concurrency_async import (
+    AsyncBoundedCalls,
     AsyncCompanion,
+    AsyncKeyedLock,
     AsyncNotifier,
     AsyncTaskPool,
     check_async_callable,
@@ -27,14 +54,23 @@ from holdfast.runtime.concurrency_async import (
     reject_foreign_cancel,
     wait_event,
 )
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import INFO, WARNING, logger
 
 log = logger("holdfast.reconciler")
+T = TypeVar("T")
 
 OnEvent = Callable[[DriverEvent], object]
+SessionPresent = Callable[[str], bool | Awaitable[bool]]
 _PAGE = 1000
-_GLANCE = 1.0
-"""Seconds between two looks whether there are more records to care for."""
+"""Records that a sweep reads at a time."""
+_MAX_ATTEMPTS = 5
+"""How often a record is decided about anew when it is written by others at the same time."""
+_GAIN_POLL = 1.0
+"""Seconds between two checks whether the mandate has gained records."""
+_SWEEP = ""
+"""The key of the lock that a sweep holds: no record has this id."""
+_PASSED_ON = (LeaseLost, OwnershipUnknown, FencedOut)
+"""Another replica is responsible now: nothing was written, and nothing has failed."""
 
 
 class AsyncReconciler:
@@ -58,139 +94,322 @@ class AsyncReconciler:
                 check_callable(function, what)
         check_async_callable(driver.list, "driver.list")
         check_async_callable(driver.get, "driver.get")
-        self._terms, self._driver = terms, driver
-        self._mender = AsyncMender(engine, terms, driver, session_present)
-        self._teller = None if on_event is None else AsyncNotifier(on_event, self._not_told)
-        self._tally = self._mender.tally
+        self._engine, self._terms, self._driver = engine, terms, driver
+        self._session_present = session_present
+        self._objects = AsyncObjects(engine)
+        self._group_commit = AsyncGroupCommit(self._objects)
+        self._calls = AsyncBoundedCalls()
+        self._locks = AsyncKeyedLock()
+        """One for each record, and one for the sweep."""
+        self._notifier = None if on_event is None else AsyncNotifier(on_event, self._report_callback_error)
+        self._counts = SharedCounts(ReconcilerStatus(), "reconciler.counted")
+        self._queued: set[str] = set()
+        """Records that will be reconciled because of an event."""
+        self._failures = 0
+        """Calls of the driver that failed in a row."""
+        self._max_failures = 0
+        """With more failures than this, a sweep finds out whether it is the driver that fails, or these records."""
+        self._clock_offset: float | None = None
+        """The database's clock minus our monotonic one; up to ``_clock_slack`` more."""
+        self._clock_slack = 0.0
         self._swept_at: float | None = None
-        self._begun_at: float | None = None
-        """None while it is not run here."""
+        self._running_since: float | None = None
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._terms.type!r}>"
 
     async def run(self, mandate: AsyncMandate) -> None:
         """Watch and sweep until the term ends, or the shards are closed."""
-        self._begun_at = now()
-        telemetry.register(self)  # here: a fork of this process has none of what was made before
+        self._running_since = now()
+        telemetry.register(self)  # here and not in __init__: a fork of this process has no registrations
         try:
-            await self._run(mandate)
+            async with AsyncTaskPool(self._terms.concurrency) as pool, AsyncCompanion(self._watch, mandate, pool):
+                await self._sweep_regularly(mandate)
         finally:
-            self._begun_at = None
-            if self._teller is not None:
-                await self._teller.finish(0.0)
-
-    async def _run(self, mandate: AsyncMandate) -> None:
-        async with AsyncTaskPool(self._terms.concurrency) as crew, AsyncCompanion(self._follow, mandate, crew):
-            failures = 0
-            while not mandate.stopping.is_set():
-                gained = mandate.gained
-                failures = 0 if await self._swept(mandate) else failures + 1
-                every = self._terms.sweep_every
-                until = now() + (pause_after(failures, every) if failures else every * jitter(0.9, 1.0))
-                while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
-                    await wait_event(mandate.stopping, min(left, _GLANCE))
+            self._running_since = None
+            if self._notifier is not None:
+                await self._notifier.finish(0.0)
 
     def exclusive(self, id: str) -> AbstractAsyncContextManager[None]:
-        """Inside the block neither watch nor sweep of this process touches the record, nor another such block. The
-        version decides all the same: this only spares the conflicts."""
-        return self._mender.serial.hold(id)
+        """A block in which this process does not reconcile the record, nor enter another such block for it. It avoids
+        conflicts; whether a write succeeds is decided by the version all the same."""
+        return self._locks.hold(id)
 
-    def status(self) -> Counts:
-        """What was done so far, for health endpoints and metrics; asks nobody."""
+    def status(self) -> ReconcilerStatus:
+        """What was done so far, for health endpoints and metrics. Asks neither the driver nor the database."""
         ago = None if self._swept_at is None else now() - self._swept_at
-        return self._tally.copy(swept_ago=ago)
+        return self._counts.copy(swept_ago=ago)
 
     def gauges(self) -> Iterable[tuple[str, float]]:
-        begun_at = self._begun_at
-        if begun_at is not None:
-            yield "reconciler_sweep_age_seconds", now() - max(begun_at, self._swept_at or begun_at)
+        since = self._running_since
+        if since is not None:
+            yield "reconciler_sweep_age_seconds", now() - max(since, self._swept_at or since)
+
+    # Sweeps
 
     async def sweep(self, mandate: AsyncMandate) -> None:
-        """Compare every record with the driver's list; whatever differs is looked at again, one by one, and mended."""
-        async with self._mender.serial.hold(""):
-            started, horizon = now(), await self._mender.horizon()
-            backends = await self._mender.list(mandate)
+        """Compare every record with the driver's list, and reconcile those that differ, one by one. Raises what the
+        driver or the database raised."""
+        async with self._locks.hold(_SWEEP):
+            started, horizon = now(), await self._fetch_horizon()
+            self._failures, self._max_failures = 0, 2 * self._terms.concurrency
+            backends = await self._list_backends(mandate)
             await self._compare(mandate, backends, horizon)
             if mandate.stopping.is_set():
                 return
             self._swept_at = now()
-            self._tally.add(sweeps=1)
-            self._tally.set(sweep_seconds=self._swept_at - started)
+            self._counts.add(sweeps=1)
+            self._counts.set(sweep_seconds=self._swept_at - started)
         log.debug("%r: swept %d backends in %.3f s", self, len(backends), self._swept_at - started)
         telemetry.tell("reconciler.swept", seconds=self._swept_at - started)
 
-    async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
-        mender = self._mender
-        async with AsyncTaskPool(self._terms.concurrency) as crew:
-            after: str | None = None
-            while page := await mender.objects.list(self._terms.type, after=after, most=_PAGE):
-                ours = [record for record in page if mandate.grant_for(record.id) is not None]
-                for record in ours:
-                    if mender.wonders:
-                        await mender.find_out(mandate)
-                    if mandate.stopping.is_set():
-                        return
-                    backend = backends.get(record.id)
-                    if mender.asks_session(backend):
-                        await crew.spawn(mender.look, mandate, record, backend, horizon)
-                    elif mender.differs(record, backend):
-                        await crew.spawn(mender.mend, mandate, record.id, record, horizon)
-                self._tally.add(seen=len(ours))
-                after = page[-1].id
-            await crew.finish()
+    async def _sweep_regularly(self, mandate: AsyncMandate) -> None:
+        failures = 0
+        while not mandate.stopping.is_set():
+            gained = mandate.gained
+            failures = 0 if await self._try_sweep(mandate) else failures + 1
+            every = self._terms.sweep_every
+            until = now() + (retry_delay(failures, every) if failures else every * jitter(0.9, 1.0))
+            while not mandate.stopping.is_set() and mandate.gained == gained and (left := until - now()) > 0:
+                await wait_event(mandate.stopping, min(left, _GAIN_POLL))
 
-    async def _swept(self, mandate: AsyncMandate) -> bool:
+    async def _try_sweep(self, mandate: AsyncMandate) -> bool:
+        """False when the sweep was abandoned."""
         try:
             await self.sweep(mandate)
         except TermEnding:
             return False
         except Exception as error:
-            self._tally.add(sweeps_abandoned=1)
-            self._mender.complain("a sweep was abandoned", error)
+            self._counts.add(sweeps_abandoned=1)
+            self._report_failure("a sweep was abandoned", error)
             return False
         return True
 
-    async def _follow(self, mandate: AsyncMandate, crew: AsyncTaskPool) -> None:
-        """Hear events as they come. Whenever we begin to listen something may have been missed, so it is swept then."""
+    async def _compare(self, mandate: AsyncMandate, backends: dict[str, Backend], horizon: int) -> None:
+        async with AsyncTaskPool(self._terms.concurrency) as pool:
+            after: str | None = None
+            while page := await self._objects.list(self._terms.type, after=after, most=_PAGE):
+                ours = [record for record in page if mandate.grant_for(record.id) is not None]
+                for record in ours:
+                    if self._failures > self._max_failures:
+                        await self._wait_for_driver(mandate)
+                    if mandate.stopping.is_set():
+                        return
+                    backend = backends.get(record.id)
+                    if self._session_present is not None and backend is not None:  # may take long: in the pool
+                        await pool.spawn(self._reconcile_with_session, mandate, record, backend, horizon)
+                    elif self._differs(record, backend):
+                        await pool.spawn(self._reconcile, mandate, record.id, record, horizon)
+                self._counts.add(seen=len(ours))
+                after = page[-1].id
+            await pool.finish()
+
+    async def _wait_for_driver(self, mandate: AsyncMandate) -> None:
+        """After many failures in a row: a driver that can list is not the reason, and the sweep continues, with a
+        higher limit. A driver that cannot is left alone for longer and longer, until it can."""
         failures = 0
-        self._mender.queued.clear()
+        while not mandate.stopping.is_set():
+            try:
+                await self._list_backends(mandate)
+            except TermEnding:
+                return
+            except Exception as error:
+                failures += 1
+                self._report_failure("a sweep waits for the driver", error)
+                await wait_event(mandate.stopping, retry_delay(failures, self._terms.sweep_every))
+            else:
+                self._max_failures *= 2
+                return
+
+    # Events
+
+    async def _watch(self, mandate: AsyncMandate, pool: AsyncTaskPool) -> None:
+        """Handle events as they come. Before a watch begins, events may have been missed: each one starts a sweep."""
+        failures = 0
+        self._queued.clear()
         while not mandate.stopping.is_set():
             events: Any = None
-            heard, began = False, now()
+            is_first, started = True, now()
             try:
                 with reject_foreign_cancel():
                     events = self._driver.watch()
                     async for event in events:
-                        self._tally.set(watching=True)  # each time: a thread left from the last term says otherwise
-                        if not heard:
-                            heard = True
-                            await crew.spawn(self._swept, mandate)
-                        if mandate.stopping.is_set() or not await self._hear(event, mandate, crew):
+                        self._counts.set(watching=True)  # each time: a thread left from the last term clears it
+                        if is_first:
+                            is_first = False
+                            await pool.spawn(self._try_sweep, mandate)
+                        if mandate.stopping.is_set() or not await self._handle_event(event, mandate, pool):
                             return
-                raise ConnectionError("the driver has no more to tell")
+                raise ConnectionError("driver.watch() has returned")
             except Exception as error:
-                self._tally.add(driver_failures=1)
-                self._mender.complain("the watch on the driver ended", error)
+                self._counts.add(driver_failures=1)
+                self._report_failure("the watch on the driver ended", error)
             finally:
-                self._tally.set(watching=False)
-                await self._mender.close(events)
-            failures = failures_with(failures, now() - began, self._terms.sweep_every)
-            await wait_event(mandate.stopping, pause_after(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
+                self._counts.set(watching=False)
+                await self._close_watch(events)
+            failures = count_failures(failures, now() - started, self._terms.sweep_every)
+            await wait_event(mandate.stopping, retry_delay(failures, self._terms.sweep_every) * jitter(0.75, 1.0))
 
-    async def _hear(self, event: DriverEvent | None, mandate: AsyncMandate, crew: AsyncTaskPool) -> bool:
-        """False when nobody is left to do anything about it."""
+    async def _handle_event(self, event: DriverEvent | None, mandate: AsyncMandate, pool: AsyncTaskPool) -> bool:
+        """False when the pool was shut down."""
         if event is None:
             return True
-        self._tally.add(events=1)
-        if event.kind != "platform":
-            if event.id in self._mender.queued:  # whoever is about to look will see this, too
-                return True
-            self._mender.queued.add(event.id)
-            return await crew.spawn(self._mender.mend, mandate, event.id, None, None)
-        if self._teller is not None and not self._teller.notify(event):
-            self._tally.add(untold=1)
-        return True
+        self._counts.add(events=1)
+        if event.kind == "platform":
+            if self._notifier is not None and not self._notifier.notify(event):
+                self._counts.add(untold=1)
+            return True
+        if event.id in self._queued:  # the record will be read after this event, too
+            return True
+        self._queued.add(event.id)
+        return await pool.spawn(self._reconcile, mandate, event.id, None, None)
 
-    def _not_told(self, error: Exception) -> None:
-        self._mender.complain("on_event failed", error)
+    async def _close_watch(self, events: Any) -> None:
+        """Close a generator, or an iterator that has the method."""
+        close = getattr(events, "aclose", None)
+        if close is None:
+            return
+        try:
+            await self._calls.call(None, "the end of driver.watch()", DRIVER_TIMEOUT, close)
+        except Exception as error:
+            self._report_failure("the watch on the driver could not be closed", error)
+
+    # One record
+
+    async def _reconcile(
+        self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, horizon: int | None
+    ) -> None:
+        """Reconcile one record. An error is reported and affects no other record: the next sweep tries it again.
+
+        A sweep passes the ``record`` that it has read, and ``horizon``, the highest version when it began."""
+        try:
+            async with self._locks.hold(id):
+                self._queued.discard(id)
+                await self._reconcile_locked(mandate, id, record, horizon)
+        except _PASSED_ON as error:
+            log.debug("%r: record %r is left to the next holder: %s", self, id, error)
+        except Exception as error:
+            self._report_record_error(id, error)
+
+    async def _reconcile_locked(
+        self, mandate: AsyncMandate, id: str, record: ObjectRecord | None, horizon: int | None
+    ) -> None:
+        if self._clock_offset is None:  # an event before the first sweep
+            await self._fetch_horizon()
+        for _ in range(_MAX_ATTEMPTS):
+            if mandate.grant_for(id) is None:
+                return
+            record = record or await self._objects.get(self._terms.type, id)
+            if record is None:
+                return
+            if horizon is not None and record.version > horizon:
+                self._counts.add(left_alone=1)
+                return
+            backend = await self._call_driver(mandate, f"driver.get({id!r})", DRIVER_TIMEOUT, self._driver.get, id)
+            if backend is not None and backend.id != id:
+                raise ValueError(f"driver.get({id!r}) has returned the backend of {backend.id!r}")
+            decision = self._decide(record, backend, await self._has_session(mandate, id, backend))
+            grant = mandate.grant_for(id)
+            if isinstance(decision, Keep) or grant is None or mandate.stopping.is_set():
+                return
+            try:
+                await self._write(decision, record, grant)
+                return
+            except Conflict:
+                self._counts.add(conflicts=1)
+                record = None  # read it again
+
+    async def _reconcile_with_session(
+        self, mandate: AsyncMandate, record: ObjectRecord, backend: Backend, horizon: int
+    ) -> None:
+        """Ask for the session of the record, and reconcile it if it differs."""
+        try:
+            session = await self._has_session(mandate, record.id, backend)
+        except TermEnding:
+            return
+        except Exception as error:
+            self._report_record_error(record.id, error)
+            return
+        if self._differs(record, backend, session):
+            await self._reconcile(mandate, record.id, record, horizon)
+
+    def _differs(self, record: ObjectRecord, backend: Backend | None, session: bool = True) -> bool:
+        try:
+            return not isinstance(self._decide(record, backend, session), Keep)
+        except Exception as error:
+            self._report_record_error(record.id, error)
+            return False
+
+    def _decide(self, record: ObjectRecord, backend: Backend | None, session: bool) -> Decision:
+        at = now() + (self._clock_offset or 0.0)
+        return decide(record.payload, backend, session=session, at=at, grace=self._terms.grace, slack=self._clock_slack)
+
+    async def _write(self, decision: Decision, record: ObjectRecord, grant: AsyncLeaseGrant) -> None:
+        """Conflict when the record has changed, FencedOut when the grant has passed on."""
+        if isinstance(decision, Remove):
+            await self._objects.delete_if(record.type, record.id, record.version, under=grant)
+            self._counts.add(removed=1)
+            log.event(
+                "reconciler.removed", INFO, "%(reconciler)s: removed %(record)r, whose backend is gone",
+                reconciler=repr(self), record=record.id,
+            )  # fmt: skip
+        elif not isinstance(decision, Keep):
+            await self._group_commit.put(record, decision.payload, grant)
+            self._counts.add(written=1)
+            log.debug("%r: %r is %s", self, record.id, decision.phase)
+
+    async def _fetch_horizon(self) -> int:
+        """The highest version in the database. Sets the offset of its clock, too."""
+        asked_at = now()
+        [row] = await self._engine.call("object_cursor", {})
+        answered_at = now()
+        self._clock_offset, self._clock_slack = row["now"] - answered_at, answered_at - asked_at
+        version: int = row["version"]
+        return version
+
+    # The driver and the user's functions, which may hang
+
+    async def _has_session(self, mandate: AsyncMandate, id: str, backend: Backend | None) -> bool:
+        if self._session_present is None or backend is None:
+            return True
+        what = f"session_present({id!r})"
+        return bool(await self._calls.call(mandate.stopping, what, DRIVER_TIMEOUT, self._session_present, id))
+
+    async def _list_backends(self, mandate: AsyncMandate) -> dict[str, Backend]:
+        timeout = max(DRIVER_TIMEOUT, self._terms.sweep_every)
+        return await self._call_driver(mandate, "driver.list()", timeout, self._backends_by_id)
+
+    async def _backends_by_id(self) -> dict[str, Backend]:
+        return {backend.id: backend for backend in await self._driver.list()}
+
+    async def _call_driver(
+        self, mandate: AsyncMandate, what: str, timeout: float, function: Callable[..., Awaitable[T]], *arguments: str
+    ) -> T:
+        """What the driver returns. Raises what it raises, TimeoutError, or TermEnding; counts failures in a row."""
+        try:
+            answer: T = await self._calls.call(mandate.stopping, what, timeout, function, *arguments)
+        except TermEnding:
+            raise
+        except Exception:
+            self._failures += 1
+            self._counts.add(driver_failures=1)
+            raise
+        self._failures = 0
+        return answer
+
+    # Failures
+
+    def _report_callback_error(self, error: Exception) -> None:
+        self._report_failure("on_event failed", error)
+
+    def _report_record_error(self, id: str, error: Exception) -> None:
+        self._counts.add(errors=1)
+        self._report_failure(f"record {id!r} could not be handled", error)
+
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._counts.set(last_error=f"{what}: {type(error).__name__}: {error}"[:500])
+        log.event(
+            "reconciler.failed", WARNING, "%(reconciler)s: %(what)s: %(error)s",
+            reconciler=repr(self), what=what, error=str(error),
+        )  # fmt: skip
+        telemetry.tell("reconciler.failed")

@@ -25,13 +25,12 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A failing driver is left alone for a moment instead of up to a minute; after how many failures, each time."""
     asked: list[int] = []
 
-    def pause_after(failures: int, most: float) -> float:
+    def retry_delay(failures: int, most: float) -> float:
         asked.append(failures)
         return 0.05
 
     for flavour in ("", "_async"):
-        for module in ("reconciler", "mend"):
-            monkeypatch.setattr(f"holdfast.recipes.{module}{flavour}.pause_after", pause_after)
+        monkeypatch.setattr(f"holdfast.recipes.reconciler{flavour}.retry_delay", retry_delay)
     return asked
 
 

@@ -26,7 +26,7 @@ WATCH_ENDED = "the watch on the driver ended"
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver and the hooks have ten minutes for an answer."""
     for flavour in ("", "_async"):
-        monkeypatch.setattr(f"holdfast.recipes.mend{flavour}.ANSWER", HANGS)
+        monkeypatch.setattr(f"holdfast.recipes.reconciler{flavour}.DRIVER_TIMEOUT", HANGS)
 
 
 def make(records: Records, yard: Yard, *ids: str) -> None:
@@ -200,7 +200,7 @@ def test_sessions_are_asked_for_side_by_side_within_the_bound(place: Place, yard
 def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_than_so_much(
     place: Place, yard: Yard, records: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.concurrency.MOST_UNTOLD", 3)
+    monkeypatch.setattr("holdfast.runtime.concurrency.MAX_NOTICES", 3)
     make(records, yard, "b-1")
     told, over = [], threading.Event()
 
@@ -222,7 +222,7 @@ def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_th
         yard.put("b-1", False, terminal=True)
         records.becomes("b-1", "Error")
         assert replica.counts.untold == 2
-        assert len([each for each in caplog.messages if "the last 3 are kept" in each]) == 1
+        assert len([each for each in caplog.messages if "the last 3 of its calls are kept" in each]) == 1
         over.set()
         eventually(lambda: len(told) == 4, "it is told what was kept")
         assert told == ["first", "then 2", "then 3", "then 4"]
@@ -234,7 +234,7 @@ def test_what_never_returns_holds_up_nobody_else(
     """The first list, one record of the driver's and one of the hook's, where one at a time is under way. Then each of
     them returns after all."""
     for flavour in ("", "_async"):
-        monkeypatch.setattr(f"holdfast.recipes.mend{flavour}.ANSWER", 0.4)
+        monkeypatch.setattr(f"holdfast.recipes.reconciler{flavour}.DRIVER_TIMEOUT", 0.4)
     make(records, yard, "a", "get", "hook", "z")
     before = {*threading.enumerate()}
     yard.before_watch, hangs, over = fail, {"list", "get", "hook"}, threading.Event()
@@ -261,7 +261,7 @@ def test_what_never_returns_holds_up_nobody_else(
             assert (records.phase("get"), records.phase("hook")) == (None, None)
             assert replica.counts.errors >= 4, "each time it is one error a record"
             if place[1] == "sync":
-                left = [each for each in {*threading.enumerate()} - before if each.name == "holdfast-asking"]
+                left = [each for each in {*threading.enumerate()} - before if each.name == "holdfast-caller"]
                 assert len(left) < 12, "not one for each time that it is asked"
             with replica.exclusive("get"):
                 over.set()
@@ -276,7 +276,7 @@ def test_what_never_returns_does_not_hold_up_the_end(
 ) -> None:
     """The driver has ten minutes here for an answer: whoever is to stop does not, and it is nobody's failure. A task is
     cancelled, a thread has to look."""
-    monkeypatch.setattr("holdfast.recipes.mend.ANSWER", HANGS)
+    monkeypatch.setattr("holdfast.recipes.reconciler.DRIVER_TIMEOUT", HANGS)
     make(Records(sqlite_url), yard, "a")
     asked, over = threading.Event(), threading.Event()
 

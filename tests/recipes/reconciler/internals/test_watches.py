@@ -29,16 +29,16 @@ def test_a_watch_that_ends_as_soon_as_it_is_heard_is_left_alone_for_longer_and_l
         if len(pauses) == 4:
             flag.set()
 
-    monkeypatch.setattr("holdfast.recipes.reconciler.pause", pause)
+    monkeypatch.setattr("holdfast.recipes.reconciler.wait_event", pause)
     monkeypatch.setattr(yard, "watch", lambda: iter([None]))
-    crew: Any = SimpleNamespace(spawn=lambda *_: True)
+    pool: Any = SimpleNamespace(spawn=lambda *_: True)
     with holdfast.Client(sqlite_url) as client:
         reconciler = client.reconciler("box", yard)
-        reconciler._follow(SimpleNamespace(stopping=stopping), crew)
+        reconciler._watch(SimpleNamespace(stopping=stopping), pool)
         assert pauses == sorted(pauses)
         assert pauses[-1] >= 6
         assert reconciler.status().driver_failures == 4
-        assert "no more to tell" in str(reconciler.status().last_error)
+        assert "driver.watch() has returned" in str(reconciler.status().last_error)
 
 
 class Unclosable:
@@ -137,4 +137,4 @@ def test_a_call_of_the_driver_that_was_cancelled_from_within_is_one_that_failed(
     monkeypatch.setattr(AsyncYard, "watch", watch)
     with running((sqlite_url, "async"), yard, sweep_every=0.05) as replica:
         eventually(lambda: min(map(cancelled.count, ("list", "watch"))) > 2, "both are asked again")
-        assert "not by us" in replica.counts.last_error
+        assert "not by holdfast" in replica.counts.last_error

@@ -1,8 +1,8 @@
-"""What to do about one record, given what the driver says: the same decision for an event and for a sweep.
+"""The decisions of a reconciler: what to do about one record, given its backend; checked arguments, delays, counts.
 
-A record without a backend is an orphan. It is only marked when that is seen first, is Deleted when it is still so after
-the grace, and is removed when it is still so at the look after that. One that was to be deleted has no grace to wait
-for. A backend that comes back at any point takes all of it back.
+The same decision is made for an event and for a sweep. A record whose backend is missing is marked at first; it becomes
+Deleted if the backend is still missing after the grace, and is removed if it is still missing at the next look after
+that. A record that is Deleting has no grace. If the backend comes back before the removal, all of this is undone.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from holdfast.names import check_seconds
 from holdfast.reconciler import Backend, Phase, phase_of
 
-LONGEST = 86_400.0
-ANSWER = 30.0
-"""Seconds that a driver, or ``session_present``, has for one record; and a driver for its list, unless there are more
-between two sweeps."""
+MAX_SECONDS = 86_400.0
+DRIVER_TIMEOUT = 30.0
+"""Seconds that ``driver.get`` and ``session_present`` may take. ``driver.list`` may take as long as the time between
+two sweeps, if that is more."""
 
 
 class Keep(NamedTuple):
-    """It is true already."""
+    """The record is right."""
 
 
 class Write(NamedTuple):
@@ -29,7 +29,7 @@ class Write(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """The record of something that is gone."""
+    """The backend is gone for good."""
 
 
 Decision = Keep | Write | Remove
@@ -38,8 +38,11 @@ Decision = Keep | Write | Remove
 def decide(
     payload: Any, backend: Backend | None, *, session: bool, at: float, grace: float, slack: float = 0.0
 ) -> Decision:
-    """``at``: now, on the database's clock, and ``slack`` more at the most: a grace is never cut short by not knowing
-    better. ``session``: is the one that ``session_present`` asks for there?"""
+    """What to do about a record. ``session``: what ``session_present`` returned. ValueError when the payload is not one
+    of a reconciled record.
+
+    ``at``: the time by the database's clock, which may be up to ``slack`` later. A backend is missing since the later
+    one and its grace ends by the earlier one, so a grace is never too short."""
     before, status = phase_in(payload), _status(payload)
     if backend is not None:
         after = phase_of(backend, before=before, session=session)
@@ -55,7 +58,7 @@ def decide(
 
 
 def phase_in(payload: Any) -> Phase:
-    """The phase that a record has; one that nobody has looked at yet is being provisioned."""
+    """The phase of a record; Provisioning if it was never reconciled. ValueError for an unknown phase."""
     return Phase(_status(payload).get("phase", Phase.PROVISIONING))
 
 
@@ -66,14 +69,15 @@ def _status(payload: Any) -> dict[str, Any]:
     return status
 
 
-def pause_after(failures: int, most: float) -> float:
-    """Seconds to leave a failing driver alone: 1, 2, 4 …, at the most as long as between two sweeps, or a minute."""
-    return min(2.0 ** min(failures - 1, 10), 60.0, max(most, 0.05))
+def retry_delay(failures: int, limit: float) -> float:
+    """Seconds to leave a failing driver alone: 1, 2, 4 …, but at most ``limit`` and at most a minute."""
+    return min(2.0 ** min(failures - 1, 10), 60.0, max(limit, 0.05))
 
 
-def failures_with(failures: int, lasted: float, most: float) -> int:
-    """In a row, with a watch that has just ended: one that is cut as soon as it is heard has not got better."""
-    return 1 if lasted > pause_after(failures + 1, most) else failures + 1
+def count_failures(failures: int, lasted: float, limit: float) -> int:
+    """Failures in a row, with a watch that has just ended after ``lasted`` seconds. A watch that ends sooner than it
+    would be left alone for is no recovery."""
+    return 1 if lasted > retry_delay(failures + 1, limit) else failures + 1
 
 
 class ReconcilerTerms(NamedTuple):
@@ -88,13 +92,13 @@ class ReconcilerTerms(NamedTuple):
     def check(cls, type: str, *, sweep_every: float, grace: float, concurrency: object) -> ReconcilerTerms:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= 1000:
             raise ValueError(f"concurrency must be a whole number from 1 to 1000, not {concurrency!r}")
-        check_seconds(sweep_every, "sweep_every", 0.01, LONGEST)
-        return cls(type, sweep_every, check_seconds(grace, "grace", 0.0, LONGEST), concurrency)
+        check_seconds(sweep_every, "sweep_every", 0.01, MAX_SECONDS)
+        return cls(type, sweep_every, check_seconds(grace, "grace", 0.0, MAX_SECONDS), concurrency)
 
 
 @dataclass(slots=True)
-class Counts:
-    """What a reconciler has done since it was made, for health endpoints and metrics."""
+class ReconcilerStatus:
+    """What a reconciler has done since it was created, for health endpoints and metrics."""
 
     sweeps: int = 0
     """Completed ones."""
@@ -102,17 +106,17 @@ class Counts:
     """Because the driver or the database failed."""
     events: int = 0
     untold: int = 0
-    """Platform events that ``on_event`` was never told, because it hung."""
+    """Platform events that were dropped, because ``on_event`` did not return."""
     seen: int = 0
     """Records compared with the driver, in sweeps."""
     written: int = 0
     removed: int = 0
     left_alone: int = 0
-    """Updated by somebody else since the sweep began."""
+    """Records that were updated after the sweep began."""
     conflicts: int = 0
-    """Races lost: read again, and decided anew."""
+    """Writes that lost a race: the record was read again and decided anew."""
     errors: int = 0
-    """Records that could not be handled, each time."""
+    """Records that could not be reconciled, counted each time."""
     driver_failures: int = 0
     """Calls of the driver that failed."""
     sweep_seconds: float | None = None

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recipes.reconciling import (
+from holdfast.recipes.reconciler_terms import (
     Keep,
     ReconcilerTerms,
     Remove,
     Write,
+    count_failures,
     decide,
-    failures_with,
-    pause_after,
     phase_in,
+    retry_delay,
 )
 from holdfast.reconciler import Backend, BackendCondition, Phase, phase_of
 
@@ -149,13 +149,13 @@ def test_a_payload_that_is_not_a_record_is_an_error(bad: Any) -> None:
 
 @given(st.integers(1, 10_000), st.floats(0.01, 86_400))
 def test_a_failing_driver_is_left_alone_for_longer_and_longer_but_not_for_ever(failures: int, most: float) -> None:
-    assert 0 < pause_after(failures, most) <= min(60.0, max(most, 0.05))
-    assert pause_after(failures, most) <= pause_after(failures + 1, most)
+    assert 0 < retry_delay(failures, most) <= min(60.0, max(most, 0.05))
+    assert retry_delay(failures, most) <= retry_delay(failures + 1, most)
 
 
 def test_a_watch_has_got_better_when_it_lasted_longer_than_it_would_be_left_alone() -> None:
-    assert [failures_with(failures, 3.0, 60.0) for failures in (0, 1, 2, 6)] == [1, 1, 3, 7]
-    assert failures_with(99, 61.0, 60.0) == 1
+    assert [count_failures(failures, 3.0, 60.0) for failures in (0, 1, 2, 6)] == [1, 1, 3, 7]
+    assert count_failures(99, 61.0, 60.0) == 1
 
 
 @pytest.mark.parametrize(
