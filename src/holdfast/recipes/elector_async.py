@@ -21,14 +21,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from holdfast.database.background import Background
 from holdfast.database.engine_async import AsyncEngine, AsyncResource
 from holdfast.database.file_turns import SessionLocks
 from holdfast.errors import EngineError, FencedOut, HoldfastError, LeaseLost, OwnershipUnknown, Refused
 from holdfast.lease.grant_async import EXIT_STATUS, AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.keeper import keeper_of
-from holdfast.lease.terms import LeaseTerms, Refusal
+from holdfast.lease.terms import Refusal
 from holdfast.recipes.elector_terms import (
     ElectorAction,
     ElectorEvent,
@@ -245,13 +244,21 @@ class AsyncElector:
         if self._run.resigned:  # another replica first. Subscribe after that: a wake-up sent to us would be wasted
             self._run.resigned = False
             await self._run.sleep(self._terms.retry_every)
-        background, lease = self._background, AsyncLease(self._engine, self._lease_terms(), 0.0, {"elector": True})
+        terms = self._terms.lease_terms(
+            self.holder, local=self._local, on_beat=self._on_beat, on_recall=self._on_recall
+        )
+        lease = AsyncLease(self._engine, terms, 0.0, {"elector": True})
+        background = keeper_of(self._engine.database, brittle=terms.brittle).background
         background.subscribe(self.name, self._run.wakeup.set)
         try:
             while not self._run.is_over():
                 refusal = await self._ask(lease, grants)
                 if grants:
                     return True
+                if refusal is not None:
+                    if refusal.session_key is not None:
+                        background.watch_session(self.name, refusal.session_key)
+                    self._record_refusal(refusal, terms.ttl)
                 delay = self._terms.retry_delay(refusal, local=self._local, chance=jitter(0.0, 1.0))
                 await self._run.wakeup.wait(delay)
             return False
@@ -273,20 +280,17 @@ class AsyncElector:
             )  # fmt: skip
             return None
         self._was_answered = True
-        if refusal is not None:
-            if refusal.session_key is not None:
-                self._background.watch_session(self.name, refusal.session_key)
-            if refusal.remaining is not None:
-                self._renewed_at = now() - max(0.0, self._lease_terms().ttl - refusal.remaining)
-            log.debug(
-                "elector %r: standing by, %s leads", self.name, refusal.holder, extra=self._fields(refusal.holder)
-            )
-            self._record_leader(refusal.holder)
         return refusal
 
+    def _record_refusal(self, refusal: Refusal, ttl: float) -> None:
+        if refusal.remaining is not None:
+            self._renewed_at = now() - max(0.0, ttl - refusal.remaining)
+        log.debug("elector %r: standing by, %s leads", self.name, refusal.holder, extra=self._fields(refusal.holder))
+        self._record_leader(refusal.holder)
+
     async def _fetch_holder(self) -> Refusal | None:
-        """Who holds the lease; None when it is free. A standby polls this often on one machine: asking for the lease
-        itself costs more, because it reserves a beat and a session key first."""
+        """Who holds the lease; None when it is free. On one machine a standby polls this every few milliseconds: asking
+        for the lease itself costs more, because a session key is locked first."""
         rows = await self._engine.call("lease_held", {"name": self.name})
         return Refusal(self.name, rows[0]["holder"], rows[0]["remaining"], None) if rows else None
 
@@ -320,13 +324,6 @@ class AsyncElector:
             "elector.callback_failed", ERROR, "elector %(elector)r: on_new_leader failed: %(error)s",
             exc_info=error.__traceback__ is not None, elector=self.name, error=str(error),
         )  # fmt: skip
-
-    def _lease_terms(self) -> LeaseTerms:
-        return self._terms.lease_terms(self.holder, local=self._local, on_beat=self._on_beat, on_recall=self._on_recall)
-
-    @property
-    def _background(self) -> Background:
-        return keeper_of(self._engine.database, brittle=self._lease_terms().brittle).background
 
     def _on_recall(self) -> None:
         """In the background thread: an operator asks for the lease, which may have been granted only just now."""

@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.database import engine
+from holdfast.lease.keeper import keeper_of
 from holdfast.recipes import elector as elector_module
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE, Child, eventually, until
@@ -58,7 +59,7 @@ def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
     ):
         eventually(lambda: one.leads, "it leads")
         one.hold.set()
-        background = one.elector._background
+        background = keeper_of(one.client._engine.database, brittle=True).background
         one.client.close()
         eventually(
             lambda: background._thread is None or background._asleep_until > now() + 30, "there is nothing else to keep"
