@@ -88,7 +88,7 @@ def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Clien
 def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client) -> None:
     """It is granted, and asked back before it knows: that is not forgotten."""
     elector: Any = client.elector("reconciler", ttl=600, renew_every=0.05, retry_every=20)
-    lead, keeper = elector._lead, keeper_of(elector._engine.database, brittle=elector._lease_terms().brittle)
+    lead, keeper = elector._lead, keeper_of(elector._engine.database, brittle=elector._local)
 
     def late(got: Any, work: Any) -> None:
         assert client.leases.recall("reconciler", fence=got[0].fence)

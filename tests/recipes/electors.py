@@ -1,4 +1,4 @@
-"""What the tests of the elector share: replicas in threads, whose work says when it begins and ends."""
+"""Helpers of the elector's tests: replicas in threads, whose work records when it begins and ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import holdfast
 from tests.children import PATIENCE, eventually, query
 
 QUICK: dict[str, Any] = {"ttl": 1.5, "renew_every": 0.3, "retry_every": 0.2}
-"""Expires while a test waits for it; also when the machine stands still, so no test may need it to be kept."""
+"""Expires while a test waits for it. It may also expire because the machine stands still: no test may rely on it."""
 STEADY: dict[str, Any] = {"ttl": 600.0, "renew_every": 0.1, "retry_every": 0.2, "grace": 0.2}
-"""Asks often, and is kept however long the machine stands still."""
+"""Asks often, and does not expire however long the machine stands still."""
 SLOW: dict[str, Any] = {"ttl": 3600.0, "renew_every": 600.0, "retry_every": 600.0}
-"""Nothing happens by itself before PATIENCE is over: what happens was caused by an event."""
+"""No timer ends before PATIENCE does: whatever happens was caused by an event."""
 
 
 class Replica:
-    """An elector in a thread. Its work records its begin and its end, and ends when it is told to; but not while
+    """An elector in a thread. Its work records its begin and its end, and ends when it has to stop, but not while
     ``hold`` is set."""
 
     def __init__(self, url: str, name: str = "work", *, hold: bool = False, **options: Any) -> None:
@@ -41,7 +41,7 @@ class Replica:
         self.log.append("end")
 
     def wait_patiently(self) -> None:
-        """Let its client wait for an answer for as long as the test does: what it asks for waits for a lock."""
+        """Raise the timeout of its client's calls to PATIENCE: they wait for a lock in the database."""
         call = self.client._engine.call
         self.client._engine.call = lambda *given, **more: call(*given, **{"timeout": PATIENCE} | more)  # type: ignore[method-assign]
 
@@ -59,43 +59,45 @@ class Replica:
 
 @contextmanager
 def replicas(url: str, count: int, **options: Any) -> Iterator[list[Replica]]:
-    """The first one leads. Clients with URLs of their own have keepers of their own, as other processes have."""
-    made: list[Replica] = []
+    """Start replicas; the first one leads. Each has a URL, and so a keeper, of its own, like another process."""
+    started: list[Replica] = []
     try:
         for number in range(count):
             other = "" if url.startswith("sqlite") else f"?application_name=replica-{number}"
-            made.append(Replica(url + other, **options))
-            eventually(lambda: made[0].leads, "the first one leads")
-        yield made
+            started.append(Replica(url + other, **options))
+            eventually(lambda: started[0].leads, "the first one leads")
+        yield started
     finally:
-        for each in made:
-            each.end()
+        for replica in started:
+            replica.end()
 
 
 @contextmanager
 def replicas_beside(url: str, **options: Any) -> Iterator[Replica]:
-    made = Replica(url, **options)
+    """Start one more replica, which need not lead."""
+    replica = Replica(url, **options)
     try:
-        yield made
+        yield replica
     finally:
-        made.end()
+        replica.end()
 
 
 def expire_unless_renewed(url: str) -> None:
-    """Let every lease of a PostgreSQL database end in a second, as if its TTL were nearly over."""
+    """Let every lease of a PostgreSQL database expire in one second, unless it is renewed."""
     query(url, "update holdfast.beat set expires_at = clock_timestamp() + interval '1 s'")
 
 
 @contextmanager
 def logged(level: int) -> Iterator[list[Any]]:
-    said: list[Any] = []
+    """The log records of the elector from ``level`` on."""
+    records: list[Any] = []
     handler, logger = logging.Handler(level), logging.getLogger("holdfast.elector")
-    handler.emit = said.append  # type: ignore[method-assign, assignment]
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
     before = logger.level
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     try:
-        yield said
+        yield records
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)

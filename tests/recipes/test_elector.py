@@ -1,4 +1,4 @@
-"""The elector on real databases: one leads, resigns, is cut off or deposed, and tells of it."""
+"""The elector on real databases: a leader resigns, is cut off or deposed, and what is logged and reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Connect = Callable[..., Any]
 
 
 def test_one_leads_and_resigning_hands_over_at_once(either: str) -> None:
-    """With timings so long that nothing but the release itself can have woken the other."""
+    """The timings are so long that only the release itself can have woken the other one."""
     with replicas(either, 2, **SLOW) as (one, other):
         eventually(lambda: other.elector.status().leader == one.elector.holder, "the standby has seen who leads")
         assert not other.leads
@@ -46,13 +46,13 @@ def test_one_leads_and_resigning_hands_over_at_once(either: str) -> None:
 
 
 def test_the_lease_is_held_until_the_work_has_ended(either: str) -> None:
-    """However often it would have expired: it is renewed until then, and the successor begins after the end."""
+    """It is renewed until then, however long that takes, and the successor begins after the end."""
     with replicas(either, 2, **STEADY | {"grace": 300.0}) as (one, other):
         one.hold.set()
         one.elector.resign()
         eventually(one.terms[0].stopping.is_set, "told to stop")
-        [told] = other.client.leases.list()
-        eventually(lambda: other.client.leases.list()[0].expires_at > told.expires_at, "it is renewed all the same")
+        [record] = other.client.leases.list()
+        eventually(lambda: other.client.leases.list()[0].expires_at > record.expires_at, "it is renewed all the same")
         assert not other.leads
         one.hold.clear()
         eventually(lambda: other.leads, "the other one leads")
@@ -60,15 +60,15 @@ def test_the_lease_is_held_until_the_work_has_ended(either: str) -> None:
 
 
 def test_work_that_does_not_stop_loses_its_lease_with_the_ttl_and_is_waited_for(postgres_url: str) -> None:
-    """What cannot be stopped is not released; it is renewed no more, so that the others get their turn."""
+    """The lease of work that cannot be stopped is neither released nor renewed any more, so another replica leads."""
     elsewhere = f"{postgres_url}?application_name=other"
-    with logged(logging.ERROR) as said, replicas_beside(postgres_url, **QUICK, hold=True) as one:
+    with logged(logging.ERROR) as records, replicas_beside(postgres_url, **QUICK, hold=True) as one:
         eventually(lambda: one.leads, "it leads")
         one.elector.resign()  # or, on a machine that has stood still, it has lost the lease and is told to stop
-        eventually(lambda: said, "its work has not stopped in time")
+        eventually(lambda: records, "its work has not stopped in time")
         with replicas_beside(elsewhere, **STEADY) as other:
             eventually(lambda: other.leads, "the other one leads")
-            assert "has not stopped" in said[0].getMessage()
+            assert "has not stopped" in records[0].getMessage()
             assert one.log == ["begin"]
             assert one.terms[0].lost, "it could have known"
             assert query(postgres_url, "select outcome from holdfast.history") == [("expired",)]
@@ -80,7 +80,7 @@ def test_work_that_does_not_stop_loses_its_lease_with_the_ttl_and_is_waited_for(
 
 
 def test_a_file_that_cannot_be_opened_is_asked_for_again_at_leisure(tmp_path: Path) -> None:
-    """It may be mounted later. Where there is no leader to look at, there is no reason to look every few ms."""
+    """It may be mounted later. Without an answer there is no reason to poll every few milliseconds."""
     elector, pauses = holdfast.Client(f"sqlite:///{tmp_path}").elector("work", **SLOW), []
 
     def wait(seconds: float) -> None:
@@ -140,7 +140,7 @@ def test_a_deposed_leader_cannot_commit(postgres_url: str) -> None:
 
 def test_lost_while_a_write_is_in_flight_exactly_one_write_succeeds(postgres_url: str) -> None:
     """The write of the old leader is in the server, and waits there while the lease passes on and the new one writes,
-    too, what it has read: the version decides, whoever comes first."""
+    too, what it has read: whichever comes first, the version decides."""
     with (
         replicas(postgres_url, 2, **SLOW) as (one, other),
         psycopg.connect(postgres_url) as blocking,
@@ -150,8 +150,8 @@ def test_lost_while_a_write_is_in_flight_exactly_one_write_succeeds(postgres_url
         read = one.client.objects.put_if("box", "b-1", "new", holdfast.MustCreate())
         blocking.execute("select from holdfast.object for update")
 
-        for each in (one, other):
-            each.wait_patiently()
+        for replica in (one, other):
+            replica.wait_patiently()
 
         def write(replica: Replica) -> Any:
             match = holdfast.MatchVersion(read.version)
@@ -206,22 +206,24 @@ def test_status_and_callbacks_tell_who_leads(connect: Connect, either: str) -> N
 
 
 def test_what_is_logged_at_which_level_and_with_which_fields(postgres_url: str) -> None:
-    with logged(logging.DEBUG) as said:
+    with logged(logging.DEBUG) as records:
         with replicas(postgres_url, 2, **STEADY) as (one, other):
-            eventually(lambda: any("renewed" in each.getMessage() for each in said), "a renewal")
-            eventually(lambda: any("standing by" in each.getMessage() for each in said), "an attempt")
+            eventually(lambda: any("renewed" in record.getMessage() for record in records), "a renewal")
+            eventually(lambda: any("standing by" in record.getMessage() for record in records), "an attempt")
             one.client.leases.force_release("work", actor="operator", reason="test")
-            eventually(lambda: any("lost the lease" in each.getMessage() for each in said), "the loss is noticed")
-        text = [(each.levelname, each.getMessage()) for each in said]
+            eventually(
+                lambda: any("lost the lease" in record.getMessage() for record in records), "the loss is noticed"
+            )
+        text = [(record.levelname, record.getMessage()) for record in records]
     for level, word in (
         ("INFO", "leading"), ("INFO", "renewed"), ("INFO", "lost the lease"), ("INFO", "released"),
         ("DEBUG", "standing by"),
     ):  # fmt: skip
         assert {shown for shown, message in text if word in message} == {level}, word
-    for each in said:
-        assert each.elector == "work"
-        assert each.replica in (one.elector.holder, other.elector.holder)
-    assert {each.holder for each in said if "leading" in each.getMessage()} <= {
+    for record in records:
+        assert record.elector == "work"
+        assert record.replica in (one.elector.holder, other.elector.holder)
+    assert {record.holder for record in records if "leading" in record.getMessage()} <= {
         one.elector.holder,
         other.elector.holder,
     }

@@ -93,13 +93,13 @@ def test_on_one_file_a_killed_leader_is_succeeded_and_a_stopped_one_is_not(sqlit
     """The kernel knows which process lives: no heartbeat is needed, so none can be late."""
     with Child(LEADER, sqlite_url, 0.5, "ttl") as leader:
         assert leader.line().startswith("leading")
-        with logged(logging.DEBUG) as said, replicas_beside(sqlite_url, **QUICK) as standby:
+        with logged(logging.DEBUG) as records, replicas_beside(sqlite_url, **QUICK) as standby:
             leader.signal(signal.SIGSTOP)
             eventually(lambda: standby.elector.status().leader, "the standby sees a leader")
             pass_time(0.6)  # more than the TTL
-            looked = len(said)
-            eventually(lambda: len(said) > looked + 2, "the standby looks again")
-            assert {each.getMessage().partition(",")[0] for each in said} == {"elector 'work': standing by"}
+            before = len(records)
+            eventually(lambda: len(records) > before + 2, "the standby looks again")
+            assert {record.getMessage().partition(",")[0] for record in records} == {"elector 'work': standing by"}
             assert not standby.log
             leader.kill()
             eventually(lambda: standby.leads, "the standby leads")

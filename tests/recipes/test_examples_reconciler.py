@@ -35,6 +35,6 @@ def test_records_follow_the_folders_and_the_second_replica_goes_on(sqlite_url: s
             eventually(lambda: phase() == "Error", "the other one goes on")
             assert client.objects.get("folder", "one").payload["owner"] == "jane"  # type: ignore[union-attr]
         finally:
-            for each in replicas:
-                each.terminate()
-                each.wait(PATIENCE)
+            for replica in replicas:
+                replica.terminate()
+                replica.wait(PATIENCE)

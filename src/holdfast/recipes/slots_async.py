@@ -71,7 +71,7 @@ class AsyncSlotClaim(AsyncHandle[AsyncSlotGrant]):
         return refusal_error(self._pool, self._capacity, refusal, waited)
 
 
-class _SlotCounts:
+class _AsyncSlotCounts:
     """The last results of ``reconcile`` for the pools of a client."""
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -94,7 +94,7 @@ class AsyncSlots:
         self._engine, self._prefix, self._ttl = engine, check_pool(pool, capacity), ttl
         self._auto_renew = auto_renew
         self._terms(None)  # checks ttl
-        engine.state(_SlotCounts)  # creates the gauge, also of a pool in which nothing is held yet
+        engine.state(_AsyncSlotCounts)  # creates the gauge, also of a pool in which nothing is held yet
 
     def __repr__(self) -> str:
         return f"<Slots {self.pool!r} of {self.capacity}>"
@@ -163,8 +163,8 @@ class AsyncSlots:
         self._counts.in_use.pop(self.pool, None)
 
     @property
-    def _counts(self) -> _SlotCounts:
-        return self._engine.state(_SlotCounts)
+    def _counts(self) -> _AsyncSlotCounts:
+        return self._engine.state(_AsyncSlotCounts)
 
     async def _compare(
         self, read: Callable[[], Sessions | Awaitable[Sessions]]

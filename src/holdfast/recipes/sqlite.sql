@@ -1,6 +1,6 @@
 -- name: slot_claim
 -- volatile
--- Like lease_acquire, once a slot is chosen. Held beyond the capacity, after it shrank, count as well.
+-- Chooses the lowest free slot, then acquires its lease as lease_acquire does. Slots above the capacity, held since before it was reduced, count, too.
 -- stop
 select name, 'acquired' as status, token, (select beat from holdfast_lease l where l.name = s.name) as beat, fence, null as held_by, remaining,
        null as session_watch from holdfast_slot s where pool = :pool and token = :token;
@@ -31,6 +31,6 @@ select name from holdfast_slot where pool = :name and token = :token;
 -- as: lease_release
 
 -- name: shard_list
--- What begins so: "0" comes after "/".
+-- Two ranges of the index on name, for two prefixes: "0" is the character after "/".
 select name, holder, remaining from holdfast_live
  where name > :shards || '/shard/' and name < :shards || '/shard0' or name > :shards || '/member/' and name < :shards || '/member0';

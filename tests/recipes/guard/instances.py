@@ -1,4 +1,4 @@
-"""Guarded processes to be started, stopped and robbed: each says what it does, and writes to a file as it works."""
+"""Guarded processes to start, stop and rob of their lease. They print what they do, and write to a file meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from holdfast.testing.standstill import Standstill
 from tests.children import Child, eventually, query
 
 TTL, HEARTBEAT = 3.0, 0.5
-"""Seconds. A process that stands still for so long loses its guard, as it must: tests use it for what is to be lost."""
+"""Seconds. A process that stands still for so long loses its guard, as it must: for tests in which it is lost."""
 LONG: dict[str, Any] = {"ttl": 600.0, "heartbeat": 100.0}
-"""For what must not be lost. In the test process itself a guard that is lost would end all tests."""
+"""For tests in which it must not be lost. In the test process itself a lost guard would end all tests."""
 
 SYNC = """
 import atexit, os, sys, threading, time, logging, holdfast
@@ -91,8 +91,8 @@ class Instance(Child):
         return self.file.read_bytes() if self.file.exists() else b""
 
     def worked_until(self) -> float:
-        """Wait until it has ended; when it wrote for the last time, by the kernel's clock. It writes all the time, also
-        while a hook hangs: when we notice that it is gone says little on a busy machine."""
+        """Wait for its end. Returns when it last wrote to its file, which it does all the time, also while a hook
+        hangs. On a busy machine, the test would notice the end much later."""
         self.wait()
         return self.file.stat().st_mtime
 
@@ -104,15 +104,15 @@ class Instance(Child):
 
 
 def seconds_late(instance: Instance, end: float, standstill: Standstill) -> float:
-    """Wait until it has ended; by how much it worked beyond ``end`` of its TTL, without what the machine stood still
-    between the end of its trust and its last work. Below zero: it was ended in time."""
+    """Wait for the end of the process. Returns the seconds that it worked beyond ``end``, the end of its TTL, without
+    the time that the machine stood still since the end of its trust. Negative: it was killed in time."""
     last, to_monotonic = instance.worked_until(), time.monotonic() - time.time()
     end_of_trust = end - margin(TTL)
     return last - end - standstill.seconds(end_of_trust + to_monotonic, last + to_monotonic)
 
 
 def begun(stack: ExitStack, begin: Callable[[], Instance]) -> Instance:
-    """One that works. When the machine stands still as it begins, it must not: then begin another one."""
+    """An instance that works. One that starts while the machine stands still exits, as it must: then start another."""
     for _ in range(5):
         instance = stack.enter_context(begin())
         if instance.line() == "works":
@@ -122,7 +122,7 @@ def begun(stack: ExitStack, begin: Callable[[], Instance]) -> Instance:
 
 
 def halted(stack: ExitStack, begin: Callable[[], Instance], which: Callable[[Instance], int]) -> Instance:
-    """One that was stopped while it worked and its guard was held; ``which`` is the pid to stop."""
+    """An instance that was stopped while it worked and held its guard; ``which`` returns the pid to stop."""
     for _ in range(5):
         instance = begun(stack, begin)
         eventually(lambda of=instance: len(of.work()) > len(b"began"), "all its threads have begun")  # type: ignore[misc]
@@ -134,7 +134,7 @@ def halted(stack: ExitStack, begin: Callable[[], Instance], which: Callable[[Ins
 
 
 def halt(url: str, pid: int) -> None:
-    """Stop it, but not while it holds a lock of an SQLite file: all others would wait for it."""
+    """Stop a process, but not while it has locked an SQLite file: all others would wait for it."""
     stand_still(pid)
     while url.startswith("sqlite") and _state(pid) in "Tt" and not _is_free(url.removeprefix("sqlite:///")):
         os.kill(pid, signal.SIGCONT)
@@ -155,7 +155,7 @@ def _is_free(path: str) -> bool:
 
 
 def ends_at(url: str, key: str) -> float:
-    """When the TTL of that lease ends, by the database's clock, as it was last renewed."""
+    """When the TTL of a lease ends, by the database's clock."""
     join = "{0}lease l join {0}beat b on b.id = l.beat where l.name = %s"
     if url.startswith("sqlite"):
         [(moment,)] = query(url, f"select b.expires_at from {join.format('holdfast_')}", key)

@@ -1,4 +1,4 @@
-"""What is asked of an elector at an awkward moment: closed while it works, run or told twice, held up by a callback."""
+"""Calls of an elector at awkward moments: closed while it works, run or stopped twice, a callback that hangs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def closing(client: holdfast.Client) -> threading.Thread:
 
 
 def holder(replica: Replica) -> str | None:
-    found = replica.client.leases.get("work")
-    return None if found is None else found.holder
+    record = replica.client.leases.get("work")
+    return None if record is None else record.holder
 
 
 def test_a_client_that_is_closed_stops_the_work_before_it_releases_the_lease(either: str) -> None:
@@ -36,7 +36,7 @@ def test_a_client_that_is_closed_stops_the_work_before_it_releases_the_lease(eit
         one.hold.set()
         closes = closing(one.client)
         eventually(one.terms[0].stopping.is_set, "the work is told to stop")
-        assert holder(other) == one.elector.holder, "and until it has, nobody else leads"
+        assert holder(other) == one.elector.holder, "until it has stopped, no other replica leads"
         assert not one.terms[0].lost, "what it still has to do, it may do"
         one.hold.clear()
         eventually(lambda: other.leads, "the other one leads at once")
@@ -50,8 +50,8 @@ def test_a_client_that_is_closed_stops_the_work_before_it_releases_the_lease(eit
 def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it another one would lead at once. It is released when the work has ended, although its client is
-    closed."""
+    """Without the session another replica would lead at once. The lease is released when the work has ended, although
+    its client is closed."""
     monkeypatch.setattr(engine, "IDLE", 0.01)
     with (
         replicas_beside(either, **SLOW | {"grace": 0.01, "failover": "session"}) as one,
@@ -70,7 +70,7 @@ def test_work_that_does_not_stop_keeps_the_session_that_its_lease_lives_in(
 
 
 async def test_a_lease_goes_with_the_work_that_nobody_waits_for_any_more(sqlite_url: str) -> None:
-    """Interrupted twice, run waits no longer; its lease would stay for a day there, and its elector never run again."""
+    """Interrupted twice, run does not wait any longer. Else the lease would stay for a day, the elector unusable."""
     began, ended = asyncio.Event(), asyncio.Event()
     terms: list[Any] = []
 
@@ -202,7 +202,7 @@ def test_of_two_runs_at_once_the_second_is_refused(sqlite_url: str) -> None:
 
 
 def test_work_that_would_have_to_be_awaited_is_refused_where_nobody_awaits(sqlite_url: str) -> None:
-    """It would be a coroutine that nobody runs, and look like work that is done."""
+    """It would be a coroutine that never runs, and look like work that has ended."""
 
     async def work(term: Any) -> None: ...
 
@@ -213,7 +213,7 @@ def test_work_that_would_have_to_be_awaited_is_refused_where_nobody_awaits(sqlit
 
 
 def test_resigning_twice_is_resigning_once(either: str) -> None:
-    """The second time comes while the work stops. Had it undone the first, we would not let the other one go first."""
+    """The second call comes while the work stops. If it undid the first, this replica would ask again at once."""
     with replicas(either, 2, **SLOW) as (one, other):
         one.hold.set()
         assert one.elector.resign() is True
@@ -229,10 +229,10 @@ def test_a_callback_that_hangs_holds_up_neither_a_leader_nor_a_standby(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elector_module, "_END_TIMEOUT", 0.05)
-    hangs, told = threading.Event(), []
+    hangs, leaders = threading.Event(), []
 
     def hang(leader: str) -> None:
-        told.append(leader)
+        leaders.append(leader)
         hangs.wait()
 
     try:
@@ -242,19 +242,19 @@ def test_a_callback_that_hangs_holds_up_neither_a_leader_nor_a_standby(
         ):
             eventually(lambda: one.leads or other.leads, "one of them leads")
             first, second = (one, other) if one.leads else (other, one)
-            eventually(lambda: len(told) == 2, "both have been told")
+            eventually(lambda: len(leaders) == 2, "both have been told")
             first.elector.resign()
             eventually(lambda: second.leads, "the other one leads")
-            assert len(told) == 2, "the callbacks still hang"
+            assert len(leaders) == 2, "the callbacks still hang"
     finally:
         hangs.set()
 
 
 async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_the_run(postgres_url: str) -> None:
-    ended, told, leads = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ended, called, leads = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def hang(leader: str) -> None:
-        told.set()
+        called.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -267,7 +267,7 @@ async def test_on_a_loop_a_callback_that_hangs_holds_up_nothing_and_ends_with_th
     async with holdfast.AsyncClient(postgres_url) as client:
         running = asyncio.create_task(client.elector("work", **SLOW, on_new_leader=hang).run(work))
         async with asyncio.timeout(PATIENCE):
-            await told.wait()
+            await called.wait()
             await leads.wait()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -304,7 +304,7 @@ asyncio.run(main())
 
 
 def test_a_signal_stops_all_that_run_on_a_loop_and_is_then_what_it_was(sqlite_url: str) -> None:
-    """Several of them are usual, a reconciler and a relay. Where only one was told, nothing else would end the rest."""
+    """Several are usual, for example a reconciler and a relay. If a signal stopped only one, the rest would not end."""
     with Child(SEVERAL, sqlite_url) as child:
         child.expect("both stopped", "mine")
 
@@ -326,7 +326,7 @@ leading.wait()
 
 
 def test_a_process_that_ends_stops_the_work_before_the_lease_is_released(either: str) -> None:
-    """The main thread has nothing more to do; the work is in a thread that nobody waits for."""
+    """The main thread has ended; the work is in a daemon thread, which the interpreter does not wait for."""
     with Child(IN_THE_BACKGROUND, either, 0.2, 60) as child, holdfast.Client(either) as onlooker:
         child.expect("leading", "told to stop", "held")
         assert child.wait() == 0
@@ -352,5 +352,5 @@ def test_a_replica_is_who_its_environment_says(sqlite_url: str, monkeypatch: pyt
     assert client.elector("work").holder != client.elector("work").holder
     for name in named:
         monkeypatch.setenv(name, f"the {name}")
-        for each in (client.elector("work"), client.shards("work", 4)):
-            assert each.holder.rpartition("/")[0] == f"the {name}"
+        for recipe in (client.elector("work"), client.shards("work", 4)):
+            assert recipe.holder.rpartition("/")[0] == f"the {name}"

@@ -26,8 +26,8 @@ RUNNING = {ElectorState.LEADING, ElectorState.YIELDING, ElectorState.LEAVING}
 
 @given(events)
 def test_the_lease_is_released_only_when_the_work_has_ended(history: list[ElectorEvent]) -> None:
-    """And the work is started once a term, told to stop once, and never without having been started."""
-    state, working, told = ElectorState.STANDBY, False, False
+    """And the work is started once per term, and made to stop at most once, after it was started."""
+    state, working, stopping = ElectorState.STANDBY, False, False
     for event in history:
         if event is ElectorEvent.WORK_ENDED and not working:
             continue  # there is none
@@ -39,13 +39,13 @@ def test_the_lease_is_released_only_when_the_work_has_ended(history: list[Electo
         if action is ElectorAction.START:
             assert before is ElectorState.STANDBY
             assert event is ElectorEvent.GRANTED
-            working, told = True, False
+            working, stopping = True, False
         elif action is ElectorAction.CANCEL:
             assert working
-            assert not told
-            told = True
+            assert not stopping
+            stopping = True
         elif action is ElectorAction.LET_EXPIRE:
-            assert told
+            assert stopping
             assert event is ElectorEvent.GRACE_OVER
         elif action is ElectorAction.RELEASE:
             assert event is ElectorEvent.WORK_ENDED
@@ -89,12 +89,12 @@ def test_timings_that_are_taken_leave_room_for_a_renewal_and_for_the_work_to_sto
     ttl: float, renew: float, retry: float, grace: float
 ) -> None:
     try:
-        made = terms(ttl=ttl, renew_every=ttl * renew, retry_every=ttl * retry, grace=ttl * grace)
+        checked = terms(ttl=ttl, renew_every=ttl * renew, retry_every=ttl * retry, grace=ttl * grace)
     except ValueError:
         return
-    assert made.renew_every + made.grace < made.ttl - margin(made.ttl)
-    assert made.renew_every <= made.ttl * 2 / 3
-    assert made.retry_every <= made.ttl
+    assert checked.renew_every + checked.grace < checked.ttl - margin(checked.ttl)
+    assert checked.renew_every <= checked.ttl * 2 / 3
+    assert checked.retry_every <= checked.ttl
 
 
 @given(
@@ -104,33 +104,37 @@ def test_timings_that_are_taken_leave_room_for_a_renewal_and_for_the_work_to_sto
 def test_a_crashed_leader_is_succeeded_after_ttl_and_retry_at_the_most(
     ttl: float, retry: float, asked: float, local: bool, answers: list[tuple[str, float]]
 ) -> None:
-    """It renewed, and was gone. A standby has just asked, or is about to, and whatever it hears until the lease ends
-    (somebody is just changing it, no answer at all), its next question comes soon enough after the end; and right after
-    it, unless the last one went unanswered."""
-    made = terms(ttl=ttl, renew_every=ttl / 4, retry_every=ttl * retry, grace=0.0)
-    at, number, heard = -made.retry_every * asked, 0, ""
+    """The leader renewed and crashed. Whenever a standby has asked before, and whatever the answers are until the lease
+    ends (held, being changed, none at all), it asks again soon enough after the end; and right after the end, unless
+    the last call was not answered."""
+    checked = terms(ttl=ttl, renew_every=ttl / 4, retry_every=ttl * retry, grace=0.0)
+    at, number, answer = -checked.retry_every * asked, 0, ""
     while at < ttl and number < 5000:
-        heard, chance = answers[number % len(answers)]
+        answer, chance = answers[number % len(answers)]
         number += 1
-        remaining = None if heard == "busy" else ttl - max(at, 0.0)
-        pause = made.retry_delay(
-            None if heard == "silent" else Refusal("a", "b", remaining), local=local, chance=chance
+        remaining = None if answer == "busy" else ttl - max(at, 0.0)
+        pause = checked.retry_delay(
+            None if answer == "silent" else Refusal("a", "b", remaining), local=local, chance=chance
         )
-        assert 0 < pause <= max(made.retry_every, 0.02)
+        assert 0 < pause <= max(checked.retry_every, 0.02)
         at += pause
-    assert at <= ttl + made.retry_every
-    if heard != "silent":
+    assert at <= ttl + checked.retry_every
+    if answer != "silent":
         assert at <= ttl + 0.02
 
 
 def test_where_the_kernel_knows_a_standby_looks_often_but_not_when_nobody_answers() -> None:
-    made, held = terms(), Refusal("a", "b", 80_000.0)
-    assert made.retry_delay(held, local=True, chance=1.0) == 0.005
-    assert made.retry_delay(held, local=False, chance=1.0) == made.retry_delay(None, local=True, chance=1.0) == 5.0
+    checked, refusal = terms(), Refusal("a", "b", 80_000.0)
+    assert checked.retry_delay(refusal, local=True, chance=1.0) == 0.005
+    assert (
+        checked.retry_delay(refusal, local=False, chance=1.0)
+        == checked.retry_delay(None, local=True, chance=1.0)
+        == 5.0
+    )
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"ttl": 10}, "renew_every must leave room"),
         ({"renew_every": 30}, "renew_every must leave room"),
@@ -147,8 +151,8 @@ def test_where_the_kernel_knows_a_standby_looks_often_but_not_when_nobody_answer
         ({"overrun": "kill"}, "overrun must be 'wait' or 'exit'"),
     ],
 )
-def test_timings_that_cannot_hold_are_refused(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_timings_that_cannot_hold_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         terms(**changed)
 
 

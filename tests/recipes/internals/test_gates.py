@@ -1,4 +1,4 @@
-"""Gates: closed at rest, open only while the lease behind them is alive, and nobody's to open or close underneath."""
+"""Gates: closed at rest, open only while the lease behind them is held, and closed only by their own opener."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ with holdfast.Client(sys.argv[1]) as client:
 
 @pytest.fixture
 def client(either: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(either) as made:
-        yield made
+    with holdfast.Client(either) as opened:
+        yield opened
 
 
 def is_open(client: Any) -> bool:
@@ -77,7 +77,7 @@ def test_a_gate_that_could_not_be_told_of_is_not_left_open(
 
 
 def test_one_whose_opening_is_interrupted_is_not_left_open(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked for it has no grant to close it with."""
+    """The caller has no grant to close it with."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -92,7 +92,7 @@ def test_one_whose_opening_is_interrupted_is_not_left_open(sqlite_url: str, monk
 def test_an_answer_in_doubt_is_told_as_such_and_leaves_no_gate_open(
     client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database has opened it, and nobody has heard: that is no refusal."""
+    """The database has opened it, and the answer was lost: that is not a refusal."""
     client.leases.list()
     monkeypatch.setenv("HOLDFAST_FAILPOINTS", "after:lease_acquire=error")
     with holdfast.Client(either) as unlucky:
@@ -157,7 +157,7 @@ def test_a_fork_that_leaves_a_window_or_a_command_does_not_tell_its_end(client: 
 def test_holdfasts_own_leases_are_nobodys_to_take_past_what_they_are_for(
     connect: Connect, tmp_path: Any, name: str
 ) -> None:
-    """Else a gate were open without a word in the audit, and operators kept out by whoever likes that name."""
+    """Else a gate could be open without an entry in the audit, and any lease of that name would keep operators out."""
     client = connect(url := f"sqlite:///{tmp_path / 'app.db'}")
     for take in (client.lease, client.guard, client.elector, lambda name: client.shards(name, 4)):
         with pytest.raises(ValueError, match=rf"^(name|key) must not begin with '@' or 'holdfast:'.*: '{name}'$"):
@@ -223,7 +223,7 @@ def test_of_two_that_share_a_window_each_leaves_its_own(sqlite_url: str) -> None
         assert opened.wait(PATIENCE)
         with suppress(holdfast.LeaseLost):
             window.__exit__(None, None, None)
-        assert is_open(client), "nobody has closed it underneath"
+        assert is_open(client), "the other window is not closed"
         go.set()
         other.join()
         assert not is_open(client)
@@ -233,13 +233,13 @@ def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Cli
     """The other is refused, the gate is closed by expiry and by nothing else, then the other succeeds."""
     client.leases.list()
     with Child(WINDOW, either, "jane", 600) as jane, Child(WINDOW, either, "joe", 600) as joe:
-        said = {"jane": jane.line(), "joe": joe.line()}
-        [winner] = [name for name, line in said.items() if line == "open"]
-        [loser] = said.keys() - {winner}
-        assert f"is held by {winner}" in said[loser]
+        lines = {"jane": jane.line(), "joe": joe.line()}
+        [winner] = [name for name, line in lines.items() if line == "open"]
+        [loser] = lines.keys() - {winner}
+        assert f"is held by {winner}" in lines[loser]
         assert is_open(client)
         (jane if winner == "jane" else joe).kill()
-        assert is_open(client), "its lease lives: nobody has closed it"
+        assert is_open(client), "its lease has not expired: it is open"
         with pytest.raises(holdfast.NotAcquired), client.gate(GATE, actor=loser, reason="x"):
             pytest.fail("it is open still")
         dot = "_" if either.startswith("sqlite") else "."
@@ -251,17 +251,17 @@ def test_two_operators_race_and_one_is_killed_in_its_window(client: holdfast.Cli
             again.say("enough")
             again.expect("closed")
     assert not is_open(client)
-    told = story(client)
-    assert (winner, "gate.window", None) in told[:2], "nobody could tell how it ended"
-    assert [actor for actor, _, outcome in told if (outcome or "").startswith("refused")] == [loser, loser]
-    assert told[3:] == [(loser, "gate.window", "closed")]
+    entries = story(client)
+    assert (winner, "gate.window", None) in entries[:2], "no outcome was recorded"
+    assert [actor for actor, _, outcome in entries if (outcome or "").startswith("refused")] == [loser, loser]
+    assert entries[3:] == [(loser, "gate.window", "closed")]
     assert client.leases.history(f"@gate:{GATE}")[1].outcome == "expired"
 
 
 def test_a_window_that_a_protected_transaction_keeps_open_is_not_told_as_closed(
     connect: Connect, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody may take its lease while the transaction is open, so the gate is open until then, and closed after it."""
+    """The lease cannot be released while the transaction is open, so the gate stays open until that ends."""
     for flavour in ("", "_async"):
         monkeypatch.setattr(f"holdfast.lease.grant{flavour}._RELEASE_PATIENCE", 0.1)
     client = connect(postgres_url)
@@ -277,7 +277,7 @@ def test_a_window_that_a_protected_transaction_keeps_open_is_not_told_as_closed(
 
 
 def protect(client: Any, grant: Any, connection: psycopg.Connection[Any]) -> None:
-    """In the user's own transaction, whatever the flavour of the client."""
+    """Protect the user's own transaction, for a client of either flavour."""
     statement = "select holdfast.lease_protect(%s, %s)"
     connection.execute(statement, [grant.name, grant.token])
 
@@ -295,7 +295,7 @@ def test_one_that_cannot_be_closed_yet_says_so(postgres_url: str, monkeypatch: p
 
 
 def test_one_that_was_open_for_a_time_leaves_nothing(connect: Connect, either: str) -> None:
-    """Its opener clears it away when the time is over; if that is gone, whoever asks next and finds it closed."""
+    """Its opener clears it away when the time is over; if that is gone, the next caller that sees it closed does."""
     client = connect(either)
     client.gates.open(GATE, seconds=1, actor="jane", reason="why")
     eventually(lambda: rows(either) == NONE, "0 rows at rest")
@@ -315,9 +315,9 @@ def test_from_the_command_line_a_gate_is_held_for_a_stated_time(client: holdfast
     if either.startswith("sqlite"):
         missing = call(*at(either, "do", "gate.open", GATE, *by_jane))
         assert (missing.returncode, "Missing option '--for'" in missing.stderr) == (2, True)
-    said = ask(*at(either, "do", "gate.open", GATE, "--for", "300", *by_jane))
-    assert "gate 'dot_config' is open for 300 s" in said
-    assert "recorded: jane: new addresses" in said
+    output = ask(*at(either, "do", "gate.open", GATE, "--for", "300", *by_jane))
+    assert "gate 'dot_config' is open for 300 s" in output
+    assert "recorded: jane: new addresses" in output
     record = client.gates.require(GATE)
     assert (record.holder, record.info["for"], record.info["reason"]) == ("jane", 300, "new addresses")
     assert 200 < record.remaining <= 300

@@ -45,8 +45,8 @@ KEYS = {shard_of(str(number), COUNT): str(number) for number in range(200)}
 
 def grants(shards: Any) -> dict[int, int]:
     """The fences of the shards that are its own."""
-    found = {number: shards.grant_for(key) for number, key in KEYS.items()}
-    return {number: grant.fence for number, grant in found.items() if grant is not None}
+    by_number = {number: shards.grant_for(key) for number, key in KEYS.items()}
+    return {number: grant.fence for number, grant in by_number.items() if grant is not None}
 
 
 @contextmanager
@@ -259,7 +259,7 @@ async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: s
                 assert shards.held == held
                 assert {shards.shard_of(id) for id in asked[index]} <= held
                 async with asyncio.timeout(PATIENCE):
-                    await ready.wait()  # whoever leaves first gives its shards to the other
+                    await ready.wait()  # the first to leave gives its shards to the other
 
         both = asyncio.Barrier(2)
         await asyncio.gather(replica(0, both), replica(1, both))

@@ -16,7 +16,7 @@ members = st.sets(st.sampled_from([f"r{number}" for number in range(9)]), min_si
 
 
 def settle(count: int, everyone: set[str], owners: dict[int, str], seed: int = 0) -> tuple[dict[int, str], int]:
-    """Let them plan in turn until nobody has anything to do; who has what, and how many shards were moved."""
+    """Let the replicas plan in turn until none has anything to do. Returns the owners, and how many shards moved."""
     owners = {shard: owner for shard, owner in owners.items() if owner in everyone}
     order, moved = random.Random(seed), 0
     for _ in range(200):

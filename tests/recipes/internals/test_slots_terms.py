@@ -36,7 +36,7 @@ def test_nothing_is_said_of_a_slot_that_changed_hands_while_the_sessions_were_re
     claims: list[dict[str, Any]], owners: dict[int, str], churned: set[int]
 ) -> None:
     after = {slot: SlotLease(owner, 1) for slot, owner in owners.items()}
-    before = {slot: SlotLease("somebody", 0) for slot in churned} | {
+    before = {slot: SlotLease("other", 0) for slot in churned} | {
         slot: lease for slot, lease in after.items() if slot not in churned
     }
     in_use, violations = compare(claims, after, after)

@@ -15,14 +15,14 @@ def yard(tmp_path: Path) -> Yard:
 
 @pytest.fixture(params=["sqlite, sync", "postgres, async"])
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Each engine and each flavour once: one decides about the SQL, the other about the waiting."""
+    """Each engine and each flavour once: the engine matters for the SQL, the flavour for the waiting."""
     engine, flavour = request.param.split(", ")
     return request.getfixturevalue(f"{engine}_url"), flavour
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A failing driver is left alone for a moment instead of up to a minute; after how many failures, each time."""
+    """Retry a failing driver after 50 ms instead of up to a minute. Returns the number of failures at each retry."""
     asked: list[int] = []
 
     def retry_delay(failures: int, most: float) -> float:

@@ -1,4 +1,4 @@
-"""What the tests of the reconciler share: replicas of either flavour, and the records as a handler sees them."""
+"""Helpers of the reconciler's tests: replicas of either flavour, and the records as a handler sees them."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class Replica:
 
 @contextmanager
 def running(place: tuple[str, str], yard: Yard, **options: Any) -> Iterator[Replica]:
-    made = Replica(place[0], yard, place[1], **options)
+    replica = Replica(place[0], yard, place[1], **options)
     try:
-        yield made
+        yield replica
     finally:
-        made.end()
+        replica.end()
 
 
 class Records:

@@ -153,7 +153,7 @@ def test_each_record_is_asked_for_again_before_it_is_changed(
 
 def test_a_lost_race_is_read_again_and_decided_anew(place: tuple[str, str], yard: Yard, records: Records) -> None:
     """A handler asks for its deletion between our reading and our writing: that stays, and is built upon."""
-    made = records.make("b-1")
+    created = records.make("b-1")
     with running(place, yard) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
         once = iter([True])
@@ -170,13 +170,13 @@ def test_a_lost_race_is_read_again_and_decided_anew(place: tuple[str, str], yard
         assert records.phase("b-1") == "Deleting"
         assert records.objects.get("box", "b-1").payload["by"] == "handler"  # type: ignore[union-attr]
         assert replica.counts.conflicts == 1
-    assert made.version
+    assert created.version
 
 
 def test_handlers_watch_and_sweep_of_one_process_take_turns(
     place: tuple[str, str], yard: Yard, records: Records
 ) -> None:
-    """While a handler is at a record nobody else begins with it, and others are not held up."""
+    """While a handler has a record, neither watch nor sweep touches it, and other records do not wait."""
     for id in ("mine", "other"):
         records.make(id)
     with running(place, yard, sweep_every=0.05) as replica:
@@ -193,13 +193,13 @@ def test_handlers_watch_and_sweep_of_one_process_take_turns(
 
 def test_platform_events_are_told_and_changenothing(place: tuple[str, str], yard: Yard, records: Records) -> None:
     records.make("b-1")
-    told: list[Any] = []
-    with running(place, yard, on_event=told.append) as replica:
+    events: list[Any] = []
+    with running(place, yard, on_event=events.append) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
         version = records.objects.get("box", "b-1").version  # type: ignore[union-attr]
         yard.tell("platform", "b-1", "OutOfMemory")
-        eventually(lambda: told, "it is told")
-        assert (told[0].kind, told[0].id, told[0].reason) == ("platform", "b-1", "OutOfMemory")
+        eventually(lambda: events, "it is told")
+        assert (events[0].kind, events[0].id, events[0].reason) == ("platform", "b-1", "OutOfMemory")
         assert records.objects.get("box", "b-1").version == version  # type: ignore[union-attr]
 
 
@@ -214,7 +214,7 @@ def test_a_replica_without_the_lease_never_writes_not_even_what_was_under_way(
     deposed, turn = threading.Event(), threading.Lock()
 
     def depose(id: str) -> None:
-        with turn:  # whoever comes second comes after it
+        with turn:  # a second caller waits for the first
             if not deposed.is_set():
                 assert operator.leases.force_release("reconciler", actor="operator", reason="test")
                 operator.lease("reconciler", ttl=600).acquire()

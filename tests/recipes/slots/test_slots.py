@@ -34,8 +34,8 @@ with holdfast.Client(sys.argv[1]) as client:
 
 @pytest.fixture
 def client(either: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(either) as made:
-        yield made
+    with holdfast.Client(either) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def expire(url: str, owner: str) -> None:
 
 
 def test_a_claim_whose_answer_is_lost_keeps_no_slot(client: holdfast.Client, either: str) -> None:
-    """Which slot it was nobody knows: it is found by its token."""
+    """The client does not know which slot it was: the slot is found by its token."""
     lost = "import os; os.environ['HOLDFAST_FAILPOINTS'] = 'after:slot_claim=error'\n"
     lost += "import sys, holdfast\nclient = holdfast.Client(sys.argv[1])\n"
     lost += "try:\n    client.slots('tuner', 4).claim()\nexcept holdfast.EngineError:\n    print('in doubt')\n"
@@ -265,11 +265,11 @@ def test_claims_and_releases_while_the_sessions_are_read_are_no_violations(clien
 
     def sessions() -> list[dict[str, Any]]:
         """While it is read, the first ends, a third begins, and the slots change hands."""
-        found = [{"id": f"s-{number}", "slot": grant.slot} for number, grant in grants.items()]
+        claims = [{"id": f"s-{number}", "slot": grant.slot} for number, grant in grants.items()]
         for number in sorted(grants)[:1]:
             grants.pop(number).release()
             grants[number + 2] = slots.claim(owner=f"s-{number + 2}")
-        return found
+        return claims
 
     for _ in range(5):
         assert slots.reconcile(sessions) <= 2
@@ -283,8 +283,8 @@ def test_claims_and_releases_while_the_sessions_are_read_are_no_violations(clien
 def test_a_session_between_two_of_its_steps_is_no_violation(slots: Any) -> None:
     """It has its slot, and is just about to say so: what looks wrong is looked at once more before it is counted."""
     one, two = ({"id": name, "slot": slots.claim(owner=name).slot} for name in ("s-1", "s-2"))
-    told = iter([[one], [two]])
-    assert slots.reconcile(lambda: next(told)) == 1
+    readings = iter([[one], [two]])
+    assert slots.reconcile(lambda: next(readings)) == 1
     assert sum(slots.invariant_violation_total.values()) == 0
     assert slots.reconcile(lambda: [one]) == 1
     assert slots.invariant_violation_total["unclaimed_lease"] == 1
@@ -309,7 +309,7 @@ def test_under_churn_nothing_is_counted_that_is_not_wrong(client: holdfast.Clien
                 grant.release()
                 del sessions[name]
 
-    def told() -> list[dict[str, Any]]:
+    def read_sessions() -> list[dict[str, Any]]:
         with step:
             return [{"id": name, "slot": slot} for name, slot in sessions.items()]
 
@@ -318,10 +318,10 @@ def test_under_churn_nothing_is_counted_that_is_not_wrong(client: holdfast.Clien
         thread.start()
     try:
         for _ in range(25):
-            assert slots.reconcile(told) <= 4
+            assert slots.reconcile(read_sessions) <= 4
         honest = dict(slots.invariant_violation_total)
         for _ in range(5):
-            slots.reconcile(lambda: [*told(), {"id": "forged", "slot": 99}])
+            slots.reconcile(lambda: [*read_sessions(), {"id": "forged", "slot": 99}])
     finally:
         over.set()
         for thread in threads:
@@ -346,7 +346,7 @@ def test_after_a_kill_the_gauge_is_right_at_once_and_in_use_with_the_expiry(
 
 
 def test_a_slot_that_is_handed_over_lives_as_long_as_it_is_renewed_elsewhere(connect: Connect, either: str) -> None:
-    """Whoever claimed it neither renews it nor, when it closes, gives it back: whoever has the token does."""
+    """The client that claimed it neither renews it nor releases it when it closes: the holder of the token does."""
     claimer, other = connect(either), connect(either)
     claim = claimer.slots("tuner", 4, ttl=600, auto_renew=False).claim(owner="session-1")
     slot, token = claim.slot, claim.detach()
@@ -360,7 +360,7 @@ def test_a_slot_that_is_handed_over_lives_as_long_as_it_is_renewed_elsewhere(con
         slots.adopt(slot, token).renew()
         return bool(other.leases.list()[0].expires_at > before.expires_at)
 
-    eventually(is_later, "whoever has the token renews it")
+    eventually(is_later, "the holder of the token renews it")
     assert slots.adopt(slot, token).release() is True
     with pytest.raises(holdfast.LeaseLost, match=rf"slot {slot} of pool 'tuner'"):
         slots.adopt(slot, token)
@@ -368,8 +368,8 @@ def test_a_slot_that_is_handed_over_lives_as_long_as_it_is_renewed_elsewhere(con
         slots.adopt(0, token)
     again = other.slots("tuner", 4, ttl=0.2, auto_renew=False).claim(owner="session-2")
     again.detach()
-    eventually(lambda: slots.owners() == {}, "nobody renews it, so it expires")
-    with pytest.raises(ValueError, match="lives with this process"):
+    eventually(lambda: slots.owners() == {}, "it is not renewed, so it expires")
+    with pytest.raises(ValueError, match="is renewed by this process"):
         slots.claim(owner="session-3").detach()
 
 

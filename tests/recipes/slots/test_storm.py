@@ -96,9 +96,9 @@ def nemesis(url: str) -> Iterator[tuple[str, Faults]]:
         if not url.startswith("sqlite"):
             way = stack.enter_context(Proxy(url))
             faults, url = [*network(way), terminate(url)], way.url
-        found = Faults(faults)
-        stack.callback(found.heal)
-        yield url, found
+        running = Faults(faults)
+        stack.callback(running.heal)
+        yield url, running
 
 
 @pytest.mark.timeout(300)
@@ -122,12 +122,12 @@ def test_never_more_than_there_are_none_lost_no_slot_twice_and_the_gauge_is_true
                 {"id": owner, "slot": slot, "terminal": owner.startswith(f"{dead}-")} for slot, owner in owners.items()
             ]
             before = dict(slots.invariant_violation_total)
-            living = sum(not each["terminal"] for each in sessions)
+            living = sum(not session["terminal"] for session in sessions)
             counted, still = slots.reconcile(sessions), slots.owners()
             if still == owners:  # nothing expired meanwhile: a process may have been stopped for long
                 assert counted == living
-                found = slots.invariant_violation_total["terminal_owner"] - before["terminal_owner"]
-                assert found == len(owners) - living
+                violations = slots.invariant_violation_total["terminal_owner"] - before["terminal_owner"]
+                assert violations == len(owners) - living
             storm.go_on()
             storm.begin()
             for _ in range(20):

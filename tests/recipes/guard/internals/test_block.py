@@ -1,4 +1,4 @@
-"""Inside the guard's block nothing frees its lease, and a guard leaves nothing behind, be it refused, lost or left."""
+"""Inside the guard's block nothing frees its lease, and a guard that is refused, lost or left leaves nothing behind."""
 
 from __future__ import annotations
 

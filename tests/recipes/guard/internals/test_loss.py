@@ -1,4 +1,4 @@
-"""A guarded process that loses its lease is gone before the TTL ends, whatever its hooks do; a paused one for good."""
+"""A guarded process that loses its lease ends before the TTL does, even if hooks hang; paused, it never continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.recipes.guard.instances import (
 
 KILLED = -signal.SIGKILL
 NUMBERS = itertools.count(1)
-"""A key is used once: its expired lease is just being purged, maybe, and a guard does not wait for that."""
+"""Each key is used once: its expired lease may still be being purged, and a guard would be refused."""
 
 
 @contextmanager
@@ -57,12 +57,12 @@ def instances(url: str, folder: Path, **terms: Any) -> Iterator[list[Instance]]:
 def ended_in_time(standstill: Standstill) -> Callable[[list[Instance], Callable[[str], float]], None]:
     """Each hung on its way out, and was ended before its TTL was over; but for the time for which all stood still."""
 
-    def check(found: list[Instance], truth: Callable[[str], float]) -> None:
-        for each in found:
-            each.wait()
-            late = seconds_late(each, truth(each.key), standstill)
-            assert each.process.returncode == KILLED
-            assert late < 0, f"{each.key}: {late:.3f} s late"
+    def check(guarded: list[Instance], truth: Callable[[str], float]) -> None:
+        for instance in guarded:
+            instance.wait()
+            late = seconds_late(instance, truth(instance.key), standstill)
+            assert instance.process.returncode == KILLED
+            assert late < 0, f"{instance.key}: {late:.3f} s late"
 
     return check
 
@@ -72,21 +72,21 @@ def test_the_database_is_stopped(tmp_path: Path, ended_in_time: Callable[..., No
     with Postgres.create() as server:
         url = migrated(server.database())
         for _ in range(trials(1)):
-            with instances(url, tmp_path) as found:
+            with instances(url, tmp_path) as guarded:
                 server.stop("immediate")
-                for each in found:
-                    each.wait()
+                for instance in guarded:
+                    instance.wait()
                 server.start()
-                ended_in_time(found, lambda key: ends_at(url, key))
+                ended_in_time(guarded, lambda key: ends_at(url, key))
 
 
 @pytest.mark.timeout(600)
 def test_the_network_is_cut(postgres_url: str, tmp_path: Path, ended_in_time: Callable[..., None]) -> None:
-    """Nobody is told: what was asked is never answered."""
+    """No call is ever answered, and no error reported."""
     for _ in range(trials(1)):
-        with Proxy(postgres_url) as way, instances(way.url, tmp_path) as found:
+        with Proxy(postgres_url) as way, instances(way.url, tmp_path) as guarded:
             way.stall()
-            ended_in_time(found, lambda key: ends_at(postgres_url, key))
+            ended_in_time(guarded, lambda key: ends_at(postgres_url, key))
 
 
 def steal(instance: Instance, thief: holdfast.Client) -> float | None:
@@ -104,11 +104,11 @@ def test_the_lease_is_stolen(either: str, tmp_path: Path) -> None:
     """With a TTL of ten minutes: it is the theft that ends them, and not the time."""
     terms = LONG | {"heartbeat": 0.2}
     for _ in range(trials(1)):
-        with instances(either, tmp_path, **terms) as found, holdfast.Client(either) as thief:
-            for each in found:
-                assert steal(each, thief)
-            for each in found:
-                assert each.wait() == KILLED
+        with instances(either, tmp_path, **terms) as guarded, holdfast.Client(either) as thief:
+            for instance in guarded:
+                assert steal(instance, thief)
+            for instance in guarded:
+                assert instance.wait() == KILLED
 
 
 @pytest.mark.timeout(600)
@@ -142,15 +142,15 @@ def test_paused_and_resumed_after_the_ttl_it_executes_nothing(either: str, tmp_p
 
     for _ in range(trials(1)):
         with ExitStack() as stack:
-            found = [halted(stack, begin, lambda each: each.pid) for _ in range(3)]
+            guarded = [halted(stack, begin, lambda instance: instance.pid) for _ in range(3)]
             client = stack.enter_context(holdfast.Client(either))
-            for each in found:
-                stack.enter_context(client.lease(each.key, timeout=PATIENCE))
-            before = [each.work() for each in found]
-            for each in found:
-                each.signal(signal.SIGCONT)
-            assert [each.wait() for each in found] == [KILLED] * len(found)
-            assert [each.work() for each in found] == before
+            for instance in guarded:
+                stack.enter_context(client.lease(instance.key, timeout=PATIENCE))
+            before = [instance.work() for instance in guarded]
+            for instance in guarded:
+                instance.signal(signal.SIGCONT)
+            assert [instance.wait() for instance in guarded] == [KILLED] * len(guarded)
+            assert [instance.work() for instance in guarded] == before
 
 
 FIRST = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
@@ -178,7 +178,7 @@ def heartbeat(instance: Instance) -> None:
 def test_the_first_process_of_a_container_executes_nothing_either(postgres_url: str, tmp_path: Path) -> None:
     """From within it is deaf to SIGKILL: another signal ends it, by a handler that nothing but the kernel calls. Each
     thread gets its own, from the first heartbeat of its life on: three of them do nothing but write to a file.
-    On PostgreSQL, where one that is stopped in the middle of a heartbeat keeps nobody else from asking."""
+    On PostgreSQL, where one that is stopped in the middle of a heartbeat does not block others."""
     if shutil.which("unshare") is None or subprocess.run([*FIRST, "true"], check=False).returncode:
         pytest.skip("this system does not let us make a namespace")
 
@@ -209,8 +209,8 @@ def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str, tmp_path: Pat
         Instance(way.url, "async", tmp_path, "strict", ttl=600, program=ASYNC) as on_a_loop,
         Instance(way.url, "patient", tmp_path, ttl=600) as patient,
     ):
-        for each in (strict, on_a_loop, patient):
-            each.expect("works")
+        for instance in (strict, on_a_loop, patient):
+            instance.expect("works")
         latest = ends_at(postgres_url, "patient")
         eventually(lambda: ends_at(postgres_url, "patient") > latest, "its heartbeat has a session")
         way.reset()
@@ -219,9 +219,9 @@ def test_a_short_outage_ends_a_strict_one_alone(postgres_url: str, tmp_path: Pat
         way.heal()
         latest = ends_at(postgres_url, "patient")
         eventually(lambda: ends_at(postgres_url, "patient") > latest, "the others go on")
-        said = strict.said()
-        assert "guard 'strict' is lost" in said
-        assert said.endswith("tidy"), "there was time to put things in order"
+        output = strict.said()
+        assert "guard 'strict' is lost" in output
+        assert output.endswith("tidy"), "there was time to put things in order"
         assert "guard 'async' is lost" in on_a_loop.said()
         patient.say("end")
         patient.expect("done")
@@ -236,8 +236,8 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
             stack.enter_context(Instance(either, key, tmp_path, program=program, ttl=300, heartbeat=100))
             for key in ends
         )
-        for each in (normal, term, raising):
-            each.expect("works")
+        for instance in (normal, term, raising):
+            instance.expect("works")
         normal.say("end")
         term.signal(signal.SIGTERM)
         if program is ASYNC:
@@ -245,7 +245,7 @@ def test_it_is_released_on_a_normal_exit_on_term_and_on_an_exception(either: str
         raising.say("raise")
         assert (normal.wait(), term.wait()) == (0, 128 + signal.SIGTERM)
         assert raising.wait() == (1 if program is GUARDED else 0)
-    eventually(lambda: rows(either) == NONE, "nobody has to wait for 300 s")
+    eventually(lambda: rows(either) == NONE, "no successor has to wait for 300 s")
 
 
 @pytest.mark.skipif(not Path("/proc/self/timers").exists(), reason="the kernel does not show its timers")
@@ -256,19 +256,19 @@ def test_a_release_that_nobody_answers_does_not_end_it(postgres_url: str, tmp_pa
     with (
         Proxy(postgres_url) as way,
         Instance(way.url, "patient", tmp_path, program=program, **LONG) as patient,
-        Instance(way.url, "told", tmp_path, "tidy", program=program, **LONG) as told,
+        Instance(way.url, "told", tmp_path, "tidy", program=program, **LONG) as terminated,
     ):
-        for each in (patient, told):
-            each.expect("works")
+        for instance in (patient, terminated):
+            instance.expect("works")
         way.stall()
-        for each in (patient, told):
-            each.say("end")
-        for each in (patient, told):
-            disarmed(each)
-        told.signal(signal.SIGTERM)
-        told.expect("tidy")
+        for instance in (patient, terminated):
+            instance.say("end")
+        for instance in (patient, terminated):
+            disarmed(instance)
+        terminated.signal(signal.SIGTERM)
+        terminated.expect("tidy")
         way.heal()
-        assert told.wait() == 128 + signal.SIGTERM
+        assert terminated.wait() == 128 + signal.SIGTERM
         patient.expect("done")
         assert patient.wait() == 0
 

@@ -1,4 +1,4 @@
-"""The guard's gate: nothing runs before the lease is proven to be ours, whatever happens on the way."""
+"""The start of a guard: nothing in the block runs before the lease is proven to be held, in any failure."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def test_a_guard_that_is_held_is_refused_at_once_and_said_why(either: str, tmp_p
         Instance(either, "key", tmp_path, program=program) as late,
     ):
         assert late.wait() == 75
-        assert "guard 'key'" in (said := late.said())
-        assert "held by the other one" in said
-        assert "code 75" in said
+        assert "guard 'key'" in (output := late.said())
+        assert "held by the other one" in output
+        assert "code 75" in output
         assert late.work() == b""
 
 
@@ -107,8 +107,8 @@ def test_a_store_that_errs_or_cannot_be_reached_ends_it_with_another_code(tmp_pa
     ):
         with Instance(url, f"key {number}", tmp_path, program=program) as instance:
             assert instance.wait() == 69
-            assert why in (said := instance.said())
-            assert "code 69" in said
+            assert why in (output := instance.said())
+            assert "code 69" in output
             assert instance.work() == b""
 
 
@@ -116,7 +116,7 @@ def test_a_store_that_errs_or_cannot_be_reached_ends_it_with_another_code(tmp_pa
 def test_an_answer_in_doubt_ends_it_and_what_may_have_been_granted_is_given_back(
     either: str, tmp_path: Path, program: str
 ) -> None:
-    """The database has granted it, and nobody has heard: twice, for it is asked again."""
+    """The database has granted it, and the answers to both attempts were lost."""
     with Instance(either, "key", tmp_path, program=failing("after:lease_acquire=error", program)) as instance:
         assert instance.wait() == 69
         assert "code 69" in instance.said()
@@ -126,7 +126,7 @@ def test_an_answer_in_doubt_ends_it_and_what_may_have_been_granted_is_given_back
 
 @pytest.fixture
 def clearing(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """The lease 'key' and the gate 'door' of a dead predecessor, whose rows somebody is just clearing away."""
+    """The lease 'key' and the gate 'door' of a dead predecessor, whose rows are just being deleted."""
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as broom:
         client.lease("key", ttl=60, auto_renew=False).acquire()
         client.gates.open("door", seconds=60, actor="jane", reason="why")

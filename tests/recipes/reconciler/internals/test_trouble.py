@@ -1,4 +1,4 @@
-"""Records that fail, drivers that fail, hooks that take their time, events that pile up: they hold up nobody else."""
+"""Records that fail, drivers that fail, hooks that take their time, events that pile up: they delay nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WATCH_ENDED = "the watch on the driver ended"
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver and the hooks have ten minutes for an answer."""
+    """The driver and the hooks may take ten minutes."""
     for flavour in ("", "_async"):
         monkeypatch.setattr(f"holdfast.recipes.reconciler{flavour}.DRIVER_TIMEOUT", HANGS)
 
@@ -56,9 +56,12 @@ def test_records_that_fail_do_not_stop_the_sweep(
         assert replica.counts.sweeps_abandoned == 0
         assert replica.counts.errors == 41
         eventually(lambda: replica.counts.driver_failures - yard.calls.count("watch") == 40, "all are counted")
-        told = [each for each in caplog.messages if "could not be handled" in each]
-        assert [sum(f"'{id}'" in each for each in told) for id in broken] == [1] * 40
-        assert replica.counts.last_error.split(":")[0] in {*(each.split(": ")[1] for each in told), WATCH_ENDED}
+        messages = [message for message in caplog.messages if "could not be handled" in message]
+        assert [sum(f"'{id}'" in message for message in messages) for id in broken] == [1] * 40
+        assert replica.counts.last_error.split(":")[0] in {
+            *(message.split(": ")[1] for message in messages),
+            WATCH_ENDED,
+        }
         assert {records.phase(id) for id in broken} == {None}
         assert yard.calls.count("list") < 6, "whose fault it is, is not asked each time"
         yard.before_get = yard.before_watch = nothing
@@ -202,30 +205,30 @@ def test_a_hook_for_events_that_hangs_holds_up_no_record_and_piles_up_no_more_th
 ) -> None:
     monkeypatch.setattr("holdfast.runtime.concurrency.MAX_NOTICES", 3)
     make(records, yard, "b-1")
-    told, over = [], threading.Event()
+    reasons, over = [], threading.Event()
 
     def blocking(event: Any) -> None:
-        told.append(event.reason)
+        reasons.append(event.reason)
         over.wait(HANGS)
 
     async def on_a_loop(event: Any) -> None:
-        told.append(event.reason)
+        reasons.append(event.reason)
         await asyncio.to_thread(over.wait, HANGS)
 
     hook: Callable[[Any], Any] = on_a_loop if place[1] == "async" else blocking
     with running(place, yard, on_event=hook) as replica:
         eventually(lambda: replica.counts.sweeps >= 2, "it listens")
         yard.tell("platform", "b-1", "first")
-        eventually(lambda: told, "it is told")
+        eventually(lambda: reasons, "it is told")
         for number in range(5):
             yard.tell("platform", "b-1", f"then {number}")
         yard.put("b-1", False, terminal=True)
         records.becomes("b-1", "Error")
         assert replica.counts.untold == 2
-        assert len([each for each in caplog.messages if "the last 3 of its calls are kept" in each]) == 1
+        assert len([message for message in caplog.messages if "the last 3 of its calls are kept" in message]) == 1
         over.set()
-        eventually(lambda: len(told) == 4, "it is told what was kept")
-        assert told == ["first", "then 2", "then 3", "then 4"]
+        eventually(lambda: len(reasons) == 4, "it is told what was kept")
+        assert reasons == ["first", "then 2", "then 3", "then 4"]
 
 
 def test_what_never_returns_holds_up_nobody_else(
@@ -349,7 +352,7 @@ def test_a_clock_that_went_back_does_not_make_a_sweep_leave_records_alone(
 def test_a_record_that_cannot_be_written_spoils_no_other_that_is_written_with_it(
     place: Place, yard: Yard, records: Records
 ) -> None:
-    """One whose driver says more than a record can hold, and one that somebody has just changed."""
+    """One whose driver says more than a record can hold, and one that a handler has just changed."""
     ids = numbered("b", 12)
     make(records, yard, *ids)
     yard.put("b-05", tell=False, details={"log": "x" * (1 << 20)})

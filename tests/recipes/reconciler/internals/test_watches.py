@@ -71,8 +71,8 @@ def test_a_watch_that_cannot_be_closed_is_begun_again_like_another(
         begun.append(Unclosable())
         return begun[-1]
 
-    for each in (Yard, AsyncYard):
-        monkeypatch.setattr(each, "watch", watch)
+    for driver in (Yard, AsyncYard):
+        monkeypatch.setattr(driver, "watch", watch)
     with running(place, yard, sweep_every=0.05):
         eventually(lambda: len(begun) > 2, "it goes on")
     assert "cut off" in caplog.text
@@ -83,12 +83,12 @@ def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_thi
     sqlite_url: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocking flavour leaves a thread waiting in the driver until that says something."""
-    waits, said, ended, goes_on = (threading.Event() for _ in range(4))
+    waits, continues, ended, goes_on = (threading.Event() for _ in range(4))
 
     def silent() -> Iterator[None]:
         yield None
         waits.set()
-        said.wait()
+        continues.wait()
         try:
             yield None
         finally:
@@ -110,7 +110,7 @@ def test_a_watch_of_the_last_term_that_ends_late_is_not_taken_for_the_one_of_thi
             running.start()
             assert heard.wait(PATIENCE)
             if heard is goes_on:
-                said.set()
+                continues.set()
                 assert ended.wait(PATIENCE)
                 eventually(lambda: reconciler.status().watching, "this one still does")
             term.stopping.set()
