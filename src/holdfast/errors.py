@@ -64,6 +64,13 @@ class OwnershipUnknown(HoldfastError):
 class FencedOut(HoldfastError):
     """The lease has passed on, and the database refuses this transaction. Roll back."""
 
+    @classmethod
+    def from_lease(cls, name: str, hint: str = "") -> FencedOut:
+        return cls(
+            f"lease {name!r} has passed on: this transaction cannot commit. Roll back; the work belongs to the next "
+            f"holder.{hint}"
+        )
+
 
 class Conflict(HoldfastError):
     """The object is not at the expected version. ``current``: its version, None if it does not exist."""

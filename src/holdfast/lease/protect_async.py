@@ -43,7 +43,7 @@ async def transaction(database: Database, name: str, token: str, connection: Any
                 raise RuntimeError(f"the transaction that lease {name!r} protects {why}")
     except Exception as error:
         if drivers.sqlstate(error) == drivers.SQLSTATE and not isinstance(error, FencedOut):
-            raise fenced_out(name) from error
+            raise FencedOut.from_lease(name) from error
         raise
 
 
@@ -61,7 +61,7 @@ async def _protect(
     else:
         if fence is not None:
             return fence
-        refusal = fenced_out(name, _elsewhere(database, connection))
+        refusal = FencedOut.from_lease(name, _elsewhere(database, connection))
     try:
         raise refusal  # outside the except block: SQLAlchemy's error shows the token, and must not be its context
     finally:
@@ -72,7 +72,7 @@ def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut
     """With the driver's own error as the cause: SQLAlchemy's shows the parameters, and the token is one."""
     reason = getattr(error, "orig", None) or error
     refusal = (
-        fenced_out(name, where)
+        FencedOut.from_lease(name, where)
         if drivers.sqlstate(error) == drivers.SQLSTATE or drivers.raced(error)
         else EngineError(f"cannot protect the transaction with lease {name!r}: {drivers.message(reason)}")
     )
@@ -83,13 +83,6 @@ def _refusal(name: str, error: Exception, where: str) -> EngineError | FencedOut
 def _check(at: str) -> None:
     if at not in ("start", "commit"):
         raise ValueError(f"at must be 'start' or 'commit', not {at!r}")
-
-
-def fenced_out(name: str, where: str = "") -> FencedOut:
-    return FencedOut(
-        f"lease {name!r} has passed on: this transaction cannot commit. Roll back; the work belongs to the next holder."
-        f"{where}"
-    )
 
 
 def _elsewhere(database: Database, connection: Any) -> str:

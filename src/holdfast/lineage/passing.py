@@ -12,9 +12,8 @@ from typing import Any, Protocol
 from holdfast.database import driver_errors as drivers
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
-from holdfast.errors import EngineError, Refused, SinkDown
+from holdfast.errors import EngineError, FencedOut, Refused, SinkDown
 from holdfast.lease.grant import LeaseGrant
-from holdfast.lease.protect import fenced_out
 from holdfast.lineage import relay_terms as relay
 from holdfast.lineage.relay_terms import RelayTerms
 from holdfast.operations.events import TYPES, Event, derive, unreadable
@@ -253,7 +252,7 @@ class Pass:
         except Refused as error:
             if error.sqlstate != drivers.SQLSTATE:
                 raise
-            raise fenced_out(self._grant.name) from error
+            raise FencedOut.from_lease(self._grant.name) from error
         if row["state"] == "fenced":
-            raise fenced_out(self._grant.name)
+            raise FencedOut.from_lease(self._grant.name)
         return row

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 from holdfast.database import driver_errors as drivers
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
-from holdfast.errors import EngineError, Refused, SinkDown
+from holdfast.errors import EngineError, FencedOut, Refused, SinkDown
 from holdfast.lease.grant_async import AsyncLeaseGrant
-from holdfast.lease.protect_async import fenced_out
 from holdfast.lineage import relay_terms as relay
 from holdfast.lineage.relay_terms import RelayTerms
 from holdfast.operations.events import TYPES, Event, derive, unreadable
@@ -252,7 +251,7 @@ class AsyncPass:
         except Refused as error:
             if error.sqlstate != drivers.SQLSTATE:
                 raise
-            raise fenced_out(self._grant.name) from error
+            raise FencedOut.from_lease(self._grant.name) from error
         if row["state"] == "fenced":
-            raise fenced_out(self._grant.name)
+            raise FencedOut.from_lease(self._grant.name)
         return row

@@ -1,1 +1,1 @@
-"""Objects: records that are written only if they are still what the writer believes."""
+"""Objects: compare-and-swap records and the log of their changes."""

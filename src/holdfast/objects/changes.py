@@ -1,4 +1,4 @@
-"""The log of changes, as values: what a watch tells, and the cursors that say where in it one is."""
+"""The change log of objects: one change as ``watch`` returns it, and the cursor that marks a place in the log. Pure."""
 
 from __future__ import annotations
 
@@ -17,35 +17,44 @@ _SNAPSHOT = rf"{_NUMBER}:{_NUMBER}:(?:{_NUMBER}(?:,{_NUMBER})*)?"
 
 
 class Change(NamedTuple):
-    """One write, as ``watch`` tells it: which object, not what is in it, which may have changed again since."""
+    """One write. It names the object and not its payload, which may have changed again since."""
 
     type: str
     id: str
     kind: Literal["created", "updated", "deleted"]
     version: int
     cursor: str
-    """Watch from here to learn of everything after this change."""
+    """Watch from here to receive everything after this change."""
 
 
 class Position(NamedTuple):
-    """A cursor, taken apart. On SQLite a place in the log; on PostgreSQL an epoch and a snapshot, and where a batch was
-    not read to its end, the snapshot that ends it and the last place read."""
+    """A parsed cursor.
+
+    | engine     | text                              | what has been read                                           |
+    |------------|-----------------------------------|--------------------------------------------------------------|
+    | SQLite     | ``place``                         | everything up to this place                                  |
+    | PostgreSQL | ``epoch/snapshot``                | everything that is visible in the snapshot                   |
+    | PostgreSQL | ``epoch/snapshot/snapshot/place`` | of the batch between the snapshots everything up to ``place`` |
+    """
 
     since: str
     epoch: str | None = None
     until: str | None = None
+    """The snapshot that ends a batch which was not read to its end."""
     after: int | None = None
+    """The last place read in that batch."""
 
     @classmethod
     def parse(cls, cursor: object, dialect: str) -> Position:
+        """ValueError unless it is a cursor of this engine, as the server itself would write it."""
         if not isinstance(cursor, str):
             raise TypeError(f"since must be a str, not {type(cursor).__name__}")
         if dialect == "sqlite" and re.fullmatch(_NUMBER, cursor):
             return cls(cursor)
-        found = re.fullmatch(rf"({_NUMBER})/({_SNAPSHOT})(?:/({_SNAPSHOT})/({_NUMBER}))?", cursor)
-        if dialect == "sqlite" or found is None or not all(map(_is_snapshot, found.group(2, 3))):
+        match = re.fullmatch(rf"({_NUMBER})/({_SNAPSHOT})(?:/({_SNAPSHOT})/({_NUMBER}))?", cursor)
+        if dialect == "sqlite" or match is None or not all(map(_is_snapshot, match.group(2, 3))):
             raise ValueError(f"since must be the cursor of a change, or one from objects.cursor(), not {cursor[:80]!r}")
-        epoch, since, until, after = found.groups()
+        epoch, since, until, after = match.groups()
         return cls(since, epoch, until, None if after is None else int(after))
 
     def parameters(self) -> dict[str, Any]:
@@ -53,21 +62,25 @@ class Position(NamedTuple):
         return {"since": since, "epoch": self.epoch, "until": self.until, "after": self.after}
 
     def read(self, rows: Sequence[Row], most: int) -> tuple[list[Change], Position]:
-        """The changes in a batch, each with its cursor, and where the next batch begins."""
+        """The changes in a batch of at most ``most`` rows, each with its cursor, and where the next batch begins.
+
+        CursorExpired when the log was trimmed beyond this position.
+        """
         if any(row["expired"] for row in rows):
             raise CursorExpired(
-                f"the changes since {self} are not all kept any more: list the objects, and watch from objects.cursor()"
+                f"some changes since {self} have been trimmed: list the objects, and watch from objects.cursor()"
             )
-        told, until = [row for row in rows if row["version"] is not None], str(rows[0]["snapshot"])
-        after = [self._after(until, row["place"]) for row in told]
-        end = self._after(until, None) if len(told) < most else after[-1]
+        changed, until = [row for row in rows if row["version"] is not None], str(rows[0]["snapshot"])
+        cursors = [self._after(until, row["place"]) for row in changed]
+        end = self._after(until, None) if len(changed) < most else cursors[-1]
         changes = [
-            Change(row["type"], row["id"], row["kind"], row["version"], str(place))
-            for row, place in zip(told, after, strict=True)
+            Change(row["type"], row["id"], row["kind"], row["version"], str(cursor))
+            for row, cursor in zip(changed, cursors, strict=True)
         ]
         return changes, end
 
     def _after(self, until: str, place: int | None) -> Position:
+        """After one change of a batch that ends with the snapshot ``until``; with None, after the whole batch."""
         if self.epoch is None:
             return Position(until if place is None else str(place))
         return Position(until, self.epoch) if place is None else self._replace(until=until, after=place)
@@ -80,6 +93,6 @@ class Position(NamedTuple):
 
 
 def _is_snapshot(text: str | None) -> bool:
-    """As a server writes them, which would refuse any other; a cursor need not have two."""
-    low, high, *between = map(int, re.findall(_NUMBER, text or "1:1:"))
-    return 1 <= low <= high and between == sorted({each for each in between if low <= each < high})
+    """Whether the server would accept it as a pg_snapshot. None is accepted: a cursor may have only one."""
+    low, high, *running = map(int, re.findall(_NUMBER, text or "1:1:"))
+    return 1 <= low <= high and running == sorted({xid for xid in running if low <= xid < high})

@@ -1,4 +1,8 @@
-"""What an object is, as values: conditions, checked arguments, records, and the refusal in words."""
+"""An object as values: conditions of a write, the record, the encoding of its payload, the error of a refused write.
+
+A payload is bytes, or a value that survives JSON unchanged: whatever is written is read back equal, or refused before
+it is written. Pure: nothing here talks to a database.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import AlreadyExists, Conflict, HoldfastError
 from holdfast.names import check_name
@@ -18,33 +22,47 @@ Json = str | int | float | bool | dict[str, Any] | list[Any] | None
 Payload = bytes | Json
 Row = Mapping[str, Any]
 
-_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # made once: dumps() would, every time
-to_json = _JSON.encode
-_make = getattr(json.encoder, "c_make_encoder", None)  # what encode() makes, every time
-_chunks: Callable[[object, Any], Iterable[str]] = (
-    _make(None, _JSON.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
-    if _make
-    else _JSON.iterencode
+# hot: every put encodes and every get decodes. json.dumps() builds an encoder for each call, JSONEncoder.encode() a
+# c_make_encoder for each call; both are built once here. See bench/objects.py.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+to_json = _ENCODER.encode
+# private: json.encoder.c_make_encoder, tested in tests/test_private_names.py
+_c_make_encoder = getattr(json.encoder, "c_make_encoder", None)
+_encode_chunks: Callable[[object, Any], Iterable[str]] = (
+    _c_make_encoder(None, _ENCODER.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+    if _c_make_encoder
+    else _ENCODER.iterencode
 )
-_from_json = json.JSONDecoder().raw_decode  # without looks for white space, of which we write none
+_raw_decode = json.JSONDecoder().raw_decode  # does not skip white space: we write none
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,98}[A-Za-z0-9])?"
 
 
 class MustCreate(NamedTuple):
-    """Only if there is no such object."""
+    """Write only if there is no such object."""
 
 
 class MatchVersion(NamedTuple):
-    """Only if the object is at this version: nobody has written it since."""
+    """Write only if the object is at this version: it has not been written since."""
 
     version: int
 
 
 class Unconditional(NamedTuple):
-    """Whatever is there, or is not."""
+    """Write in any case, whether the object exists or not."""
 
 
 Condition = MustCreate | MatchVersion | Unconditional
+
+
+class ProofOfLease(Protocol):
+    """A grant of a lease, as far as a write under it needs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def token(self) -> str: ...
+    def check(self) -> None:
+        """Raises when the grant is lost, or may be."""
 
 
 class ObjectRecord(NamedTuple):
@@ -63,46 +81,44 @@ class ObjectRecord(NamedTuple):
     def of(
         cls, type: str, row: Row, payload: Payload, *, id: str | None = None, name: str | None = None
     ) -> ObjectRecord:
-        """From a row, which does not repeat what it was asked for, or told."""
-        labels, when = row["labels"], datetime.fromtimestamp
-        return tuple.__new__(cls, (  # as cls(...), which is a function in between
+        """From a row. Values that the caller already has (``id``, ``name``) are not columns of it."""
+        labels, to_datetime = row["labels"], datetime.fromtimestamp
+        return tuple.__new__(cls, (  # hot: cls(...) would add a Python call to every get, see bench/objects.py
             type, id or row["id"], name or row["name"], payload, {} if labels == "{}" else json.loads(labels),
-            row["version"], when(row["created_at"], UTC), when(row["updated_at"], UTC),
+            row["version"], to_datetime(row["created_at"], UTC), to_datetime(row["updated_at"], UTC),
         ))  # fmt: skip
 
 
-def payload_of(row: Row) -> Any:
+def decode_payload(row: Row) -> Any:
     if (body := row["body"]) is None:
         raw = row["raw"]
-        return raw if isinstance(raw, bytes) else bytes.fromhex(raw[2:])  # PostgreSQL says \x…
+        return raw if isinstance(raw, bytes) else bytes.fromhex(raw[2:])  # PostgreSQL writes \x…
     try:
-        value, end = _from_json(body)
+        value, end = _raw_decode(body)
         if end == len(body):
             return value
     except ValueError:
         pass
-    return json.loads(body)  # somebody else's: with white space around it, or spoilt
+    return json.loads(body)  # written by another program: surrounded by white space, or not JSON, which raises
 
 
-def encode(payload: object) -> tuple[str | None, bytes | None]:
-    """The payload as JSON text, or as bytes; refused unless it would come back as it is."""
+def encode_payload(payload: object) -> tuple[str | None, bytes | None]:
+    """The payload as JSON text, or as bytes; one of the two is None. ValueError unless it would be read back equal."""
     if isinstance(payload, bytes | bytearray | memoryview):
         raw = bytes(payload)
         _check_size(len(raw))
         return None, raw
     try:
-        text = "".join(_chunks(payload, 0))
-        same = _from_json(text)[0] == payload
+        text = "".join(_encode_chunks(payload, 0))
+        is_unchanged = _raw_decode(text)[0] == payload
     except RecursionError as error:
         raise ValueError(
-            "payload must be bytes, or a value that JSON has: it contains itself, or is too deep"
+            "payload must be bytes or a JSON value: it contains itself, or is nested too deeply"
         ) from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"payload must be bytes, or a value that JSON has: {error}") from error
-    if not same:
-        raise ValueError(
-            "payload would not come back from JSON as it is: use str keys, lists instead of tuples, or bytes"
-        )
+        raise ValueError(f"payload must be bytes or a JSON value: {error}") from error
+    if not is_unchanged:
+        raise ValueError("payload would be read back changed: use str keys, lists instead of tuples, or bytes")
     _check_size(len(text))
     return text, None
 
@@ -113,17 +129,17 @@ def _check_size(size: int) -> None:
 
 
 def check_labels(labels: object) -> str:
-    """As JSON."""
+    """The labels as JSON text. TypeError or ValueError for keys or values that a label cannot have."""
     if not isinstance(labels, Mapping):
         raise TypeError(f"labels must be a dict of str to str, not {type(labels).__name__}")
     if len(labels) > MAX_LABELS:
-        raise ValueError(f"labels must be at most {MAX_LABELS}, not {len(labels)}")
+        raise ValueError(f"an object has at most {MAX_LABELS} labels, not {len(labels)}")
     for key, value in labels.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"labels must be a dict of str to str, not {key!r}: {value!r}")
         if not re.fullmatch(_LABEL, key):
             raise ValueError(
-                f"the key of a label must have 1 to 100 letters, digits, or . _ / - in between, not {key[:120]!r}"
+                f"the key of a label must be 1 to 100 letters, digits, or . _ / - between them, not {key[:120]!r}"
             )
         if value:
             check_name(value, f"label {key!r}")
@@ -134,12 +150,12 @@ def check_version(version: object, what: str = "version") -> int:
     if isinstance(version, bool) or not isinstance(version, int):
         raise TypeError(f"{what} must be an int, not {type(version).__name__}")
     if not 1 <= version < 1 << 63:
-        raise ValueError(f"{what} must be one that a record has, from 1 on, not {version}")
+        raise ValueError(f"{what} must be the version of a record, 1 or more, not {version}")
     return version
 
 
 def check_condition(condition: object) -> tuple[str, int | None]:
-    """As the statements call it, and the version expected."""
+    """The condition's name in the statements, and the version it expects."""
     if isinstance(condition, MatchVersion):
         return "match", check_version(condition.version)
     if isinstance(condition, MustCreate):
@@ -149,15 +165,15 @@ def check_condition(condition: object) -> tuple[str, int | None]:
     raise TypeError(f"condition must be MustCreate(), MatchVersion(version) or Unconditional(), not {condition!r}")
 
 
-def refusal(type: str, id: str, row: Row, condition: object) -> HoldfastError:
-    """Why nothing was written, in words."""
+def refusal(type: str, id: str, row: Row, expected: int | None) -> HoldfastError:
+    """The error for a write that the database refused with ``row``: AlreadyExists or Conflict."""
     what, current = f"object {id!r} of type {type!r}", row["current"]
     match row["status"]:
         case "exists":
-            return AlreadyExists(f"{what} exists already, at version {current}", current=current, owner=id)
+            return AlreadyExists(f"{what} already exists, at version {current}", current=current, owner=id)
         case "taken":
             owner = row["owner"]
             message = f"{what} cannot have that name: object {owner!r} has it, at version {current}"
             return AlreadyExists(message, current=current, owner=owner)
-    there = "does not exist" if current is None else f"is at version {current}"
-    return Conflict(f"{what} {there}, not at version {condition}: read it again", current=current)
+    state = "does not exist" if current is None else f"is at version {current}"
+    return Conflict(f"{what} {state}, and version {expected} was expected: read it again", current=current)

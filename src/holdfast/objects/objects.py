@@ -1,8 +1,9 @@
 # Generated from objects_async.py by scripts/unasync.py. Do not edit.
-"""Objects: records that are written only if they are still what the writer believes.
+"""``client.objects``: compare-and-swap records.
 
-Every write is one statement that compares and swaps, so the database decides between writers, whatever leases say. A
-write whose answer was lost is asked after, and is never done twice; where that cannot be had, it is told as unknown.
+Every write is one statement that compares and swaps, so the database decides between writers, with or without leases.
+When the answer to a write is lost, the statement is repeated with the same token and is never applied twice. An
+unconditional write cannot be repeated safely: it raises an error whose ``certain`` is False.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.database import driver_errors as drivers
 from holdfast.database.connections.connection import recognise
 from holdfast.database.connections.placeholders import AUTOCOMMIT
+from holdfast.database.driver_errors import SQLSTATE
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
-from holdfast.errors import Conflict, Refused
-from holdfast.lease.grant import LeaseGrant
-from holdfast.lease.protect import fenced_out
+from holdfast.errors import Conflict, FencedOut, Refused
 from holdfast.names import Unset, check_limit, check_name
 from holdfast.objects.changes import Position
 from holdfast.objects.model import (
@@ -26,11 +25,12 @@ from holdfast.objects.model import (
     MatchVersion,
     ObjectRecord,
     Payload,
+    ProofOfLease,
     check_condition,
     check_labels,
     check_version,
-    encode,
-    payload_of,
+    decode_payload,
+    encode_payload,
     refusal,
     to_json,
 )
@@ -40,18 +40,19 @@ from holdfast.runtime.concurrency import maybe_await, sleep
 
 ATTEMPTS = 10
 """How often ``update`` reads, changes and writes before it gives up."""
-_AGAIN = {"again": True}
+_REPEATED = {"again": True}
+"""Added to the parameters when a statement is repeated because its answer was lost."""
 
 Records = list[ObjectRecord]
 Labels = Mapping[str, str]
 
 
 class Objects:
-    """``client.objects``: records that are compared before they are swapped, and the log of their changes."""
+    """Records that are written only if they are at the version the writer expects, and the log of their changes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._hex = engine.database.dialect == "postgres"
+        self._on_postgres = engine.database.dialect == "postgres"
 
     def put_if(
         self,
@@ -63,16 +64,16 @@ class Objects:
         name: str | Unset | None = Unset.UNSET,
         labels: Labels | Unset = Unset.UNSET,
         tx: Any = None,
-        under: LeaseGrant | None = None,
+        under: ProofOfLease | None = None,
     ) -> ObjectRecord:
         """Write the object if ``condition`` holds, else Conflict or AlreadyExists and nothing is written.
 
-        ``payload`` is bytes, or anything that JSON can give back as it is. ``name`` is unique in its type; name and
-        labels stay what they are unless given. ``tx``: a connection whose transaction this is to be part of.
-        ``under``: a grant, without which nothing is written: FencedOut when the database knows that it has passed on.
+        ``payload`` is bytes, or a value that JSON returns unchanged. ``name`` is unique within the type; name and
+        labels are kept unless given. ``tx``: a connection in whose transaction the object is written. ``under``: write
+        only while this grant is valid; FencedOut when the lease has passed on.
         """
-        wanted, expected = check_condition(condition)
-        body, raw = encode(payload)
+        kind, expected = check_condition(condition)
+        body, raw = encode_payload(payload)
         parameters: Row = {
             "type": check_name(type, "type"),
             "id": check_name(id, "id"),
@@ -80,36 +81,42 @@ class Objects:
             "expected": expected,
         }
         if expected is not None and raw is None and tx is under is None and name is labels is Unset.UNSET:
-            [row] = self._engine.call("object_swap", self._asked(parameters), again=_AGAIN)
+            [row] = self._engine.call("object_swap", self._with_token(parameters), again=_REPEATED)
         else:
             parameters |= {
-                "raw": raw.hex() if self._hex and raw is not None else raw,
-                "condition": wanted,
+                "raw": raw.hex() if self._on_postgres and raw is not None else raw,
+                "condition": kind,
                 "rename": not isinstance(name, Unset),
                 "name": None if name is None or isinstance(name, Unset) else check_name(name),
                 "labels": None if isinstance(labels, Unset) else check_labels(labels),
             }
-            # Once more could come after somebody else's write: only what compares can be asked for again.
-            row = self._write("object_put", parameters, tx, under, None if wanted == "any" else _AGAIN)
+            # Repeating an unconditional write could undo a write in between.
+            row = self._write("object_put", parameters, tx, under, None if kind == "any" else _REPEATED)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
         return ObjectRecord.of(type, row, payload if raw is None else raw, id=id)
 
-    def put_many(self, type: str, records: Records, under: LeaseGrant) -> dict[str, int]:
-        """Their payloads, in one transaction, of those that are still at their versions, that nobody else is just
-        writing, and that are no bytes; the new versions. What was left out is to be written, or refused, one by one."""
+    def put_many(self, type: str, records: Records, under: ProofOfLease) -> dict[str, int]:
+        """Write the payloads of ``records`` in one transaction, and return the new versions by id.
+
+        Skipped, and not in the result, are records that are no longer at their version, that another transaction is
+        writing, or whose payload is bytes: write those with ``put_if``, which gives the reason. When the
+        lease has passed on, nothing is written: PostgreSQL refuses, on SQLite the result is empty.
+        """
         under.check()
-        told = [(each, encode(each.payload)[0]) for each in records]
-        rows = [{"id": each.id, "body": body, "expected": each.version} for each, body in told if body is not None]
+        bodies = [(record, encode_payload(record.payload)[0]) for record in records]
+        rows = [
+            {"id": record.id, "body": body, "expected": record.version} for record, body in bodies if body is not None
+        ]
         parameters = {"type": type, "records": to_json(rows), "lease": under.name, "lease_token": under.token}
         written = self._engine.call("object_put_many", parameters, again=None)
         return {row["id"]: row["version"] for row in written}
 
-    def delete_if(self, type: str, id: str, version: int, *, tx: Any = None, under: LeaseGrant | None = None) -> None:
-        """Delete the object if it is at ``version``; Conflict when it is not, or is not there."""
+    def delete_if(self, type: str, id: str, version: int, *, tx: Any = None, under: ProofOfLease | None = None) -> None:
+        """Delete the object if it is at ``version``; Conflict when it is at another one, or does not exist."""
         expected = check_version(version)
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id"), "expected": expected}
-        row = self._write("object_delete", parameters, tx, under, _AGAIN)
+        row = self._write("object_delete", parameters, tx, under, _REPEATED)
         if row["status"] != "done":
             raise refusal(type, id, row, expected)
 
@@ -117,19 +124,18 @@ class Objects:
         """The object, or None."""
         parameters = {"type": check_name(type, "type"), "id": check_name(id, "id")}
         rows = self._engine.call("object_get", parameters)
-        return ObjectRecord.of(type, rows[0], payload_of(rows[0]), id=id) if rows else None
+        return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), id=id) if rows else None
 
     def get_by_name(self, type: str, name: str) -> ObjectRecord | None:
         """The object of that name, or None."""
         parameters = {"type": check_name(type, "type"), "name": check_name(name)}
         rows = self._engine.call("object_get_by_name", parameters)
-        return ObjectRecord.of(type, rows[0], payload_of(rows[0]), name=name) if rows else None
+        return ObjectRecord.of(type, rows[0], decode_payload(rows[0]), name=name) if rows else None
 
     def list(self, type: str, *, labels: Labels | None = None, after: str | None = None, most: int = 100) -> Records:
-        """Objects of a type that have all these labels, in the order of their ids, ``most`` at a time.
+        """Objects of a type that have all these labels, ordered by id, at most ``most``.
 
-        The next page begins ``after`` the id of the last one. A page stays what it is whatever is created or deleted on
-        the pages before.
+        For the next page pass the last id as ``after``: objects created or deleted on earlier pages do not shift it.
         """
         parameters = {
             "type": check_name(type, "type"),
@@ -138,12 +144,13 @@ class Objects:
             "most": check_limit(most),
         }
         rows = self._engine.call("object_list", parameters)
-        return [ObjectRecord.of(type, row, payload_of(row)) for row in rows]
+        return [ObjectRecord.of(type, row, decode_payload(row)) for row in rows]
 
     def update(self, type: str, id: str, change: Callable[[ObjectRecord], Payload]) -> ObjectRecord:
-        """Read, let ``change(record)`` say what the payload is to be, write; once more if somebody else was faster.
+        """Read the object, write the payload that ``change(record)`` returns, and retry when another write came first.
 
-        Conflict when there is no such object, or when it was somebody else ten times in a row.
+        ``change`` may therefore be called several times. Conflict when the object does not exist, or when all ten
+        attempts came second.
         """
         for attempt in range(ATTEMPTS):
             record = self.get(type, id)
@@ -151,8 +158,8 @@ class Objects:
                 raise Conflict(f"object {id!r} of type {type!r} does not exist", current=None)
             payload = maybe_await(change(record))
             if payload is None or isinstance(payload, ObjectRecord):
-                told = payload.__class__.__name__  # a change in place, without a return
-                raise TypeError(f"change must return the payload as it is to be, not {told}; put_if can write null")
+                returned = payload.__class__.__name__  # None: the function probably changed its argument in place
+                raise TypeError(f"change must return the new payload, not {returned}; use put_if to write null")
             try:
                 return self.put_if(type, id, payload, MatchVersion(record.version))
             except Conflict:
@@ -164,45 +171,46 @@ class Objects:
     def watch(self, type: str | None = None, *, since: str | None = None) -> Watch:
         """Changes of one type or of all, from now on or after ``since``: the cursor of a change, or from ``cursor()``.
 
-        In the order of their commits: what was committed before another commit was asked for is told before it; of two
-        commits at the same moment either may come first. From a cursor on nothing is missed and nothing told twice,
-        across reconnects too. CursorExpired when what came after ``since`` is not all kept any more.
+        Ordered by commit: a change that was committed before another commit began comes first; of two concurrent
+        commits either may. After a cursor nothing is missed and nothing is repeated, across reconnects too.
+        CursorExpired when changes after ``since`` have been trimmed.
         """
         position = None if since is None else Position.parse(since, self._engine.database.dialect)
         return Watch(self._engine, None if type is None else check_name(type, "type"), position)
 
     def cursor(self) -> str:
-        """Where we are: ``list`` after this, and ``watch`` since this, and nothing falls in between."""
+        """The end of the change log: take it, then ``list``, then ``watch(since=…)``, and no change is missed."""
         [row] = self._engine.call("object_cursor", {})
         cursor: str = row["cursor"]
         return cursor
 
-    def _asked(self, parameters: Row) -> Row:
-        """With what an answer that was lost is asked after by; on SQLite none ever is."""
-        return parameters | {"token": os.urandom(16).hex(), "again": False} if self._hex else parameters
+    def _with_token(self, parameters: Row) -> Row:
+        """Adds the token by which a repeated statement recognises its own write. On SQLite no answer is ever lost."""
+        return parameters | {"token": os.urandom(16).hex(), "again": False} if self._on_postgres else parameters
 
-    def _write(self, statement: str, parameters: Row, tx: Any, under: LeaseGrant | None, again: Row | None) -> Row:
+    def _write(self, statement: str, parameters: Row, tx: Any, under: ProofOfLease | None, again: Row | None) -> Row:
+        """Run the statement in ``tx`` or in a transaction of its own; FencedOut when ``under`` has passed on.
+
+        ``again``: what to add to the parameters when the answer is lost; None: never repeat the statement.
+        """
         if under is not None:
             under.check()
-        name, secret = (None, None) if under is None else (under.name, under.token)
-        late = tx is not None  # its place among the changes is where that commits
-        parameters = self._asked(parameters) | {"lease": name, "lease_token": secret, "late": late}
+        lease, token = (None, None) if under is None else (under.name, under.token)
+        late = tx is not None  # the place in the change log is assigned when tx commits
+        parameters = self._with_token(parameters) | {"lease": lease, "lease_token": token, "late": late}
         if tx is None:
-            return self._write_alone(statement, parameters, under, again)
+            try:
+                [row] = self._engine.call(statement, parameters, again=again)
+            except Refused as error:
+                if under is None or error.sqlstate != SQLSTATE:
+                    raise
+                raise FencedOut.from_lease(under.name) from error
+            if under is not None and row["status"] == "fenced":
+                raise FencedOut.from_lease(under.name)
+            return row
         if under is not None:
-            raise ValueError("tx cannot be written under a grant as well: use grant.transaction(tx)")
+            raise ValueError("give either tx or under: to write in tx under a grant, use grant.transaction(tx)")
         connection = recognise(self._engine.database, tx, "the objects are")
         if not connection.in_transaction() and not connection.begins_by_itself():
             raise ValueError(AUTOCOMMIT)
         return connection.write(statement, parameters)
-
-    def _write_alone(self, statement: str, parameters: Row, under: LeaseGrant | None, again: Row | None) -> Row:
-        try:
-            [row] = self._engine.call(statement, parameters, again=again)
-        except Refused as error:
-            if under is None or error.sqlstate != drivers.SQLSTATE:
-                raise
-            raise fenced_out(under.name) from error
-        if under is not None and row["status"] == "fenced":
-            raise fenced_out(under.name)
-        return row

@@ -1,7 +1,7 @@
-"""A watch on the log of changes: reads from where it stands, and waits where there is nothing to read.
+"""A watch on the change log: reads batches from its cursor, and waits while there is nothing to read.
 
-Whoever writes notifies only while somebody watches; asking again, a little more often than once a second, is the net.
-On SQLite, where it is done far more often, and through a pooler there is only the asking.
+On PostgreSQL a writer notifies while there are watches; polling about every 0.6 s catches lost notifications. On
+SQLite, and through a pooler, there is only polling (on SQLite far more often).
 """
 
 from __future__ import annotations
@@ -24,64 +24,67 @@ log = logger("holdfast.objects")
 
 
 class AsyncWatch:
-    """Iterate over it, or call ``next(timeout=…)``. ``close()`` ends it, and so does the end of a ``with`` block."""
+    """Iterate over it, or call ``next(timeout=…)``. ``close()`` ends it, as does leaving its ``with`` block."""
 
     def __init__(self, engine: AsyncEngine, type: str | None, position: Position | None) -> None:
         self._engine, self._type, self._position = engine, type, position
-        self._read: deque[Change] = deque()
-        self._told: Position | str | None = position
+        """``_position``: where the next batch begins; None until the watch has begun."""
+        self._buffer: deque[Change] = deque()
+        """Changes read and not yet returned."""
+        self._returned: Position | str | None = position
+        """The cursor of the last change returned."""
         self._signal: AsyncWakeup | None = None
         self._background: Background | None = None
         self._closed = False
         self._reader: int | None = None
         self._poll = min(engine.poll * 2, 0.6)
-        """Seconds, about, until it asks on its own; below one, so that the session stays open."""
+        """Mean interval of polling; below a second, so that the session stays open."""
 
     @property
     def cursor(self) -> str | None:
-        """Everything up to here has been told; None before a watch from now on has begun."""
-        return None if self._told is None else str(self._told)
+        """Everything up to here has been returned; None if the watch starts from now on and has not begun."""
+        return None if self._returned is None else str(self._returned)
 
     async def begin(self) -> str:
-        """Decide where to watch from, if it was not said: here and now. Returns the cursor."""
+        """Fix the starting point, the present end of the log unless ``since`` was given, and return its cursor."""
         if self._position is None:
             [row] = await self._engine.call("object_cursor", {})
-            self._told = self._position = Position.parse(row["cursor"], self._engine.database.dialect)
-        return str(self._told)
+            self._returned = self._position = Position.parse(row["cursor"], self._engine.database.dialect)
+        return str(self._returned)
 
     async def next(self, *, timeout: float | None = None) -> Change | None:
         """The next change, or None when there is none within ``timeout`` seconds (None: wait for ever).
 
-        CursorExpired when changes that were not told yet have been trimmed. A database that is away is waited for.
+        CursorExpired when changes that were not returned yet have been trimmed. While the database cannot be reached,
+        it is retried until the timeout.
         """
-        until, me = now() + check_timeout(timeout), current_id()
-        if self._reader not in (None, me):  # both would read from the same place, and tell the same
+        until, caller = now() + check_timeout(timeout), current_id()
+        if self._reader not in (None, caller):  # both would read the same batch
             raise RuntimeError(
-                "somebody else is reading this watch: each reader needs one of its own, objects.watch(…)"
+                "another task or thread is reading this watch: give each reader its own objects.watch(…)"
             )
-        self._reader = me
+        self._reader = caller
         try:
             return await self._next(until)
         finally:
             self._reader = None
 
     async def _next(self, until: float) -> Change | None:
-        while not self._read and not self._closed:
-            await self._look(until)
-            if self._read or now() >= until:
+        while not self._buffer and not self._closed:
+            await self._read_batch(until)
+            if self._buffer or now() >= until:
                 break
             await self._wait(until - now())
-        if self._closed or not self._read:
+        if self._closed or not self._buffer:
             return None
-        change = self._read.popleft()
-        self._told = change.cursor if self._read else self._position
+        change = self._buffer.popleft()
+        self._returned = change.cursor if self._buffer else self._position
         return change
 
     async def close(self) -> None:
-        """Whoever waits for a change gets None, and an iteration ends, even if more was read: ``cursor`` says what
-        was told."""
+        """End iterations, and let a waiting ``next`` return None. Changes read ahead are dropped: see ``cursor``."""
         self._closed = True
-        self._unwatch()
+        self._unsubscribe()
         if self._signal is not None:
             self._signal.set()
 
@@ -104,34 +107,34 @@ class AsyncWatch:
         await self.close()
 
     def __del__(self) -> None:
-        self._unwatch()
+        self._unsubscribe()
 
-    async def _look(self, until: float) -> None:
-        """Read a batch. While the database is away there is nothing to read, and nothing is lost by it."""
+    async def _read_batch(self, until: float) -> None:
+        """Read a batch into the buffer. Retries until ``until`` while the database cannot be reached."""
         pause = 0.05
         while True:
             try:
                 await self.begin()
                 assert self._position is not None
-                listening = {"type": self._type, "most": BATCH, "listening": self._background is not None}
-                rows = await self._engine.call("object_changes", self._position.parameters() | listening)
+                filters = {"type": self._type, "most": BATCH, "listening": self._background is not None}
+                rows = await self._engine.call("object_changes", self._position.parameters() | filters)
                 break
             except (Unreachable, Unanswered) as error:
                 if self._engine.closed or now() + pause >= until:
                     raise
-                log.debug("a watch on %s asks again: %s", self._engine.database, error)
+                log.debug("a watch on %s retries: %s", self._engine.database, error)
             await sleep(pause)
             pause = min(pause * 2, 1.0)
         before = self._position
         changes, self._position = before.read(rows, BATCH)
-        self._read.extend(changes)
+        self._buffer.extend(changes)
         if not changes:
-            self._told = self._position
-            if before.after is not None:  # that was the end of what there was when the batch was begun
-                await self._look(until)
+            self._returned = self._position
+            if before.after is not None:  # the end of a batch that was cut: there may be changes after its snapshot
+                await self._read_batch(until)
 
     async def _wait(self, longest: float) -> None:
-        """Woken by a writer; and once when listening has begun, so that nothing falls in between."""
+        """Wait for a notification or the next poll. Subscribing wakes it once, so that no change is missed before."""
         if self._signal is None:
             self._signal = AsyncWakeup()
         if self._background is None and self._engine.database.dialect == "postgres":
@@ -139,7 +142,7 @@ class AsyncWatch:
             self._background.subscribe(OBJECTS, self._signal.set)
         await self._signal.wait(min(longest, self._poll * jitter(0.75, 1.25)))
 
-    def _unwatch(self) -> None:
+    def _unsubscribe(self) -> None:
         background, self._background = self._background, None
         if background is not None and self._signal is not None:
             background.unsubscribe(OBJECTS, self._signal.set)

@@ -290,7 +290,7 @@ def test_a_watch_that_somebody_reads_is_refused_to_others(connect: Any, either: 
         waiting = [pool.submit(watch.next, timeout=2 * PATIENCE) for _ in range(2)]
         eventually(lambda: any(each.done() for each in waiting), "one of them is refused")
         [refused] = [each for each in waiting if each.done()]
-        assert "somebody else is reading this watch" in str(refused.exception())
+        assert "another task or thread is reading this watch" in str(refused.exception())
         writer.put_if("box", "b-1", 1, MustCreate())
         [told] = [each.result(PATIENCE) for each in waiting if each is not refused]
         assert told.id == "b-1"
