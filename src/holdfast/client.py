@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.database.migrate import Migrations
     from holdfast.doctor.findings import Examination
     from holdfast.governance.audit import Audit
-    from holdfast.governance.policy import Rule, Rules
+    from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin import Leases
     from holdfast.lineage.passing import Sink
@@ -65,7 +65,7 @@ class Client:
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
-        policy: Rules | Rule | None = None,
+        policy: Policy | Rule | None = None,
         energy: Meter | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
@@ -81,11 +81,11 @@ class Client:
         self._operations: Operations | None = None
         self._firsts: dict[str, Any] = {}
         """Which one is used, if two threads make one at the same moment."""
-        self._rules: Rules | None = None
+        self._rules: Policy | None = None
         if policy is not None:
-            from holdfast.governance.policy import as_rules
+            from holdfast.governance.policy import as_policy
 
-            self._rules = as_rules(policy)
+            self._rules = as_policy(policy)
         self._energy = energy
         if energy is not None:
             from holdfast.operations.energy import check_meter

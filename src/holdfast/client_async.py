@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.database.migrate_async import AsyncMigrations
     from holdfast.doctor.findings import Examination
     from holdfast.governance.audit_async import AsyncAudit
-    from holdfast.governance.policy import Rule, Rules
+    from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin_async import AsyncLeases
     from holdfast.lineage.passing_async import AsyncSink
@@ -64,7 +64,7 @@ class AsyncClient:
         lock_url: str | None = None,
         lock_sessions: int = 15,
         lock_overflow: int = 10,
-        policy: Rules | Rule | None = None,
+        policy: Policy | Rule | None = None,
         energy: Meter | None = None,
     ) -> None:
         self._database = parse(url, schema=schema, prepared=prepared)
@@ -80,11 +80,11 @@ class AsyncClient:
         self._operations: AsyncOperations | None = None
         self._firsts: dict[str, Any] = {}
         """Which one is used, if two threads make one at the same moment."""
-        self._rules: Rules | None = None
+        self._rules: Policy | None = None
         if policy is not None:
-            from holdfast.governance.policy import as_rules
+            from holdfast.governance.policy import as_policy
 
-            self._rules = as_rules(policy)
+            self._rules = as_policy(policy)
         self._energy = energy
         if energy is not None:
             from holdfast.operations.energy import check_meter

@@ -1,140 +1,215 @@
-"""GeoJSON generalised to H3 cells, and whether it is: where something is, said no more exactly than by a cell.
+"""Masks GeoJSON with H3 cells, and finds payloads that are not masked.
 
-What is masked is a Feature whose geometry is the outline of a cell and whose property ``h3`` names it, and which tells
-a position in no other way: by a bounding box, a finer cell, or a property that holds coordinates. Those are known by
-their names (lat, lon, easting, bbox, wkt, geohash, …) and by what they look like (a pair of numbers with decimals, WKT,
-WKB as PostGIS gives it, GeoJSON, also as a text or as a name). What else a text may give away is for people to know.
+A masked Feature has the outline of an H3 cell as its geometry and names the cell in its property ``h3``. It reveals its
+position in no other way: not by a bounding box, not by a finer cell, and not by a property with coordinates. Such
+properties are recognised by their name (lat, lon, easting, bbox, wkt, geohash, …) and by their value (a pair of numbers
+with decimals, WKT, WKB in hexadecimal, GeoJSON, also inside a text). Other text that reveals a position, such as an
+address, is not recognised.
 
-h3 comes with the ``geo`` extra, and is imported by whoever calls this.
+h3 comes with the ``geo`` extra and is imported by the first call.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from holdfast.cells import as_list, as_mapping, cells_of
-
+MAX_CELLS = 100_000
+"""Cells that one geometry may cover."""
 CELL = "h3"
 """The property that names the cell."""
+_KM_PER_DEGREE = 111.32
 _GEOMETRIES = frozenset(
     {"Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon", "GeometryCollection"}
 )
-_KINDS = _GEOMETRIES | {"Feature", "FeatureCollection"}
-_NAMES = frozenset(
+_GEOJSON_TYPES = _GEOMETRIES | {"Feature", "FeatureCollection"}
+_POSITION_NAMES = frozenset(
     """lat latitude lon lng longitude easting northing bbox wkt wkb geom geometry coord coords coordinate coordinates
     geohash geojson mgrs utm olc pluscode""".split()  # noqa: SIM905
 )
-_NAMES_OF_NUMBERS = frozenset({"x", "y", "long", "east", "north"})
+_POSITION_NAMES_OF_NUMBERS = frozenset({"x", "y", "long", "east", "north"})
+"""Names that mean a position only if the value is a number."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-_POSITION = re.compile(
+_COORDINATES = re.compile(
     r"-?\d{1,3}\.\d{3,}\D{1,4}-?\d{1,3}\.\d{3,}|\b(?:point|linestring|polygon|multi[a-z]+)\s*(?:z|m|zm)?\s*\("
-    r"|(?<![0-9a-f])(?:010[1-7]0000[02468ace]0|00[02468ace]000000[1-7])[0-9a-f]{32}",  # WKB, in either order of bytes
+    r"|(?<![0-9a-f])(?:010[1-7]0000[02468ace]0|00[02468ace]000000[1-7])[0-9a-f]{32}",  # WKB of either byte order
     re.IGNORECASE,
 )
-_CELL = re.compile(r"(?<![0-9a-f])0?8[0-9a-f]{14}(?![0-9a-f])", re.IGNORECASE)
-"""What h3 is asked about: it is not for longer numbers, and a hash is one."""
+_CELL_ID = re.compile(r"(?<![0-9a-f])0?8[0-9a-f]{14}(?![0-9a-f])", re.IGNORECASE)
+"""Candidates for a cell. A longer hexadecimal number, such as a hash, is none."""
+
+LngLat = tuple[float, float]
 
 
 def mask_h3(geojson: Mapping[str, Any], resolution: int) -> dict[str, Any]:
-    """The same as a FeatureCollection of H3 cells: of each Feature every cell that it touches, with its properties but
-    for those that tell a position. ``resolution``: 0 (the coarsest) to 15; one that is a coarser cell already stays."""
-    h3, features = _h3(), []
+    """A FeatureCollection with one Feature for every H3 cell that a geometry of ``geojson`` touches.
+
+    Properties are kept, except those that reveal a position. ``resolution``: 0 (the coarsest) to 15. A Feature that is
+    already masked, with a cell of this resolution or a coarser one, is kept.
+    """
+    h3, features = _import_h3(), []
     _check_resolution(resolution)
-    for geometry, properties, where in _parts(geojson, "geojson"):
-        kept = {name: value for name, value in properties.items() if not _tells(h3, name, value, resolution)}
-        named = kept.pop(CELL, None)
+    for geometry, properties, path in _geometries(geojson, "geojson"):
+        kept = {name: value for name, value in properties.items() if not _reveals_position(h3, name, value, resolution)}
+        cell = kept.pop(CELL, None)
         if geometry is None:
             features.append(_feature(None, kept))
-        elif _is_cell(h3, named, geometry, resolution):
-            features.append(_feature(_outline(h3, named), {**kept, CELL: named}))
+        elif _is_cell(h3, cell, geometry, resolution):
+            features.append(_feature(_outline(h3, cell), {**kept, CELL: cell}))
         else:
-            cells = sorted(cells_of(h3, geometry, resolution, where))
+            cells = sorted(_cells_of(h3, geometry, resolution, path))
             features += [_feature(_outline(h3, cell), {**kept, CELL: cell}) for cell in cells]
     return {"type": "FeatureCollection", "features": features}
 
 
 def is_masked(geojson: Mapping[str, Any], resolution: int) -> bool:
-    """Whether it says where something is by H3 cells alone, of that resolution or coarser: what ``mask_h3`` returns."""
+    """Whether positions are given by H3 cells alone, of this resolution or a coarser one, as ``mask_h3`` does it."""
     _check_resolution(resolution)
-    return next(_unmasked(_h3(), geojson, resolution, "geojson"), None) is None
+    return next(_exposures(_import_h3(), geojson, resolution, "geojson"), None) is None
 
 
-def exposed(payload: object, resolution: int) -> str | None:
-    """Why a payload must not be written where that resolution is the finest allowed; None when it may be."""
-    h3, seen = _h3(), [0]
-    found = list(_scan(h3, payload, resolution, "payload", seen))
-    if found:
-        return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
-    return None if seen[0] else "there is no GeoJSON in its payload"
+def find_exposure(payload: object, resolution: int) -> str | None:
+    """Why a payload reveals more than cells of ``resolution``, or contains no GeoJSON at all; None when it may be
+    written."""
+    h3, counter = _import_h3(), [0]
+    exposures = list(_scan(h3, payload, resolution, "payload", counter))
+    if exposures:
+        return "; ".join(exposures[:3]) + (f"; and {len(exposures) - 3} more" if len(exposures) > 3 else "")
+    return None if counter[0] else "there is no GeoJSON in its payload"
 
 
-def _scan(h3: Any, value: object, resolution: int, where: str, seen: list[int]) -> Iterator[str]:
-    if isinstance(value, Mapping) and value.get("type") in _KINDS:
-        seen[0] += 1
-        yield from _unmasked(h3, value, resolution, where)
+# Where a value reveals a position
+
+
+def _scan(h3: Any, value: object, resolution: int, path: str, counter: list[int]) -> Iterator[str]:
+    """The exposures in any value. ``counter[0]`` counts the GeoJSON objects in it."""
+    if isinstance(value, Mapping) and value.get("type") in _GEOJSON_TYPES:
+        counter[0] += 1
+        yield from _exposures(h3, value, resolution, path)
     elif isinstance(value, Mapping | list | tuple):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        if not isinstance(value, Mapping) and _tells(h3, "", value, resolution, deep=False):
-            yield f"{where} tells a position"
-        for name, each in pairs:
-            path = f"{where}[{name}]" if isinstance(name, int) else f"{where}.{name}"
-            called = "" if isinstance(name, int) else str(name)
-            if _says(h3, called, resolution) or (_is_plain(each) and _tells(h3, called, each, resolution)):
-                yield f"{path} tells a position"
-            elif isinstance(each, Mapping | list | tuple):
-                yield from _scan(h3, each, resolution, path, seen)
+        members = value.items() if isinstance(value, Mapping) else enumerate(value)
+        if not isinstance(value, Mapping) and _reveals_position(h3, "", value, resolution, deep=False):
+            yield f"{path} reveals a position"
+        for key, member in members:
+            name, below = ("", f"{path}[{key}]") if isinstance(key, int) else (str(key), f"{path}.{key}")
+            if _text_reveals_position(h3, name, resolution) or (
+                not _contains_mapping(member) and _reveals_position(h3, name, member, resolution)
+            ):
+                yield f"{below} reveals a position"
+            elif isinstance(member, Mapping | list | tuple):
+                yield from _scan(h3, member, resolution, below, counter)
 
 
-def _unmasked(h3: Any, value: object, resolution: int, where: str) -> Iterator[str]:
-    """What is wrong with it, with the way to it."""
-    if not isinstance(value, Mapping) or value.get("type") not in _KINDS:
-        yield f"{where} is no GeoJSON"
+def _exposures(h3: Any, value: object, resolution: int, path: str) -> Iterator[str]:
+    """Why GeoJSON is not masked, each with the path to it."""
+    if not isinstance(value, Mapping) or value.get("type") not in _GEOJSON_TYPES:
+        yield f"{path} is not GeoJSON"
         return
     if value["type"] in _GEOMETRIES:
-        yield f"{where} is a bare {value['type']}, and says of no cell that it is one"
+        yield f"{path} is a bare {value['type']}, without a property that names its cell"
         return
-    known = {"type", "features"} if value["type"] == "FeatureCollection" else {"type", "geometry", "properties"}
+    standard = {"type", "features"} if value["type"] == "FeatureCollection" else {"type", "geometry", "properties"}
     for name, member in value.items():
-        if name not in known and _tells(h3, name, member, resolution):
-            yield f"{where}.{name} tells a position"
+        if name not in standard and _reveals_position(h3, name, member, resolution):
+            yield f"{path}.{name} reveals a position"
     if value["type"] == "FeatureCollection":
-        for number, each in enumerate(as_list(value.get("features"), f"{where}.features")):
-            yield from _unmasked(h3, each, resolution, f"{where}.features[{number}]")
+        for index, feature in enumerate(_as_list(value.get("features"), f"{path}.features")):
+            yield from _exposures(h3, feature, resolution, f"{path}.features[{index}]")
         return
-    properties = as_mapping(value.get("properties") or {}, f"{where}.properties")
-    for name, each in properties.items():
-        if name != CELL and _tells(h3, name, each, resolution):
-            yield f"{where}.properties.{name} tells a position"
+    properties = _as_mapping(value.get("properties") or {}, f"{path}.properties")
+    for name, member in properties.items():
+        if name != CELL and _reveals_position(h3, name, member, resolution):
+            yield f"{path}.properties.{name} reveals a position"
     geometry, cell = value.get("geometry"), properties.get(CELL)
     if (geometry is not None or cell is not None) and not _is_cell(h3, cell, geometry, resolution):
-        yield f"{where} is not the outline of the H3 cell that it names, of resolution {resolution} or coarser"
+        yield f"{path} is not the outline of the H3 cell that it names, of resolution {resolution} or coarser"
 
 
-def _parts(value: object, where: str) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any], str]]:
-    """Geometries with their properties."""
-    found = as_mapping(value, where)
-    kind = found.get("type")
+def _reveals_position(h3: Any, name: object, value: object, resolution: int, *, deep: bool = True) -> bool:
+    """Whether a property reveals a position by its name or its value. ``deep``: also by what the value contains."""
+    label = str(name)
+    if _text_reveals_position(h3, label, resolution):
+        return True
+    if value is None or isinstance(value, bool):
+        return False
+    words = {word.lower() for word in _WORDS.findall(label)}
+    if words & _POSITION_NAMES or (words & _POSITION_NAMES_OF_NUMBERS and isinstance(value, int | float)):
+        return True
+    if isinstance(value, bytes | bytearray | memoryview):
+        raw = bytes(value)
+        return _text_reveals_position(h3, raw.hex(), resolution) or _reveals_position(
+            h3, "", raw.decode("latin-1"), resolution
+        )
+    if isinstance(value, str):
+        return _text_reveals_position(h3, value, resolution) or _reveals_position(
+            h3, "", _parse_json(value), resolution
+        )
+    if isinstance(value, int):
+        return _text_reveals_position(h3, f"{value:x}", resolution)
+    if isinstance(value, Mapping):
+        return deep and any(_reveals_position(h3, key, member, resolution) for key, member in value.items())
+    if isinstance(value, list | tuple | AbstractSet):
+        has_pair = any(_is_degrees(one) and _is_degrees(other) for one, other in pairwise(value))
+        return has_pair or (deep and any(_reveals_position(h3, "", member, resolution) for member in value))
+    return False
+
+
+def _text_reveals_position(h3: Any, text: str, resolution: int) -> bool:
+    """Whether a text contains coordinates, or a cell that is finer than ``resolution``."""
+    cells = [cell for cell in _CELL_ID.findall(text) if h3.is_valid_cell(cell)]
+    return any(h3.get_resolution(cell) > resolution for cell in cells) or _COORDINATES.search(text) is not None
+
+
+def _is_degrees(value: object) -> bool:
+    return isinstance(value, float | Decimal) and abs(float(value)) <= 180 and bool(value % 1)
+
+
+def _parse_json(text: str) -> object:
+    """The object or list that a text contains as JSON; None for any other text."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return None
+    return value
+
+
+def _contains_mapping(value: object) -> bool:
+    """Whether there is a mapping in it, which could be GeoJSON."""
+    return isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_contains_mapping, value)))
+
+
+# GeoJSON
+
+
+def _geometries(value: object, path: str) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any], str]]:
+    """The geometries in GeoJSON, each with the properties of its Feature and the path to it."""
+    geojson = _as_mapping(value, path)
+    kind = geojson.get("type")
     if kind == "FeatureCollection":
-        for number, each in enumerate(as_list(found.get("features"), f"{where}.features")):
-            yield from _parts(each, f"{where}.features[{number}]")
+        for index, feature in enumerate(_as_list(geojson.get("features"), f"{path}.features")):
+            yield from _geometries(feature, f"{path}.features[{index}]")
     elif kind == "Feature":
-        geometry = found.get("geometry")
-        properties = as_mapping(found.get("properties") or {}, f"{where}.properties")
-        yield None if geometry is None else as_mapping(geometry, f"{where}.geometry"), properties, f"{where}.geometry"
+        geometry = geojson.get("geometry")
+        properties = _as_mapping(geojson.get("properties") or {}, f"{path}.properties")
+        yield None if geometry is None else _as_mapping(geometry, f"{path}.geometry"), properties, f"{path}.geometry"
     elif kind in _GEOMETRIES:
-        yield found, {}, where
+        yield geojson, {}, path
     else:
-        raise ValueError(f"{where} must be GeoJSON, with a type that is one of {', '.join(sorted(_KINDS))}: {kind!r}")
+        types = ", ".join(sorted(_GEOJSON_TYPES))
+        raise ValueError(f"{path} must be GeoJSON, with a type that is one of {types}: {kind!r}")
 
 
 def _is_cell(h3: Any, cell: object, geometry: object, resolution: int) -> bool:
-    if not isinstance(cell, str) or not _CELL.fullmatch(cell) or not h3.is_valid_cell(cell):
+    """Whether ``cell`` is a cell of this resolution or a coarser one, and ``geometry`` is its outline."""
+    if not isinstance(cell, str) or not _CELL_ID.fullmatch(cell) or not h3.is_valid_cell(cell):
         return False
     return h3.get_resolution(cell) <= resolution and bool(geometry == _outline(h3, cell))
 
@@ -148,55 +223,99 @@ def _feature(geometry: dict[str, Any] | None, properties: Mapping[str, Any]) -> 
     return {"type": "Feature", "geometry": geometry, "properties": dict(properties)}
 
 
-def _tells(h3: Any, name: object, value: object, resolution: int, *, deep: bool = True) -> bool:
-    """Whether a property says where something is, by its name or by what it looks like."""
-    called = str(name)
-    if _says(h3, called, resolution):
-        return True
-    if value is None or isinstance(value, bool):
-        return False
-    words = {word.lower() for word in _WORDS.findall(called)}
-    if words & _NAMES or (words & _NAMES_OF_NUMBERS and isinstance(value, int | float)):
-        return True
-    if isinstance(value, bytes | bytearray | memoryview):
-        raw = bytes(value)
-        return _says(h3, raw.hex(), resolution) or _tells(h3, "", raw.decode("latin-1"), resolution)
-    if isinstance(value, str):
-        return _says(h3, value, resolution) or _tells(h3, "", _read(value), resolution)
-    if isinstance(value, int):
-        return _says(h3, f"{value:x}", resolution)
-    if isinstance(value, Mapping):
-        return deep and any(_tells(h3, each, member, resolution) for each, member in value.items())
-    if isinstance(value, list | tuple | AbstractSet):
-        pair = any(_is_degrees(one) and _is_degrees(other) for one, other in pairwise(value))
-        return pair or (deep and any(_tells(h3, "", each, resolution) for each in value))
-    return False
+def _position(value: object, path: str) -> LngLat:
+    coordinates = _as_list(value, path)
+    numbers = [each for each in coordinates[:2] if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(numbers) != 2 or not (abs(numbers[0]) <= 180 and abs(numbers[1]) <= 90):
+        raise ValueError(f"{path} must be [longitude, latitude] in degrees, from -180 and -90 to 180 and 90: {value!r}")
+    return numbers[0], numbers[1]
 
 
-def _is_degrees(value: object) -> bool:
-    return isinstance(value, float | Decimal) and abs(float(value)) <= 180 and bool(value % 1)
+def _positions(value: object, path: str, least: int) -> list[LngLat]:
+    positions = [_position(each, path) for each in _as_list(value, path)]
+    if len(positions) < least:
+        raise ValueError(f"{path} must have {least} positions or more, not {len(positions)}")
+    return positions
 
 
-def _says(h3: Any, text: str, resolution: int) -> bool:
-    """Whether coordinates are in a text, or a finer cell."""
-    cells = [each for each in _CELL.findall(text) if h3.is_valid_cell(each)]
-    return any(h3.get_resolution(each) > resolution for each in cells) or _POSITION.search(text) is not None
+def _as_list(value: object, path: str) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{path} must be a list, not {type(value).__name__}")
+    return value
 
 
-def _read(text: str) -> object:
-    """An object or a list that is told as a text of JSON; None when it is no such text."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return None
-    try:
-        found: object = json.loads(text)
-    except ValueError:
-        return None
-    return found
+def _as_mapping(value: object, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{path} must be an object of GeoJSON, not {type(value).__name__}")
+    return value
 
 
-def _is_plain(value: object) -> bool:
-    """Whether there is no object in it, which could be GeoJSON."""
-    return not isinstance(value, Mapping) and (not isinstance(value, list | tuple) or all(map(_is_plain, value)))
+# The cells that a geometry touches
+
+
+def _cells_of(h3: Any, geometry: Mapping[str, Any], resolution: int, path: str) -> set[str]:
+    kind = geometry.get("type")
+    if kind == "GeometryCollection":
+        parts = _as_list(geometry.get("geometries"), f"{path}.geometries")
+        return {cell for part in parts for cell in _cells_of(h3, _as_mapping(part, path), resolution, path)}
+    coordinates, place = geometry.get("coordinates"), f"{path}.coordinates"
+    match kind:
+        case "Point":
+            return _point_cells(h3, [_position(coordinates, place)], resolution)
+        case "MultiPoint":
+            return _point_cells(h3, _positions(coordinates, place, 0), resolution)
+        case "LineString":
+            return _line_cells(h3, _positions(coordinates, place, 2), resolution, place)
+        case "MultiLineString":
+            lines = [_positions(line, place, 2) for line in _as_list(coordinates, place)]
+            return {cell for line in lines for cell in _line_cells(h3, line, resolution, place)}
+        case "Polygon":
+            return _polygon_cells(h3, coordinates, resolution, place)
+        case "MultiPolygon":
+            polygons = _as_list(coordinates, place)
+            return {cell for polygon in polygons for cell in _polygon_cells(h3, polygon, resolution, place)}
+        case _:
+            raise ValueError(f"{path} must be a geometry of GeoJSON, not of type {kind!r}")
+
+
+def _point_cells(h3: Any, positions: Iterable[LngLat], resolution: int) -> set[str]:
+    return {h3.latlng_to_cell(lat, lng, resolution) for lng, lat in positions}
+
+
+def _line_cells(h3: Any, positions: Sequence[LngLat], resolution: int, path: str) -> set[str]:
+    """The cells at points of the line that are at most half an edge of a cell apart."""
+    step = h3.average_hexagon_edge_length(resolution, unit="km") / 2
+    cells = _point_cells(h3, positions, resolution)
+    for (lng, lat), (lng2, lat2) in pairwise(positions):
+        count = math.ceil(h3.great_circle_distance((lat, lng), (lat2, lng2), unit="km") / step)
+        _check_count(count, resolution, path)
+        eastward = (lng2 - lng + 180) % 360 - 180  # the shorter way, which may cross the date line
+        fractions = [index / count for index in range(1, count)]
+        points = ((lng + eastward * fraction, lat + (lat2 - lat) * fraction) for fraction in fractions)
+        cells |= _point_cells(h3, points, resolution)
+    return cells
+
+
+def _polygon_cells(h3: Any, coordinates: object, resolution: int, path: str) -> set[str]:
+    rings = [_positions(ring, path, 4) for ring in _as_list(coordinates, path)]
+    if not rings:
+        raise ValueError(f"{path} must have a ring")
+    lngs, lats = ([position[axis] for position in rings[0]] for axis in (0, 1))
+    width, height = max(lngs) - min(lngs), max(lats) - min(lats)
+    km_per_degree_east = _KM_PER_DEGREE * math.cos(math.radians(min(map(abs, lats))))
+    area = width * km_per_degree_east * height * _KM_PER_DEGREE
+    _check_count(area / h3.average_hexagon_area(resolution, unit="km^2"), resolution, path)
+    outer, *holes = [[(lat, lng) for lng, lat in ring] for ring in rings]
+    inside = h3.h3shape_to_cells_experimental(h3.LatLngPoly(outer, *holes), resolution, contain="overlap")
+    return {*inside, *_point_cells(h3, (position for ring in rings for position in ring), resolution)}
+
+
+def _check_count(cells: float, resolution: int, path: str) -> None:
+    if cells > MAX_CELLS:
+        raise ValueError(
+            f"{path} covers about {cells:,.0f} cells of resolution {resolution}, and the limit is {MAX_CELLS:,}: use a "
+            "coarser resolution"
+        )
 
 
 def _check_resolution(resolution: object) -> None:
@@ -204,7 +323,7 @@ def _check_resolution(resolution: object) -> None:
         raise ValueError(f"resolution must be a whole number from 0 (the coarsest) to 15, not {resolution!r}")
 
 
-def _h3() -> Any:
+def _import_h3() -> Any:
     try:
         import h3
     except ImportError:

@@ -75,7 +75,7 @@ def test_what_holdfast_toml_declares_binds_the_command_line(
     monkeypatch.chdir(tmp_path)
     for command in (("reviews", "approve", number), ("ops", "reset", KEY.digest)):
         refused = call(*at(sqlite_url, *command, *BY_JANE))
-        assert (refused.returncode, "answered for by elder*, not by 'jane'" in refused.stderr) == (1, True)
+        assert (refused.returncode, "reviewed by elder*, not by 'jane'" in refused.stderr) == (1, True)
     assert "done" in ask(*at(sqlite_url, "reviews", "approve", number, "--actor", "elder Mary", "--reason", "yes"))
     (tmp_path / "holdfast.toml").write_text("[datasets.graves]\nsovereign = 1\nsecret = true\n")
     wrong = call(*at(sqlite_url, "reviews", "ls"))

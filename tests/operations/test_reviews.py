@@ -175,7 +175,7 @@ def test_who_may_reset_and_answer(either: str) -> None:
         client.operations.register("undo", rollback=int)
         client.operation(graves, rollback="undo").run(int)
         for act in (client.operations.reset, client.operations.rollback):
-            with pytest.raises(PolicyDenied, match=r"answered for by elder\*, not by 'joe'"):
+            with pytest.raises(PolicyDenied, match=r"reviewed by elder\*, not by 'joe'"):
                 act(graves, **by_joe)
         assert client.operation(graves).run(fail).replayed
         client.operations.reset(graves, **BY_ELDER)

@@ -71,7 +71,7 @@ def test_a_retry_sees_the_input_that_it_saw_first(either: str, attempt: Any) -> 
         with pytest.raises(holdfast.KeyReused, match="another payload"):
             attempt(client, key(burials, checksum="c"), int, payload=2, **why)
         filled = key(burials, checksum="d")
-        with pytest.raises(PolicyDenied, match=r"etl/load: upsert burials.* had another one, and has come to nothing"):
+        with pytest.raises(PolicyDenied, match=r"etl/load: upsert burials.* had another one and has not succeeded"):
             attempt(client, filled, int, **why)
         assert not attempt(client, key(burials, "another", checksum="d"), int, **why).replayed
         client.operations.reset(key(burials, "another", checksum="d"), **BY_ELDER)
@@ -122,7 +122,7 @@ def test_a_lock_that_somebody_else_has_is_refused_where_that_was_declared(either
     with governed(either) as client:
 
         def meanwhile() -> None:
-            with governed(either) as other, pytest.raises(PolicyDenied, match="somebody else has the lock of dataset"):
+            with governed(either) as other, pytest.raises(PolicyDenied, match="is locked by another operation"):
                 other.operation(key(busy, "second")).run(int)
 
         client.operation(key(busy)).run(meanwhile)

@@ -114,7 +114,7 @@ def test_the_page_on_governance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run(code, known)
     assert len(calls) == 3
     assert [each["properties"] for each in known["masked"]["features"]] == [{"kind": "barrow", "h3": "851e15b7fffffff"}]
-    with pytest.raises(holdfast.PolicyDenied, match=r"tells a position"):
+    with pytest.raises(holdfast.PolicyDenied, match=r"reveals a position"):
         known["client"].operation(replace(known["key"], task="again"), payload=known["exact"]).run(int)
     known["client"].close()
 

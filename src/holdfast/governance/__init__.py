@@ -1,1 +1,1 @@
-"""Who may do what to which data, and the audit of what operators did."""
+"""The policy of datasets, and the audit of what operators did."""

@@ -1,4 +1,4 @@
-"""The audit: what operators did to others' work, who and why, and how it ended. Written before it is done."""
+"""``client.audit``: what operators did, who and why, and how it ended. An entry is written before the action begins."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import json
 from typing import Any
 
 from holdfast.database.engine_async import AsyncEngine
+from holdfast.governance.audit_record import AuditRecord
 from holdfast.names import check_limit, check_name, check_said
-from holdfast.records import AuditRecord
 
 Records = list[AuditRecord]
+MAX_OUTCOME = 200
+"""Characters."""
 
 
 class AsyncAudit:
-    """``client.audit``: the record of what operators did. ``list`` reads it; the rest is for those who write it."""
+    """``list`` reads the audit. ``begin``, ``note`` and ``end`` are for commands, which write it."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def begin(self, action: str, subject: str, *, actor: str, reason: str, detail: Any = None) -> int:
-        """Something is about to be done; the number of its entry."""
+        """Record that an action is about to begin. Returns the number of the entry."""
         parameters = {
             "action": check_name(action, "action"),
             "subject": check_name(subject, "subject"),
@@ -32,15 +34,15 @@ class AsyncAudit:
         return entry
 
     async def note(self, entry: int, *, fence: int | None = None, detail: Any = None) -> None:
-        """What has become known of it since, before its end."""
-        told = None if detail is None else json.dumps(detail)
-        await self._engine.call("audit_note", {"entry": entry, "fence": fence, "detail": told})
+        """Add what has become known since the beginning."""
+        text = None if detail is None else json.dumps(detail)
+        await self._engine.call("audit_note", {"entry": entry, "fence": fence, "detail": text})
 
     async def end(self, entry: int, outcome: str) -> None:
-        """How it ended, in one line; said once."""
-        line = " ".join("".join(c if c.isprintable() else " " for c in outcome).split())[:200]
-        await self._engine.call("audit_end", {"entry": entry, "outcome": line})
+        """Record the outcome, as one line of printable characters. Only the first call counts."""
+        words = "".join(character if character.isprintable() else " " for character in outcome).split()
+        await self._engine.call("audit_end", {"entry": entry, "outcome": " ".join(words)[:MAX_OUTCOME]})
 
     async def list(self, *, most: int = 100) -> Records:
-        """The latest first. One without an outcome is under way, or nobody could tell how it ended."""
+        """The latest entries first. An entry without an outcome is under way, or its process died."""
         return [AuditRecord.of(row) for row in await self._engine.call("audit_list", {"most": check_limit(most)})]

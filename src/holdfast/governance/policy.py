@@ -1,44 +1,48 @@
-"""What may be done to which data: the answer that follows, for one who asks, from what is declared of a dataset.
+"""The policy of a client: what may be done to which datasets.
 
-    policy(context) -> Allow() | Deny("why not") | Review("what somebody has to decide")
+    client = holdfast.Client(url, policy=holdfast.Policy({"burials*": {"sovereign": True, "sensitive": True}}))
+    client = holdfast.Client(url, policy=holdfast.Policy.read("holdfast.toml"))
 
-A pure function. It is asked before an operation is claimed, under its lock, when somebody else has that, on every
-retry, and before a recorded result is given again, a reset or an answer to a review. Where several rules speak, the
-strictest answer counts. Nothing here asks a database or changes anything.
+    policy(context) -> Allow() | Deny("why not") | Review("what has to be decided")
+
+A policy is a pure function of its context: it asks no database and changes nothing. It is called before an operation is
+claimed, when its lock was tried, before each retry, before a recorded result is returned, before a reset and before a
+review is answered. When several rules apply, the strictest decision counts: Deny, then Review, then Allow.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 from holdfast.errors import PolicyDenied
-from holdfast.geo import exposed
-from holdfast.governance.dataset import Dataset, read_table
+from holdfast.geo import find_exposure
+from holdfast.governance.dataset import Dataset, parse_datasets
 from holdfast.keys import OperationKey, PlainKey
 
 Moment = Literal["claim", "retry", "locked", "replay", "reset", "review"]
-_WORK = ("claim", "retry", "locked")
-"""When data is about to be changed."""
+_CHANGES_DATA = ("claim", "retry", "locked")
 
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """It may be done, as far as this rule is concerned."""
+    """This rule does not object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """It is not done, whoever approves: PolicyDenied, with the reason."""
+    """Refused with PolicyDenied and this reason; no review can approve it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """It is not done before somebody has approved it: a review is opened, with the reason."""
+    """Refused until it is approved: a review is opened with this reason."""
 
     reason: str
 
@@ -49,9 +53,17 @@ _STRICTNESS = {Allow: 0, Review: 1, Deny: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """What is about to happen. ``moment``: claim (the first attempt) | retry (a later one) | locked (the lock was
-    tried: ``lock``) | replay (what is in the log is read back, and nothing is executed) | reset (or rollback) | review
-    (an answer to one)."""
+    """What is about to happen.
+
+    | moment | |
+    |---|---|
+    | claim | the first attempt |
+    | retry | a later attempt |
+    | locked | the lock was tried, see ``lock`` |
+    | replay | the recorded result is returned, nothing is executed |
+    | reset | a reset or a rollback |
+    | review | the answer to a review |
+    """
 
     moment: Moment
     key: str
@@ -63,189 +75,227 @@ class PolicyContext:
     checksum: str | None = None
     params_hash: str | None = None
     attempt: int = 1
-    """The one that is about to begin; of what is over, the last one."""
+    """The attempt that is about to begin; of a finished operation the last one."""
     failures: int = 0
-    """Attempts that came to nothing since it was begun or reset."""
+    """Failed attempts since the operation was begun or reset."""
     lock: Literal["held", "busy"] | None = None
-    """When the moment is "locked": it is ours, or somebody else has it."""
+    """When ``moment`` is "locked": whether this operation has the lock, or another one has it."""
     sovereign: bool = False
     actor: str | None = None
     justification: str | None = None
     same_as: str | None = None
     """Another operation that has done, or may have done, the same to a sensitive dataset."""
     retry_of: str | None = None
-    """One of the same task on a sensitive dataset that has come to nothing so far, and had another input."""
+    """An operation of the same task on a sensitive dataset that has not succeeded so far, and had another input."""
     exposed: str | None = None
-    """Why the payload is not masked as its dataset demands."""
+    """Why the payload is not masked as its dataset requires."""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """What the operation says that it reads and writes, beside the dataset of its key."""
+    """Datasets that the operation declares to read and write, beside the dataset of its key."""
     failed_lately: int | None = None
-    """If the dataset has an error budget: failed attempts at operations of it that did so in the last hour, and stand
-    as failed."""
+    """If the dataset has an error budget: attempts that failed in the last hour, of operations that have not since
+    succeeded or been reset."""
 
 
 Rule = Callable[[PolicyContext], Decision]
 
 
 class Demands(NamedTuple):
-    """What is to be seen to for a dataset: all that was declared of it, taken together."""
+    """What all declarations that match a dataset demand together."""
 
     sovereign: bool = False
     sensitive: bool = False
     h3_resolution: int | None = None
-    """The coarsest that was asked for."""
+    """The coarsest resolution demanded."""
     budget: bool = False
+    """Whether there is an error budget."""
 
     @property
-    def whole(self) -> bool:
-        """Whether its lock is in one piece: else the same could be done twice at a time, under two keys."""
+    def locks_whole_dataset(self) -> bool:
+        """Whether the lock must not be split into shards: two keys could do the same at the same time."""
         return self.sovereign or self.sensitive
 
 
-class Rules:
-    """Datasets by pattern (``*`` and ``?``, as in file names), and rules of one's own beside what is declared."""
+class Policy:
+    """What may be done to which datasets: ``Policy(datasets, *rules)``, or ``Policy.read(file, *rules)``.
+
+    ``datasets``: by pattern (``*`` and ``?``, as in file names), a ``Dataset`` or a dict of its fields. ``rules``:
+    functions of a ``PolicyContext`` that return ``Allow()``, ``Deny(reason)`` or ``Review(reason)``.
+    """
 
     def __init__(self, datasets: Mapping[str, Dataset | Mapping[str, Any]] | None = None, *rules: Rule) -> None:
-        self._datasets = read_table({} if datasets is None else datasets)
+        self._datasets = parse_datasets({} if datasets is None else datasets)
         for rule in rules:
             if not callable(rule):
                 raise TypeError(f"a rule must be a function of a context, not {type(rule).__name__}")
         self._rules = rules
 
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], *rules: Rule) -> Self:
+        """The tables ``[datasets."pattern"]`` of a TOML file, and ``rules`` beside them.
+
+        ValueError that lists everything that is wrong with them, or when the file has no such table.
+        """
+        import tomllib
+
+        name = os.fspath(path)
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"{name} is not valid TOML: {error}") from None
+        if "datasets" not in table:
+            raise ValueError(f'{name} declares no dataset: it needs tables such as [datasets."burials*"]')
+        try:
+            return cls(table["datasets"], *rules)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
     def datasets(self, name: str | None) -> list[Dataset]:
-        """What was declared of a dataset. The pattern ``*`` is of operations without one, too."""
+        """The declarations that match a dataset. ``*`` also matches operations without a dataset."""
         return [
-            said
-            for pattern, said in self._datasets.items()
-            if (pattern == "*" if name is None else _fits(name, pattern))
+            dataset
+            for pattern, dataset in self._datasets.items()
+            if (pattern == "*" if name is None else _matches(name, pattern))
         ]
 
     def demands(self, name: str | None) -> Demands | None:
-        """None when there is nothing to ask about it."""
-        found = self.datasets(name)
-        if not found and not self._rules:
+        """What the declarations demand of a dataset; None when neither a declaration nor a rule concerns it."""
+        datasets = self.datasets(name)
+        if not datasets and not self._rules:
             return None
-        finest = [each.h3_resolution for each in found if each.h3_resolution is not None]
+        resolutions = [dataset.h3_resolution for dataset in datasets if dataset.h3_resolution is not None]
         return Demands(
-            any(each.sovereign for each in found), any(each.sensitive for each in found), min(finest, default=None),
-            any(each.error_budget is not None for each in found),
-        )  # fmt: skip
+            sovereign=any(dataset.sovereign for dataset in datasets),
+            sensitive=any(dataset.sensitive for dataset in datasets),
+            h3_resolution=min(resolutions, default=None),
+            budget=any(dataset.error_budget is not None for dataset in datasets),
+        )
 
     def __call__(self, context: PolicyContext) -> Decision:
-        """The strictest answer."""
-        found = self.datasets(context.dataset) or [Dataset()]
-        answers: list[Decision] = [answer for each in found for answer in declared(context, each)]
+        """The strictest decision of all declarations and rules."""
+        datasets = self.datasets(context.dataset) or [Dataset()]
+        decisions: list[Decision] = [decision for dataset in datasets for decision in _decide(context, dataset)]
         for rule in self._rules:
-            answer: object = rule(context)
-            if type(answer) not in _STRICTNESS:
+            decision: object = rule(context)
+            if type(decision) not in _STRICTNESS:
                 name = getattr(rule, "__name__", type(rule).__name__)
                 raise TypeError(
-                    f"rule {name!r} must return Allow(), Deny(reason) or Review(reason), not {answer!r:.80}"
+                    f"rule {name!r} must return Allow(), Deny(reason) or Review(reason), not {decision!r:.80}"
                 )
-            answers.append(answer)  # type: ignore[arg-type]
-        return max(answers, key=lambda each: _STRICTNESS[type(each)], default=Allow())
+            decisions.append(decision)  # type: ignore[arg-type]
+        return max(decisions, key=lambda decision: _STRICTNESS[type(decision)], default=Allow())
 
-    def permit(self, moment: Moment, **about: Any) -> None:
-        """PolicyDenied unless it may be done: where nothing waits for an approval, a review is a no, too."""
-        demands = self.demands(about["dataset"])
-        context = PolicyContext(moment=moment, sovereign=demands is not None and demands.sovereign, **about)
-        answer = self(context)
-        if not isinstance(answer, Allow):
-            raise PolicyDenied(f"operation {context.label!r}: {answer.reason}")
+    def permit(self, moment: Moment, **fields: Any) -> None:
+        """PolicyDenied unless the decision is Allow: Review denies, too, where nothing can wait for an approval."""
+        demands = self.demands(fields["dataset"])
+        context = PolicyContext(moment=moment, sovereign=demands is not None and demands.sovereign, **fields)
+        decision = self(context)
+        if not isinstance(decision, Allow):
+            raise PolicyDenied(f"operation {context.label!r}: {decision.reason}")
+
+
+def as_policy(policy: Policy | Rule | None) -> Policy | None:
+    """A single rule becomes a policy without declarations."""
+    return policy if policy is None or isinstance(policy, Policy) else Policy({}, policy)
 
 
 class Governed(NamedTuple):
-    """An operation that the rules have something to say about."""
+    """An operation that a policy applies to."""
 
-    rules: Rules
+    policy: Policy
     demands: Demands
     exposed: str | None
+    """Why its payload is not masked as the dataset demands."""
 
 
-def governed(
-    rules: Rules | None, key: OperationKey | PlainKey, *, sovereign: bool, payload: object, outputs: Sequence[str] = ()
+def govern(
+    policy: Policy | None,
+    key: OperationKey | PlainKey,
+    *,
+    sovereign: bool,
+    payload: object,
+    outputs: Sequence[str] = (),
 ) -> Governed | None:
-    """None when there is nothing to ask about it. ``sovereign``: whoever runs it says that its dataset is. ValueError
-    when it would lock a part of what is locked whole, or names no dataset that could be; PolicyDenied when it writes
-    one beside its own that more is demanded for."""
-    demands = None if rules is None else rules.demands(key.dataset)
+    """What the policy demands of an operation; None when no policy applies to it.
+
+    ``sovereign``: the caller declares the dataset to be sovereign. ValueError when the key would lock only a part of a
+    dataset that is locked as a whole, or names no dataset. PolicyDenied when ``outputs`` name a dataset with stricter
+    demands than the dataset of the key.
+    """
+    demands = None if policy is None else policy.demands(key.dataset)
     if sovereign:
         if key.dataset is None:
             raise ValueError(
-                f"sovereign=True is of a dataset, which is locked whole, and the key {key.label!r} names none: give an "
-                "OperationKey"
+                f"sovereign=True locks a dataset as a whole, and the key {key.label!r} names none: give an OperationKey"
             )
         demands = (demands or Demands())._replace(sovereign=True)
-    if rules is not None:
+    if policy is not None:
         for name in outputs:
-            if name != key.dataset and (why := _beside(rules.demands(name), demands or Demands())):
+            if name != key.dataset and (stricter := _stricter_demand(policy.demands(name), demands or Demands())):
                 raise PolicyDenied(
-                    f"operation {key.label!r}: its outputs name dataset {name!r}, which is {why}, and it would be "
-                    "written past what that demands: write it in an operation whose key has this dataset"
+                    f"operation {key.label!r}: its outputs name dataset {name!r}, which is {stricter}: write it in an "
+                    "operation whose key has this dataset, so that its rules apply"
                 )
     if demands is None:
         return None
-    if demands.whole:
+    if demands.locks_whole_dataset:
         key.check_whole("sovereign" if demands.sovereign else "sensitive")
-    shown = None if demands.h3_resolution is None else exposed(payload, demands.h3_resolution)
-    return Governed(rules or Rules(), demands, shown)
+    exposed = None if demands.h3_resolution is None else find_exposure(payload, demands.h3_resolution)
+    return Governed(policy or Policy(), demands, exposed)
 
 
-def _beside(other: Demands | None, mine: Demands) -> str | None:
-    """Why a dataset cannot be written beside the one that is locked and asked about; None when it can."""
+def _stricter_demand(other: Demands | None, own: Demands) -> str | None:
+    """What ``other`` demands that an operation governed by ``own`` would not respect; None if there is nothing."""
     if other is None:
         return None
     if other.sovereign:
         return "sovereign"
-    if other.sensitive and not mine.sensitive:
+    if other.sensitive and not own.sensitive:
         return "sensitive"
-    finest = other.h3_resolution
-    return "masked" if finest is not None and (mine.h3_resolution is None or mine.h3_resolution > finest) else None
+    limit = other.h3_resolution
+    return "masked" if limit is not None and (own.h3_resolution is None or own.h3_resolution > limit) else None
 
 
-def as_rules(policy: Rules | Rule | None) -> Rules | None:
-    return policy if policy is None or isinstance(policy, Rules) else Rules({}, policy)
-
-
-def declared(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
-    """What the declaration says, one answer for each rule that speaks."""
+def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
+    """The decisions that follow from a declaration. None of them: Allow."""
     name = f"dataset {context.dataset!r}"
     if context.moment in ("reset", "review"):
         allowed = dataset.may_reset
-        if allowed is not None and not any(_fits(context.actor or "", each) for each in allowed):
-            who = ", ".join(allowed) or "nobody"
-            yield Deny(f"{name} is reset, rolled back and answered for by {who}, not by {context.actor!r}")
-    if context.moment not in _WORK:
+        if allowed is not None and not any(_matches(context.actor or "", pattern) for pattern in allowed):
+            who = ", ".join(allowed) or "no one"
+            yield Deny(f"{name} may be reset, rolled back and reviewed by {who}, not by {context.actor!r}")
+    if context.moment not in _CHANGES_DATA:
         return
     sovereign = dataset.sovereign or context.sovereign
     if dataset.sensitive and not (context.justification or "").strip():
         yield Deny(f"{name} is sensitive, and a change to it needs a justification: give justification=")
     if dataset.sensitive and context.same_as is not None:
         yield Deny(
-            f"{name} is sensitive, and the same was done to it under another key: {context.same_as}. Reset that one "
-            "if it has to be done anew"
+            f"{name} is sensitive, and the same was done to it under another key: {context.same_as}. Reset that "
+            "operation to repeat it"
         )
     if dataset.sensitive and context.retry_of is not None:
         yield Review(
-            f"{name} is sensitive, and a retry sees the input that it saw first: {context.retry_of} had another one, "
-            "and has come to nothing so far"
+            f"{name} is sensitive, and a retry must have the input of the first attempt: {context.retry_of} had "
+            "another one and has not succeeded so far"
         )
     if dataset.h3_resolution is not None and context.exposed is not None:
         yield Deny(
-            f"geometry in {name} is written as H3 cells of resolution {dataset.h3_resolution} or coarser, and given as "
-            f"payload=, made with holdfast.mask_h3: {context.exposed}"
+            f"geometry in {name} is written as H3 cells of resolution {dataset.h3_resolution} or coarser, made with "
+            f"holdfast.mask_h3 and passed as payload=: {context.exposed}"
         )
     budget, failed = dataset.error_budget, context.failed_lately
     if context.moment == "retry" and budget is not None and failed is not None and failed >= budget:
         yield Deny(f"{name} has used up its error budget: {failed} failed in the last hour, and {budget} may")
     if context.lock == "busy":
         if sovereign or dataset.when_locked == "escalate":
-            yield Review(f"somebody else has the lock of {name}{', which is sovereign' if sovereign else ''}")
+            yield Review(f"{name}{', which is sovereign,' if sovereign else ''} is locked by another operation")
         elif dataset.when_locked == "fail":
-            yield Deny(f"somebody else has the lock of {name}")
+            yield Deny(f"{name} is locked by another operation")
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """What is written out fits as well, whatever a pattern makes of its brackets."""
+def _matches(name: str, pattern: str) -> bool:
+    """A pattern also matches its own text, whatever its brackets mean."""
     return name == pattern or fnmatchcase(name, pattern)

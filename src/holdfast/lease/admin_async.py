@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.database.engine_async import LOCKED, AsyncEngine
 from holdfast.errors import LeaseLost, PolicyDenied, Refused
 from holdfast.lease.keeper import keepers_of
+from holdfast.lease.records import HistoryRecord, LeaseRecord
 from holdfast.names import check_limit, check_name, check_said
-from holdfast.records import HistoryRecord, LeaseRecord
 from holdfast.runtime.identity import check_token, new_token
 
 _PATIENCE = 5.0

@@ -11,7 +11,7 @@ from holdfast.errors import SinkDown
 from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds
 from holdfast.operations.decide import causes, worded, writable
 from holdfast.operations.events import Event
-from holdfast.records import when
+from holdfast.timestamps import as_datetime
 
 LEASE = "@relay:"
 """What the names of the leases begin with under which relays work."""
@@ -84,7 +84,7 @@ class RelayRecord:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RelayRecord:
-        return cls(**{**row, "since": when(row["since"]), "moved_at": when(row["moved_at"])})
+        return cls(**{**row, "since": as_datetime(row["since"]), "moved_at": as_datetime(row["moved_at"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +102,5 @@ class ParkedRecord:
 
 
 def parked_of(row: Mapping[str, Any], event: Event) -> ParkedRecord:
-    said = {**row, "event": event, "parked_at": when(row["parked_at"]), "again": bool(row["again"])}
+    said = {**row, "event": event, "parked_at": as_datetime(row["parked_at"]), "again": bool(row["again"])}
     return ParkedRecord(**said)

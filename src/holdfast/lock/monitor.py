@@ -10,8 +10,8 @@ from holdfast.database.engine import CALL_TIMEOUT, Engine
 from holdfast.errors import Refused, Unanswered
 from holdfast.lock.file_locks import offset
 from holdfast.lock.holders import Holder, holders
+from holdfast.lock.records import LockRecord
 from holdfast.names import check_said
-from holdfast.records import LockRecord
 
 if TYPE_CHECKING:
     from holdfast.lock.handle import LockSpace

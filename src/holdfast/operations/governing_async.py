@@ -93,7 +93,7 @@ class AsyncGovernance:
             from holdfast.governance.policy import Deny, Review
 
             context = self._context("locked", prior, lock="busy")
-            match plan.governed.rules(context):
+            match plan.governed.policy(context):
                 case Deny(reason):
                     self.locked_out("denied")
                     raise _denied(context, reason)
@@ -192,7 +192,7 @@ class AsyncGovernance:
         from holdfast.governance.policy import Deny, Review
 
         assert self.plan.governed is not None
-        match self.plan.governed.rules(context):
+        match self.plan.governed.policy(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason) if not self.approved:

@@ -21,7 +21,7 @@ from holdfast.operations.wal import Entry, Problem
 from holdfast.runtime.concurrency import check_callable, maybe_await
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Moment, Rules
+    from holdfast.governance.policy import Moment, Policy
 
 PAGE = 200
 """Operations that are read at a time."""
@@ -45,7 +45,7 @@ class Archived:
 class OperationLog:
     """What can be asked of the log, and what keeps it within bounds."""
 
-    def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: Engine, rules: Policy | None = None) -> None:
         self._engine, self._rules = engine, rules
 
     def history(self, key: OperationKey | str) -> Entries:

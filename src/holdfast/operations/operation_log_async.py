@@ -20,7 +20,7 @@ from holdfast.operations.wal import Entry, Problem
 from holdfast.runtime.concurrency_async import check_callable, maybe_await
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Moment, Rules
+    from holdfast.governance.policy import Moment, Policy
 
 PAGE = 200
 """Operations that are read at a time."""
@@ -44,7 +44,7 @@ class Archived:
 class AsyncOperationLog:
     """What can be asked of the log, and what keeps it within bounds."""
 
-    def __init__(self, engine: AsyncEngine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, rules: Policy | None = None) -> None:
         self._engine, self._rules = engine, rules
 
     async def history(self, key: OperationKey | str) -> Entries:

@@ -24,14 +24,14 @@ from holdfast.operations.operation_log import OperationLog
 from holdfast.operations.outcome import OperationRecord, Outcome, known
 from holdfast.operations.plan import Plan
 from holdfast.operations.replay import fold
+from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
-from holdfast.records import ReviewRecord
 from holdfast.runtime import telemetry
 from holdfast.runtime.concurrency import check_callable
 from holdfast.runtime.log import logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Rules
+    from holdfast.governance.policy import Policy
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -59,7 +59,7 @@ class Operations(OperationLog):
     """``client.operations``: what became of operations, many at once, and what is done about those that were left
     half done. One to be run is ``client.operation(key)``."""
 
-    def __init__(self, engine: Engine, rules: Rules | None = None, energy: Meter | None = None) -> None:
+    def __init__(self, engine: Engine, rules: Policy | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
         self._energy = energy
         self._handlers: dict[str, Handlers] = {}
@@ -271,9 +271,9 @@ class Operations(OperationLog):
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
-            from holdfast.governance.policy import governed
+            from holdfast.governance.policy import govern
 
-            governing = governed(
+            governing = govern(
                 self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
             )
             sovereign = governing is not None and governing.demands.sovereign

@@ -23,14 +23,14 @@ from holdfast.operations.operation_log_async import AsyncOperationLog
 from holdfast.operations.outcome import OperationRecord, Outcome, known
 from holdfast.operations.plan_async import AsyncPlan
 from holdfast.operations.replay import fold
+from holdfast.operations.review_record import ReviewRecord
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
-from holdfast.records import ReviewRecord
 from holdfast.runtime import telemetry
 from holdfast.runtime.concurrency_async import check_callable
 from holdfast.runtime.log import logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Rules
+    from holdfast.governance.policy import Policy
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -58,7 +58,7 @@ class AsyncOperations(AsyncOperationLog):
     """``client.operations``: what became of operations, many at once, and what is done about those that were left
     half done. One to be run is ``client.operation(key)``."""
 
-    def __init__(self, engine: AsyncEngine, rules: Rules | None = None, energy: Meter | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, rules: Policy | None = None, energy: Meter | None = None) -> None:
         super().__init__(engine, rules)
         self._energy = energy
         self._handlers: dict[str, Handlers] = {}
@@ -272,9 +272,9 @@ class AsyncOperations(AsyncOperationLog):
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return plan
-            from holdfast.governance.policy import governed
+            from holdfast.governance.policy import govern
 
-            governing = governed(
+            governing = govern(
                 self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
             )
             sovereign = governing is not None and governing.demands.sovereign

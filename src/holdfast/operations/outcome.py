@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from holdfast.records import when
+from holdfast.timestamps import as_datetime
 
 Row = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ class OperationRecord:
     @classmethod
     def of(cls, row: Row) -> OperationRecord:
         status = "running" if row["alive"] else row["status"]
-        times = {name: when(row[name]) for name in ("created_at", "updated_at", "expires_at")}
+        times = {name: as_datetime(row[name]) for name in ("created_at", "updated_at", "expires_at")}
         error = json.loads(row["error"]) if row["error"] else None
         known = {name: row[name] for name in cls.__slots__ if name in row}
         return cls(

@@ -13,10 +13,10 @@ from holdfast.errors import Conflict
 from holdfast.keys import OperationKey, as_key
 from holdfast.names import check_limit, check_said
 from holdfast.operations.outcome import OperationRecord, known
-from holdfast.records import ReviewRecord
+from holdfast.operations.review_record import ReviewRecord
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Rules
+    from holdfast.governance.policy import Policy
 
 Records = list[ReviewRecord]
 _STATUSES = ("open", "approved", "rejected", "reset", "done")
@@ -25,7 +25,7 @@ _STATUSES = ("open", "approved", "rejected", "reset", "done")
 class AsyncReviews:
     """``client.reviews``: operations that wait for somebody's word, and those that have had it."""
 
-    def __init__(self, engine: AsyncEngine, rules: Rules | None) -> None:
+    def __init__(self, engine: AsyncEngine, rules: Policy | None) -> None:
         self._engine, self._rules = engine, rules
 
     async def list(

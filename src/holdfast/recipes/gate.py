@@ -19,10 +19,10 @@ from holdfast.lease.admin import Leases, Records
 from holdfast.lease.grant import LeaseGrant
 from holdfast.lease.handle import PATIENT, Lease
 from holdfast.lease.keeper import keeper_of
+from holdfast.lease.records import LeaseRecord
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import check_said, check_seconds
 from holdfast.recipes.gate_terms import GATE, gate_lease, gate_terms, runtime_terms
-from holdfast.records import LeaseRecord
 from holdfast.runtime.concurrency import current_id
 from holdfast.runtime.log import WARNING, logger
 

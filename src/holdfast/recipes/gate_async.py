@@ -18,10 +18,10 @@ from holdfast.lease.admin_async import AsyncLeases, Records
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import PATIENT, AsyncLease
 from holdfast.lease.keeper import keeper_of
+from holdfast.lease.records import LeaseRecord
 from holdfast.lease.terms import LeaseTerms
 from holdfast.names import check_said, check_seconds
 from holdfast.recipes.gate_terms import GATE, gate_lease, gate_terms, runtime_terms
-from holdfast.records import LeaseRecord
 from holdfast.runtime.concurrency_async import current_id
 from holdfast.runtime.log import WARNING, logger
 

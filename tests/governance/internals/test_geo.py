@@ -13,7 +13,7 @@ import h3
 import pytest
 
 import holdfast
-from holdfast.geo import exposed
+from holdfast.geo import find_exposure
 
 SQUARE = [[16.30, 48.10], [16.50, 48.10], [16.50, 48.30], [16.30, 48.30], [16.30, 48.10]]
 SHAPES: list[dict[str, Any]] = [
@@ -90,9 +90,9 @@ def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value:
     assert {each for found in masked["features"] for each in found["properties"]} == {"h3", "kind"}
     masked["features"][0]["properties"][name] = value
     assert not holdfast.is_masked(masked, 5)
-    assert exposed([masked], 5) == f"payload[0].features[0].properties.{name} tells a position"
+    assert find_exposure([masked], 5) == f"payload[0].features[0].properties.{name} reveals a position"
     masked["features"][0]["properties"].pop(name)
-    assert exposed({"rows": [masked], name: value}, 5), "also beside it"
+    assert find_exposure({"rows": [masked], name: value}, 5), "also beside it"
 
 
 def test_what_is_no_position_stays() -> None:
@@ -123,18 +123,18 @@ def test_a_feature_that_only_pretends_is_found() -> None:
         {"a": 1},
     ):
         assert not holdfast.is_masked(wrong, 5)
-        assert exposed(wrong, 5)
+        assert find_exposure(wrong, 5)
     assert holdfast.is_masked(feature(None, name="lost"), 5), "where it is, is not said at all"
 
 
 def test_a_payload_is_looked_through() -> None:
     masked = holdfast.mask_h3(feature(), 5)
-    assert exposed({"rows": [masked], "by": "jane"}, 5) is None
-    assert exposed({"rows": 3}, 5) == exposed(None, 5) == "there is no GeoJSON in its payload"
-    assert exposed({"rows": [masked], "lat": 48.2}, 5) == "payload.lat tells a position"
-    assert exposed([masked, [16.37, 48.21]], 5) == "payload[1] tells a position"
-    assert exposed(dict[Any, Any](masked) | {7: "x"}, 5) is None, "whatever a name is"
-    assert str(exposed([feature()] * 5, 5)).endswith("; and 2 more")
+    assert find_exposure({"rows": [masked], "by": "jane"}, 5) is None
+    assert find_exposure({"rows": 3}, 5) == find_exposure(None, 5) == "there is no GeoJSON in its payload"
+    assert find_exposure({"rows": [masked], "lat": 48.2}, 5) == "payload.lat reveals a position"
+    assert find_exposure([masked, [16.37, 48.21]], 5) == "payload[1] reveals a position"
+    assert find_exposure(dict[Any, Any](masked) | {7: "x"}, 5) is None, "whatever a name is"
+    assert str(find_exposure([feature()] * 5, 5)).endswith("; and 2 more")
 
 
 @pytest.mark.parametrize(

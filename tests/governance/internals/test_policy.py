@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Allow, Dataset, Deny, PolicyContext, Review
-from holdfast.governance.policy import Demands, Moment, governed
+from holdfast.governance.policy import Demands, Moment, govern
 from holdfast.keys import OperationKey, PlainKey
 
 Policy = holdfast.Policy
@@ -96,7 +96,7 @@ def test_of_several_that_speak_the_strictest_counts() -> None:
     for actor, answer in (("jane", Allow), ("jack", Deny), ("joe", Allow), ("mae", Deny)):
         assert type(both(context(dataset="ab", moment="reset", actor=actor))) is answer
     strict = Policy({"*": {"h3_resolution": 7}, "graves": {"h3_resolution": 4}})
-    found = governed(strict, key("graves"), sovereign=False, payload=MASKED)
+    found = govern(strict, key("graves"), sovereign=False, payload=MASKED)
     assert found is not None
     assert found.exposed is not None, "cells of resolution 5 are too fine where 4 was asked for, too"
 
@@ -112,9 +112,9 @@ def test_a_name_that_is_written_out_is_declared_whatever_is_in_it() -> None:
 def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
     assert Policy({"parcels": {"sensitive": True}}).demands("roads") is None
     assert Policy({"parcels": {"sensitive": True}}).demands(None) is None
-    assert governed(None, key("roads"), sovereign=False, payload=None) is None
+    assert govern(None, key("roads"), sovereign=False, payload=None) is None
     assert Policy({}, lambda _: Allow()).demands("roads") == Demands()
-    said = governed(None, key("roads"), sovereign=True, payload=None)
+    said = govern(None, key("roads"), sovereign=True, payload=None)
     assert said is not None
     assert said.demands == Demands(sovereign=True)
 
@@ -125,11 +125,11 @@ def test_what_is_locked_whole_has_no_shards(said: dict[str, bool]) -> None:
     with pytest.raises(
         ValueError, match=f"'graves' is {next(iter(said))} and is locked whole: shards must be 1, not 4"
     ):
-        governed(policy, key("graves", shards=4), sovereign=False, payload=None)
-    assert governed(policy, key("roads", shards=4), sovereign=False, payload=None) is None
+        govern(policy, key("graves", shards=4), sovereign=False, payload=None)
+    assert govern(policy, key("roads", shards=4), sovereign=False, payload=None) is None
     with pytest.raises(ValueError, match="locked whole"):
-        governed(policy, key("roads", shards=4), sovereign=True, payload=None)
-    assert governed(Policy({"*": said}), PlainKey("charge:42"), sovereign=False, payload=None) is not None
+        govern(policy, key("roads", shards=4), sovereign=True, payload=None)
+    assert govern(Policy({"*": said}), PlainKey("charge:42"), sovereign=False, payload=None) is not None
 
 
 def test_a_rule_that_gives_no_answer_is_an_error_and_no_permission() -> None:

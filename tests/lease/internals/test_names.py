@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import AcquireTimeout, NotAcquired
+from holdfast.lease.records import LeaseRecord
 from holdfast.lease.terms import LeaseTerms, Refusal
 from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_timeout
-from holdfast.records import LeaseRecord
 
 AT = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

@@ -1,0 +1,54 @@
+"""Rows of leases and of their history, as ``client.leases`` returns them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from holdfast.timestamps import as_datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A live lease. It never contains the token, which is the holder's secret."""
+
+    name: str
+    holder: str
+    fence: int
+    acquired_at: datetime
+    expires_at: datetime
+    host: str | None
+    pid: int | None
+    info: Mapping[str, Any]
+    remaining: float = field(compare=False)
+    """Seconds to ``expires_at``, by the database's clock at the time of the query. The local clock may differ."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LeaseRecord:
+        return cls(
+            row["name"], row["holder"], row["fence"], as_datetime(row["acquired_at"]), as_datetime(row["expires_at"]),
+            row["host"], row["pid"], json.loads(row["info"] or "{}"), row["remaining"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """A grant that has ended: who held which lease, from when to when, and how it ended."""
+
+    name: str
+    holder: str
+    host: str | None
+    pid: int | None
+    fence: int
+    acquired_at: datetime
+    ended_at: datetime
+    outcome: str
+    actor: str | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> HistoryRecord:
+        return cls(**{**row, "acquired_at": as_datetime(row["acquired_at"]), "ended_at": as_datetime(row["ended_at"])})
