@@ -1,12 +1,14 @@
-"""One text for every value that means the same, and never the same for two that do not: what is hashed.
+"""The canonical encoding of values: equal values have the same bytes, different values never do. Operation keys and
+payloads are hashed with it, so a change of this encoding changes every key.
 
-Every part says its kind and its length before its bytes, so nothing that is put together can be read in two ways. Which
-values are the same:
+    part = kind (one letter), length of the body in decimal, ":", body      e.g. s3:abc, l8:i1:1i1:2
 
-- dicts and sets whatever their order; a list and a tuple of the same parts;
-- aware datetimes that are the same instant; decimals that are equal; ``0.0`` and ``-0.0``.
+Every part has its length before its bytes, so no two sequences of parts are the same bytes. Equal are:
 
-Everything else differs, also ``1``, ``1.0``, ``True`` and ``"1"``, and a naive datetime from every aware one.
+- dicts and sets with the same members, in any order; a list and a tuple with the same items;
+- aware datetimes of the same instant; decimals that are equal; ``0.0`` and ``-0.0``.
+
+Everything else differs: ``1``, ``1.0``, ``True`` and ``"1"`` do, and a naive datetime differs from every aware one.
 """
 
 from __future__ import annotations
@@ -20,23 +22,25 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-DEEPEST = 50
-"""What is nested deeper is taken for something that contains itself."""
+MAX_DEPTH = 50
+"""A value that is nested deeper is taken to contain itself."""
 
 _KINDS = "None, bool, int, float, Decimal, str, bytes, datetime, date, UUID, list, tuple, set and dict"
 
 
 def digest(value: object, what: str = "value") -> str:
-    """sha256 of it, as hex. ``what`` it is called in the error when a part of it has no meaning here."""
+    """The sha256 of the encoding, in hexadecimal. Raises as ``encode`` does."""
     return sha256(encode(value, what)).hexdigest()
 
 
 def encode(value: object, what: str = "value") -> bytes:
-    """Its text, to be hashed; ValueError or TypeError that names the part which cannot be."""
-    return _encode(value, what, DEEPEST)
+    """The encoding. ValueError or TypeError, with the path from ``what``, for a part that has none."""
+    return _encode(value, what, MAX_DEPTH)
 
 
-def _encode(value: Any, path: str, room: int) -> bytes:  # one branch a kind of value
+def _encode(value: Any, path: str, depth_left: int) -> bytes:
+    # hot: every operation key is encoded. _simple is called before _encode where most values are simple, because it
+    # needs no path: building paths costs more than encoding.
     if (simple := _simple(value)) is not None:
         return simple
     if isinstance(value, str):
@@ -48,25 +52,25 @@ def _encode(value: Any, path: str, room: int) -> bytes:  # one branch a kind of 
     if isinstance(value, UUID):
         return _part(b"u", value.bytes)
     if isinstance(value, float | Decimal | date):
-        return _ordered(value, path)
+        return _number_or_time(value, path)
     if not isinstance(value, list | tuple | Mapping | AbstractSet):
         raise TypeError(f"{path} is a {type(value).__name__}, which has no canonical form; there is one for {_KINDS}")
-    if not room:
-        raise ValueError(f"{path[:80]}… is nested deeper than {DEEPEST}, or contains itself")
+    if not depth_left:
+        raise ValueError(f"{path[:80]}… is nested deeper than {MAX_DEPTH}, or contains itself")
     if isinstance(value, Mapping):
-        pairs = [(_simple(key) or _encode(key, f"the key {key!r:.40} of {path}", room - 1), key) for key in value]
+        pairs = [(_simple(key) or _encode(key, f"the key {key!r:.40} of {path}", depth_left - 1), key) for key in value]
         pairs.sort(key=itemgetter(0))
-        told = [name + (_simple(value[key]) or _encode(value[key], f"{path}[{key!r:.40}]", room - 1))
-                for name, key in pairs]  # fmt: skip
-        return _part(b"m", b"".join(told))
+        members = [name + (_simple(value[key]) or _encode(value[key], f"{path}[{key!r:.40}]", depth_left - 1))
+                   for name, key in pairs]  # fmt: skip
+        return _part(b"m", b"".join(members))
     if isinstance(value, AbstractSet):
-        return _part(b"e", b"".join(sorted(_encode(each, f"{each!r:.40} in {path}", room - 1) for each in value)))
-    parts = [_simple(each) or _encode(each, f"{path}[{at}]", room - 1) for at, each in enumerate(value)]
+        return _part(b"e", b"".join(sorted(_encode(each, f"{each!r:.40} in {path}", depth_left - 1) for each in value)))
+    parts = [_simple(item) or _encode(item, f"{path}[{index}]", depth_left - 1) for index, item in enumerate(value)]
     return _part(b"l", b"".join(parts))
 
 
 def _simple(value: Any) -> bytes | None:
-    """Of what most values are made of, without a word about where it is; None when it is something else, or wrong."""
+    """The encoding of an ASCII str, an int, a bool or None; None for every other value."""
     kind = type(value)
     if kind is str:
         if value.isascii():
@@ -80,14 +84,14 @@ def _simple(value: Any) -> bytes | None:
     return None
 
 
-def _ordered(value: Any, path: str) -> bytes:
-    """Numbers with a fraction and points in time: those that are not equal to themselves are refused."""
+def _number_or_time(value: Any, path: str) -> bytes:
+    """The encoding of a float, a Decimal, a date or a datetime. ValueError for NaN."""
     if value.is_nan() if isinstance(value, Decimal) else value != value:
-        raise ValueError(f"{path} is {value!r}, which does not even equal itself")
+        raise ValueError(f"{path} is {value!r}, which does not equal itself")
     if isinstance(value, float):
         return _part(b"f", repr(float(value) + 0.0).encode())
     if isinstance(value, Decimal):
-        return _part(b"d", _plain(value).encode())
+        return _part(b"d", _normalized(value).encode())
     if not isinstance(value, datetime):
         return _part(b"D", value.isoformat().encode())
     if value.utcoffset() is None:
@@ -98,8 +102,8 @@ def _ordered(value: Any, path: str) -> bytes:
         raise ValueError(f"{path} is {value!r}, which in UTC is in no year from 1 to 9999") from None
 
 
-def _plain(value: Decimal) -> str:
-    """Without the zeros at its end, whatever precision the context has."""
+def _normalized(value: Decimal) -> str:
+    """The number without trailing zeros, independent of the precision of the context."""
     if not value.is_finite():
         return str(value)
     sign, digits, exponent = value.as_tuple()
@@ -113,7 +117,7 @@ def _text(text: str, path: str) -> bytes:
     try:
         return _part(b"s", text.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{path} is no text: half of a character in {text!r:.80}") from None
+        raise ValueError(f"{path} cannot be encoded as UTF-8: a lone surrogate in {text!r:.80}") from None
 
 
 def _part(kind: bytes, body: bytes) -> bytes:

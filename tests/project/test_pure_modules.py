@@ -9,19 +9,19 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "holdfast"
 PURE = """
-    canonical cells errors geo keys names reconciler records
+    canonical errors extras geo keys names reconciler timestamps
     database/privileges
-    doctor/findings doctor/operations doctor/sqlite doctor/postgres/__init__ doctor/postgres/connectivity
-    doctor/postgres/limits doctor/postgres/settings doctor/postgres/tables
+    doctor/findings doctor/operations doctor/postgres/__init__ doctor/postgres/connectivity doctor/postgres/limits
+    doctor/postgres/settings doctor/postgres/tables doctor/sqlite
     driver/driver_json
-    governance/dataset governance/policy
-    lease/probe lease/terms lease/trust
+    governance/audit_record governance/dataset governance/policy
+    lease/probe lease/records lease/terms lease/trust
     lineage/published lineage/relay_terms
-    lock/claims lock/mend lock/mux lock/row_key lock/sessions lock/standing lock/terms lock/tickets
+    lock/claims lock/mend lock/mux lock/records lock/row_key lock/sessions lock/standing lock/terms lock/tickets
     objects/changes objects/model
-    operations/archive operations/chain operations/decide operations/energy operations/events operations/lineage_terms
-    operations/logged operations/outcome operations/pointer operations/replay operations/results operations/terms
-    operations/wal
+    operations/archive operations/chain operations/decide operations/energy operations/events
+    operations/lineage_terms operations/logged operations/outcome operations/pointer operations/replay
+    operations/results operations/review_record operations/terms operations/wal
     recipes/elector_terms recipes/gate_terms recipes/guard_terms recipes/reconciler_terms recipes/shards_terms
     recipes/slots_terms
     runtime/metrics

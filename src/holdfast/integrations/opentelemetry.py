@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from holdfast import __version__, telemetry
-from holdfast.integrations import missing
+from holdfast.extras import missing_extra
 
 try:
     from opentelemetry import context, metrics, trace
     from opentelemetry.metrics import CallbackOptions, Observation
 except ModuleNotFoundError as error:
-    raise missing(error, "otel") from None
+    raise missing_extra(error, "otel") from None
 
 _SCOPE = "holdfast"
 _SPENT = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast import telemetry
-from holdfast.integrations import missing
+from holdfast.extras import missing_extra
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    raise missing(error, "prometheus") from None
+    raise missing_extra(error, "prometheus") from None
 
 
 def export(

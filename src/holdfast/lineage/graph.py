@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
 from holdfast import Event, SinkDown
-from holdfast.integrations import missing
+from holdfast.extras import missing_extra
 
 try:
     from neo4j import Driver, GraphDatabase
     from neo4j.exceptions import AuthError, DriverError, Neo4jError
 except ModuleNotFoundError as error:
-    raise missing(error, "graph") from None
+    raise missing_extra(error, "graph") from None
 
 INDEXES: tuple[LiteralString, ...] = (
     "CREATE CONSTRAINT IF NOT EXISTS FOR (r:Run) REQUIRE r.id IS UNIQUE",

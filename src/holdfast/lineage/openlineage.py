@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Event, SinkDown
-from holdfast.integrations import missing
+from holdfast.extras import missing_extra
 from holdfast.lineage.jsonlines import append
 
 try:
@@ -30,7 +30,7 @@ try:
 
     from holdfast.lineage.in_time import InTime
 except ModuleNotFoundError as error:
-    raise missing(error, "openlineage") from None
+    raise missing_extra(error, "openlineage") from None
 
 PRODUCER = f"urn:holdfast:{version('holdfast')}"
 SCHEMA = "urn:holdfast:openlineage:1-0-0"
