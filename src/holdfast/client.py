@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin import Leases
-    from holdfast.lineage.passing import Sink
-    from holdfast.lineage.relay import Relay
+    from holdfast.lineage.relay import Relay, Sink
     from holdfast.lineage.relays import Relays
     from holdfast.lock.handle import Lock, LockSpace
     from holdfast.lock.monitor import LockMonitor

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from holdfast.governance.policy import Policy, Rule
     from holdfast.keys import OperationKey
     from holdfast.lease.admin_async import AsyncLeases
-    from holdfast.lineage.passing_async import AsyncSink
-    from holdfast.lineage.relay_async import AsyncRelay
+    from holdfast.lineage.relay_async import AsyncRelay, AsyncSink
     from holdfast.lineage.relays_async import AsyncRelays
     from holdfast.lock.handle_async import AsyncLock, AsyncLockSpace
     from holdfast.lock.monitor_async import AsyncLockMonitor

@@ -1,1 +1,1 @@
-"""Publishes the log of operations to sinks, in order, and exports it."""
+"""Publishes the events of the log to sinks, in order, and exports them to catalogues."""

@@ -1,5 +1,7 @@
-"""What the log says of an operation or a dataset, as documents for catalogues: DCAT and STAC. Made without any library;
-only what succeeded, and was not undone since, is in them."""
+"""Documents for catalogues, DCAT and STAC, from the events of the log. Written without a library.
+
+They contain only runs that succeeded and were not undone since.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from holdfast import Event
 from holdfast.lineage.prov import iri
 
 SHAPES = Path(__file__).parent / "schemas" / "dcat.ttl"
-"""What ``dcat`` gives, as SHACL."""
+"""SHACL shapes of what ``dcat`` returns."""
 STAC_VERSION = "1.1.0"
 WORLD = [-180.0, -90.0, 180.0, 90.0]
 CONTEXT = {
@@ -25,16 +27,16 @@ CONTEXT = {
 Node = dict[str, Any]
 
 
-def standing(events: Sequence[Event]) -> list[Event]:
-    """The runs that changed data, and were not undone."""
+def effective(events: Sequence[Event]) -> list[Event]:
+    """The COMPLETE events of runs that were not undone."""
     undone = {event.run for event in events if event.type == "UNDONE"}
     return [event for event in events if event.type == "COMPLETE" and event.run not in undone]
 
 
 def dcat(events: Sequence[Event], dataset: str | None = None) -> Node:
-    """A catalogue of the datasets that they wrote, or of that one."""
+    """A catalogue of the datasets that the events wrote, or of one dataset."""
     writes: dict[str, list[Event]] = {}
-    for event in standing(events):
+    for event in effective(events):
         for name in event.outputs:
             if dataset in (None, name):
                 writes.setdefault(name, []).append(event)
@@ -51,7 +53,7 @@ def dcat(events: Sequence[Event], dataset: str | None = None) -> Node:
 def _dataset(name: str, writes: Sequence[Event]) -> Node:
     last, (begin, end) = writes[-1], _span(writes)
     contract = last.contract
-    found = {
+    node = {
         "@id": iri("dataset", name),
         "@type": "dcat:Dataset",
         "dct:identifier": name,
@@ -60,22 +62,22 @@ def _dataset(name: str, writes: Sequence[Event]) -> Node:
         "dct:modified": _moment(end),
         "dcat:version": last.run,
         "prov:wasGeneratedBy": {"@id": f"urn:uuid:{last.run}", "@type": "prov:Activity"},
-        "dct:source": [{"@id": iri("dataset", each)} for each in dict.fromkeys(_inputs(writes))],
+        "dct:source": [{"@id": iri("dataset", source)} for source in dict.fromkeys(_inputs(writes))],
         "dct:conformsTo": contract and {
             "@id": iri("contract", contract["name"], contract["version"]), "@type": "dct:Standard",
             "dct:title": f"{contract['name']} {contract['version']}", "holdfast:verdict": contract["verdict"],
         },
     }  # fmt: skip
-    return {key: value for key, value in found.items() if value not in (None, [])}
+    return {key: value for key, value in node.items() if value not in (None, [])}
 
 
 def stac_item(events: Sequence[Event]) -> Node:
-    """An operation that succeeded, as an item. LookupError when it has not."""
-    found = standing(events)
-    if not found:
-        raise LookupError("it has not succeeded, or was undone: there is nothing that a catalogue could have")
-    last, (begin, end) = found[-1], _span(found)
-    about = {
+    """A STAC item for an operation. LookupError unless it has succeeded and was not undone."""
+    runs = effective(events)
+    if not runs:
+        raise LookupError("the operation has not succeeded, or was undone: there is nothing to export")
+    last, (begin, end) = runs[-1], _span(runs)
+    properties = {
         "datetime": last.at, "created": begin, "updated": end, "title": last.label,
         "holdfast:key": last.key, "holdfast:run": last.run, "holdfast:attempt": last.attempt,
         "holdfast:dataset": last.dataset, "holdfast:inputs": list(last.inputs), "holdfast:outputs": list(last.outputs),
@@ -83,22 +85,23 @@ def stac_item(events: Sequence[Event]) -> Node:
     }  # fmt: skip
     return {
         "type": "Feature", "stac_version": STAC_VERSION, "id": last.run, "geometry": None,
-        "properties": {name: value for name, value in about.items() if value is not None}, "links": [], "assets": {},
+        "properties": {name: value for name, value in properties.items() if value is not None},
+        "links": [], "assets": {},
     }  # fmt: skip
 
 
 def stac_collection(events: Sequence[Event], dataset: str) -> Node:
-    """A dataset, as a collection: from when to when it was written. LookupError when nothing was."""
-    found = [event for event in standing(events) if dataset in event.outputs]
-    if not found:
-        raise LookupError(f"nothing that succeeded, and was not undone, wrote dataset {dataset!r}")
+    """A STAC collection for a dataset, with the time from its first to its last write. LookupError if there is none."""
+    writes = [event for event in effective(events) if dataset in event.outputs]
+    if not writes:
+        raise LookupError(f"no operation that succeeded, and was not undone, wrote dataset {dataset!r}")
     return {
         "type": "Collection", "stac_version": STAC_VERSION, "id": dataset, "title": dataset,
-        "description": f"Written by {len(found)} operations, the last of which is {found[-1].label}.",
+        "description": f"Written by {len(writes)} operations, the last of which is {writes[-1].label}.",
         "license": "other",
-        "extent": {"spatial": {"bbox": [WORLD]}, "temporal": {"interval": [_span(found)]}},
-        "links": [], "holdfast:runs": [event.run for event in found],
-        "holdfast:inputs": list(dict.fromkeys(_inputs(found))),
+        "extent": {"spatial": {"bbox": [WORLD]}, "temporal": {"interval": [_span(writes)]}},
+        "links": [], "holdfast:runs": [event.run for event in writes],
+        "holdfast:inputs": list(dict.fromkeys(_inputs(writes))),
     }  # fmt: skip
 
 
@@ -107,8 +110,8 @@ def _inputs(events: Sequence[Event]) -> list[str]:
 
 
 def _span(events: Sequence[Event]) -> list[str]:
-    """From when to when. They stand in the order of the log, and clocks may say otherwise: of two that write the same
-    beside datasets of their own, the one that ended first may have been committed last."""
+    """The earliest and the latest time. The order of the log is no order of times: of two runs that write the same
+    dataset beside their own, the one that ended first may have been committed last."""
     times = [event.at for event in events]
     return [min(times), max(times)]
 

@@ -1,8 +1,9 @@
-"""Events as a graph, by Cypher: runs, the datasets that they read and wrote, and what is derived from what.
+"""A sink that writes events to a graph database with Cypher: runs, the datasets they read and wrote, and which dataset
+is derived from which.
 
-Every statement is a MERGE with values that are the event's own: what is told twice, or out of its turn, comes to the
-same. Datasets and relationships come with COMPLETE alone: what failed, or was left half done, is a run and nothing
-else. What operations emitted is not drawn.
+Every statement is a MERGE on values of the event, so an event that arrives twice or late leads to the same graph.
+Datasets and relationships are written for COMPLETE only: a run that failed or is partial has none. MESSAGE events are
+not written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ INDEXES: tuple[LiteralString, ...] = (
     "CREATE CONSTRAINT IF NOT EXISTS FOR (r:Run) REQUIRE r.id IS UNIQUE",
     "CREATE CONSTRAINT IF NOT EXISTS FOR (d:Dataset) REQUIRE d.name IS UNIQUE",
 )
-"""For a large graph, to be run once by whoever owns it."""
+"""For a large graph: the owner of the database runs them once."""
 RUN: LiteralString = (
     "MERGE (r:Run {id: $run})"
     " SET r.key = $key, r.label = $label, r.attempt = $attempt, r.sovereignty_event = $sovereignty_event"
@@ -45,7 +46,7 @@ Query = tuple[LiteralString, dict[str, Any]]
 
 
 class Graph:
-    """``driver``: neo4j's, or the URL for one; its user and password are in NEO4J_USERNAME and NEO4J_PASSWORD then."""
+    """``driver``: a neo4j driver, or a URL; then user and password are in NEO4J_USERNAME and NEO4J_PASSWORD."""
 
     def __init__(self, driver: Driver | str, *, database: str | None = None) -> None:
         if isinstance(driver, str):
@@ -55,7 +56,7 @@ class Graph:
         self._driver, self._database = driver, database
 
     def publish(self, events: Sequence[Event]) -> None:
-        """All in one transaction, in their order."""
+        """Write all events in one transaction. SinkDown when the database cannot be reached, or asks to retry."""
         try:
             with self._driver.session(database=self._database) as session:
                 session.execute_write(_write, [query for event in events for query in queries(event)])
@@ -67,16 +68,15 @@ class Graph:
             raise
 
 
-def _write(transaction: Any, made: Sequence[Query]) -> None:
-    for text, parameters in made:
+def _write(transaction: Any, queries: Sequence[Query]) -> None:
+    for text, parameters in queries:
         transaction.run(text, parameters).consume()
 
 
 def queries(event: Event) -> Iterator[Query]:
-    """What an event changes, in an order that is always the same."""
+    """The statements for an event, always in the same order."""
     run = {"run": event.run}
-    about = {name: getattr(event, name) for name in ("key", "label", "attempt", "sovereignty_event")}
-    yield RUN, {**run, **about}
+    yield RUN, {**run, **{name: getattr(event, name) for name in ("key", "label", "attempt", "sovereignty_event")}}
     if event.type == "START":
         yield START, {**run, "at": event.at}
     elif event.type in ("COMPLETE", "FAIL"):
@@ -85,18 +85,18 @@ def queries(event: Event) -> Iterator[Query]:
         for name in sorted(event.outputs):
             yield UNDONE, {**run, "name": name, "at": event.at}
     if event.type == "COMPLETE":
-        yield from _data(event)
+        yield from _dataset_queries(event)
 
 
-def _data(event: Event) -> Iterator[Query]:
-    agreed = event.contract or {}
-    contract = f"{agreed['name']} {agreed['version']}" if agreed else None
+def _dataset_queries(event: Event) -> Iterator[Query]:
+    contract = event.contract or {}
+    contract_name = f"{contract['name']} {contract['version']}" if contract else None
     for name in sorted(event.inputs):
         yield READ, {"run": event.run, "name": name}
     for name in sorted(event.outputs):
         yield WROTE, {
-            "run": event.run, "name": name, "at": event.at, "result_hash": event.result_hash, "contract": contract,
-            "verdict": agreed.get("verdict"),
+            "run": event.run, "name": name, "at": event.at, "result_hash": event.result_hash,
+            "contract": contract_name, "verdict": contract.get("verdict"),
         }  # fmt: skip
-        for each in sorted({*event.inputs} - {name}):
-            yield DERIVED, {"output": name, "input": each}
+        for source in sorted({*event.inputs} - {name}):
+            yield DERIVED, {"output": name, "input": source}

@@ -1,4 +1,4 @@
-"""Events as lines of JSON, in a file or on the console."""
+"""A sink that writes events as lines of JSON, to a file or to the console."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast import Event, SinkDown
 
 
 class JsonLines:
-    """Appends to a file, which is on disk when the relay goes on; ``-`` is the console."""
+    """Appends to a file and syncs it to disk before the relay goes on; ``-`` is the console."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -23,7 +23,8 @@ class JsonLines:
 
 
 def append(path: Path, text: str) -> None:
-    """At the end of a file, and to disk. What a crash left of a line goes first: it is told again."""
+    """Append complete lines to a file, and sync it. An incomplete last line, left by a crash, is removed first: the
+    relay sends its event again. SinkDown when the file cannot be written."""
     if str(path) == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -38,5 +39,5 @@ def append(path: Path, text: str) -> None:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:  # a full disk says nothing about what was to be written
+    except OSError as error:  # a full disk, for example: the events are not to blame
         raise SinkDown(f"{path}: {error.strerror}") from error

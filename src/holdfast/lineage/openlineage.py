@@ -1,8 +1,8 @@
-"""Events as OpenLineage run events: in a file, on the console, by HTTP, or through any transport of the client's.
+"""A sink that writes OpenLineage run events: to a file, to the console, by HTTP, or through a transport of the client.
 
-A run is an attempt, so its id is the same whenever it is told. What OpenLineage has no word for stands in facets of our
-own, whose schemas are beside this module. The client's own retries are off: that is for the relay to do, which knows
-what has been told.
+A run is an attempt of an operation, so its id does not change when an event is sent again. Values that OpenLineage has
+no field for are in facets of our own, whose schemas are beside this module. The retries of the OpenLineage client are
+off: the relay retries, because it knows which events were taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ try:
     from requests.utils import get_auth_from_url, urldefragauth
     from urllib3.util import Retry
 
-    from holdfast.lineage.in_time import InTime
+    from holdfast.lineage.requests_deadline import DeadlineAdapter
 except ModuleNotFoundError as error:
     raise missing_extra(error, "openlineage") from None
 
@@ -37,7 +37,7 @@ SCHEMA = "urn:holdfast:openlineage:1-0-0"
 SCHEMA_FILE = Path(__file__).parent / "schemas" / "openlineage.json"
 _STATES = {"MESSAGE": RunState.OTHER, "UNDONE": RunState.OTHER}
 _DOWN = (401, 403, 404, 408, 425, 429)
-"""What a server says of itself or of us, not of what it was sent."""
+"""Statuses that concern the server, the credentials or the URL, and not the event."""
 
 
 @attr.define
@@ -106,7 +106,7 @@ class EnergyRunFacet(RunFacet):
 class MessageRunFacet(RunFacet):
     topic: str
     payload: str
-    """As JSON: OpenLineage would leave out what is null in it."""
+    """As JSON text: the OpenLineage client drops null values."""
 
     @staticmethod
     def _get_schema() -> str:
@@ -114,47 +114,52 @@ class MessageRunFacet(RunFacet):
 
 
 class OpenLineage:
-    """``to``: a file, ``-`` for the console, an ``http://`` or ``https://`` URL, or a transport of the client's.
-    ``namespace`` is that of jobs and datasets. By URL a server has ``timeout`` seconds for the whole of an answer."""
+    """``to``: a file, ``-`` for the console, an ``http://`` or ``https://`` URL, or a transport of the OpenLineage
+    client. ``namespace``: of jobs and datasets. ``timeout``: seconds for a whole HTTP response."""
 
     def __init__(self, to: str | Path | Transport, *, namespace: str = "holdfast", timeout: float = 5.0) -> None:
         self._namespace, self._to = namespace, to
         if isinstance(to, str) and to.startswith(("http://", "https://")):
-            session, adapter = Session(), InTime(max_retries=Retry(0))
-            for scheme in ("http://", "https://"):  # wherever it sends us
+            session, adapter = Session(), DeadlineAdapter(max_retries=Retry(0))
+            for scheme in ("http://", "https://"):  # both: a redirect may change it
                 session.mount(scheme, adapter)
             if any(auth := get_auth_from_url(to)):
-                session.auth = auth  # apart: errors repeat the address, and are logged and kept
+                session.auth = auth  # not in the URL: errors quote it, and are logged and stored
             config = HttpConfig(urldefragauth(to), timeout=timeout, session=session, adapter=adapter)
             self._to = HttpTransport(config)
 
     def publish(self, events: Sequence[Event]) -> None:
-        made = [run_event(event, self._namespace) for event in events]
+        run_events = [run_event(event, self._namespace) for event in events]
         if isinstance(self._to, Transport):
-            for each in made:
-                self._emit(self._to, each)
-            return
-        append(Path(self._to), "".join(f"{Serde.to_json(each)}\n" for each in made))
+            for event in run_events:
+                self._emit(self._to, event)
+        else:
+            append(Path(self._to), "".join(f"{Serde.to_json(event)}\n" for event in run_events))
 
     def _emit(self, transport: Transport, event: RunEvent) -> None:
-        """By HTTP, a server has it when it says so of what was posted: one that sends us elsewhere (a page to log in,
-        another scheme) may have us ask for that page, which is there, and the event would be lost."""
+        """Send one event. SinkDown unless the server accepted the POST itself.
+
+        After a redirect, to a login page for example, requests may GET the new page with success: then the event was
+        not stored.
+        """
         try:
-            said: object = transport.emit(event)
+            response: object = transport.emit(event)
         except HTTPError as error:
             status = 0 if error.response is None else error.response.status_code
             if status >= 500 or status in _DOWN:
                 raise SinkDown(str(error)) from error
             raise
-        except RequestException as error:  # of no answer, or one that cannot be read
+        except RequestException as error:  # no response, or one that cannot be read
             raise SinkDown(str(error)) from error
-        if isinstance(said, Response) and (said.request.method != "POST" or not 200 <= said.status_code < 300):
-            first = next(iter(said.history), said)
-            raise SinkDown(f"{first.url} has not taken it, but answered {first.status_code} {first.reason}")
+        if not isinstance(response, Response):  # another transport
+            return
+        if response.request.method != "POST" or not 200 <= response.status_code < 300:
+            first = next(iter(response.history), response)
+            raise SinkDown(f"{first.url} did not accept the event: {first.status_code} {first.reason}")
 
 
 def run_event(event: Event, namespace: str) -> RunEvent:
-    """The same event gives the same document, to the last byte."""
+    """The run event. The same event always gives the same bytes."""
     return RunEvent(
         eventTime=event.at,
         producer=PRODUCER,
@@ -167,27 +172,27 @@ def run_event(event: Event, namespace: str) -> RunEvent:
 
 
 def _facets(event: Event) -> dict[str, RunFacet]:
-    who: dict[str, Any] = {"producer": PRODUCER}
-    found: dict[str, RunFacet] = {
+    common: dict[str, Any] = {"producer": PRODUCER}
+    facets: dict[str, RunFacet] = {
         "holdfast_idempotency": IdempotencyRunFacet(
             event.id, event.key, event.number, event.attempt, event.checksum, event.params_hash, event.result_hash,
-            **who,
+            **common,
         ),
-        "holdfast_lock": LockRunFacet(event.fence, event.held, **who),
-        "holdfast_governance": GovernanceRunFacet(event.sovereignty_event, event.actor, event.justification, **who),
+        "holdfast_lock": LockRunFacet(event.fence, event.held, **common),
+        "holdfast_governance": GovernanceRunFacet(event.sovereignty_event, event.actor, event.justification, **common),
     }  # fmt: skip
     if event.contract is not None:
-        agreed = event.contract
-        found["holdfast_contract"] = ContractRunFacet(agreed["name"], agreed["version"], agreed.get("verdict"), **who)
+        name, version = event.contract["name"], event.contract["version"]
+        facets["holdfast_contract"] = ContractRunFacet(name, version, event.contract.get("verdict"), **common)
     if event.energy is not None:
-        cost = event.energy
-        found["holdfast_energy"] = EnergyRunFacet(
-            cost["energy_joules"], cost["carbon_grams"], cost["cpu_seconds"], cost["wall_seconds"], cost["estimate"],
-            cost["method"], dict(cost["parameters"]), **who,
+        energy = event.energy
+        facets["holdfast_energy"] = EnergyRunFacet(
+            energy["energy_joules"], energy["carbon_grams"], energy["cpu_seconds"], energy["wall_seconds"],
+            energy["estimate"], energy["method"], dict(energy["parameters"]), **common,
         )  # fmt: skip
     if event.topic is not None:
         payload = json.dumps(event.payload, separators=(",", ":"), sort_keys=True)
-        found["holdfast_message"] = MessageRunFacet(event.topic, payload, **who)
+        facets["holdfast_message"] = MessageRunFacet(event.topic, payload, **common)
     if event.error is not None:
-        found["errorMessage"] = error_message_run.ErrorMessageRunFacet(event.error, "PYTHON", **who)
-    return found
+        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(event.error, "PYTHON", **common)
+    return facets

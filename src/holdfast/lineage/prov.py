@@ -1,7 +1,7 @@
-"""Events as PROV-O: a run is an activity, what it wrote is a version of a dataset, who did it is an agent.
+"""A sink that writes PROV-O: a run is an activity, a dataset it wrote is an entity (a version), its actor is an agent.
 
-JSON-LD, made without any library; Turtle with rdflib. Names of things do not change, so documents about the same run
-add up: what is told twice says nothing new. Only what succeeded generates anything.
+JSON-LD is written without a library, Turtle with rdflib. IRIs are stable: documents about the same run can be merged,
+and an event that is sent twice adds nothing. Only runs that succeeded generate versions.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ Node = dict[str, Any]
 
 
 class Prov:
-    """Into a file: a document a line, or Turtle if its name ends with ``.ttl``, a statement a line; ``-`` is the
-    console. A crash may leave a part of what was told, which is told again, and never a part of a line."""
+    """Appends to a file: a JSON-LD document per line, or Turtle if its name ends with ``.ttl``, a statement per line.
+    ``-`` is the console. After a crash some lines of an event may be there, which is sent again; lines are complete."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        if self._path.suffix == ".ttl" and find_spec("rdflib") is None:  # later, every event would be parked for it
+        if self._path.suffix == ".ttl" and find_spec("rdflib") is None:  # else every event would be parked
             raise ModuleNotFoundError("Turtle needs rdflib: pip install 'holdfast[prov]'", name="rdflib")
 
     def publish(self, events: Sequence[Event]) -> None:
-        made = [document([event]) for event in events]
+        documents = [document([event]) for event in events]
         if self._path.suffix == ".ttl":
-            append(self._path, "".join(f"{line}\n" for each in made for line in sorted(_statements(each))))
+            lines = [line for node in documents for line in sorted(_n_triples(node))]
         else:
-            append(self._path, "".join(f"{json.dumps(each, separators=(',', ':'), sort_keys=True)}\n" for each in made))
+            lines = [json.dumps(node, separators=(",", ":"), sort_keys=True) for node in documents]
+        append(self._path, "".join(f"{line}\n" for line in lines))
 
 
 def document(events: Iterable[Event]) -> Node:
-    """All that they say, as one JSON-LD document."""
+    """The events as one JSON-LD document."""
     nodes: dict[str, Node] = {}
     for event in events:
         for node in _nodes(event):
@@ -57,20 +58,20 @@ def document(events: Iterable[Event]) -> Node:
     return {"@context": CONTEXT, "@graph": [nodes[name] for name in sorted(nodes)]}
 
 
-def turtle(made: Node) -> str:
-    """The same as Turtle, which needs rdflib."""
-    return _graph(made).serialize(format="turtle")
+def turtle(document: Node) -> str:
+    """The document as Turtle. Needs rdflib."""
+    return _graph(document).serialize(format="turtle")
 
 
-def _statements(made: Node) -> list[str]:
-    """The same as N-Triples, which are Turtle as well."""
-    return [line for line in _graph(made).serialize(format="nt").split("\n") if line]
+def _n_triples(document: Node) -> list[str]:
+    """The document as N-Triples, which are valid Turtle, too."""
+    return [line for line in _graph(document).serialize(format="nt").split("\n") if line]
 
 
-def _graph(made: Node) -> Graph:
+def _graph(document: Node) -> Graph:
     from rdflib import Graph
 
-    return Graph().parse(data=json.dumps(made), format="json-ld")
+    return Graph().parse(data=json.dumps(document), format="json-ld")
 
 
 def iri(kind: str, *names: str) -> str:
@@ -91,16 +92,16 @@ def _nodes(event: Event) -> Iterable[Node]:
     if event.sovereignty_event:
         _add(run, {"holdfast:sovereigntyEvent": True})
     if event.contract is not None:
-        agreed = iri("contract", event.contract["name"], event.contract["version"])
-        yield {"@id": agreed, "@type": ["prov:Entity", "prov:Plan"], "rdfs:label": event.contract["name"]}
-        _add(run, {"prov:used": {"@id": agreed}, "holdfast:verdict": event.contract.get("verdict")})
-    when = {"@value": event.at, "@type": "xsd:dateTime"}
+        contract = iri("contract", event.contract["name"], event.contract["version"])
+        yield {"@id": contract, "@type": ["prov:Entity", "prov:Plan"], "rdfs:label": event.contract["name"]}
+        _add(run, {"prov:used": {"@id": contract}, "holdfast:verdict": event.contract.get("verdict")})
+    at = {"@value": event.at, "@type": "xsd:dateTime"}
     if event.type == "START":
-        _add(run, {"prov:startedAtTime": when})
+        _add(run, {"prov:startedAtTime": at})
     elif event.type in ("COMPLETE", "FAIL"):
-        _add(run, {"prov:endedAtTime": when, "holdfast:outcome": event.type, "holdfast:error": event.error})
+        _add(run, {"prov:endedAtTime": at, "holdfast:outcome": event.type, "holdfast:error": event.error})
         if event.energy is not None:
-            _add(run, {f"holdfast:{to}": event.energy[name] for name, to in ENERGY.items()})
+            _add(run, {f"holdfast:{term}": event.energy[name] for name, term in ENERGY.items()})
     elif event.type == "MESSAGE":
         payload = json.dumps(event.payload, separators=(",", ":"), sort_keys=True)
         yield {
@@ -109,7 +110,7 @@ def _nodes(event: Event) -> Iterable[Node]:
         }  # fmt: skip
     for name in event.outputs:
         yield _dataset(name)
-        yield _version(event, name, when)
+        yield _version(event, name, at)
     yield run
 
 
@@ -117,31 +118,31 @@ def _dataset(name: str) -> Node:
     return {"@id": iri("dataset", name), "@type": "prov:Entity", "rdfs:label": name}
 
 
-def _version(event: Event, name: str, when: Node) -> Node:
-    """What a run made of a dataset; or that it was undone."""
-    found: Node = {"@id": iri("version", name, event.run), "@type": "prov:Entity"}
+def _version(event: Event, name: str, at: Node) -> Node:
+    """The version of a dataset that a run wrote, or that it was undone."""
+    version: Node = {"@id": iri("version", name, event.run), "@type": "prov:Entity"}
     if event.type == "UNDONE":
-        return {**found, "prov:invalidatedAtTime": when, "holdfast:undone": event.error}
+        return {**version, "prov:invalidatedAtTime": at, "holdfast:undone": event.error}
     return {
-        **found,
+        **version,
         "prov:specializationOf": {"@id": iri("dataset", name)},
         "prov:wasGeneratedBy": {"@id": f"urn:uuid:{event.run}"},
-        "prov:generatedAtTime": when,
+        "prov:generatedAtTime": at,
         "prov:wasDerivedFrom": [{"@id": iri("dataset", each)} for each in event.inputs] or None,
         "holdfast:resultHash": event.result_hash,
     }
 
 
 def _add(node: Node, more: Node) -> None:
-    """What is said twice stands there once; what is said anew stands beside it."""
+    """Merge ``more`` into ``node``: a new value is added beside the present ones, an equal one only once."""
     for name, value in more.items():
         if value is None:
             continue
-        known = node.get(name)
-        if known is None or name == "@id":
+        present = node.get(name)
+        if present is None or name == "@id":
             node[name] = value
             continue
-        values = known if isinstance(known, list) else [known]
-        fresh = [each for each in (value if isinstance(value, list) else [value]) if each not in values]
-        if fresh:
-            node[name] = [*values, *fresh]
+        values = present if isinstance(present, list) else [present]
+        added = [each for each in (value if isinstance(value, list) else [value]) if each not in values]
+        if added:
+            node[name] = [*values, *added]

@@ -1,23 +1,19 @@
-"""How a relay deals with its sink, as values: who is to blame when something is not taken, and how long to wait."""
+"""The arguments of a relay, checked, and its decisions about errors of a sink. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.errors import SinkDown
 from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds
 from holdfast.operations.decide import causes, worded, writable
-from holdfast.operations.events import Event
-from holdfast.timestamps import as_datetime
 
 LEASE = "@relay:"
-"""What the names of the leases begin with under which relays work."""
+"""Prefix of the leases under which relays run."""
 SUSPICIOUS = 3
-"""Events refused in a row, after all their tries, from which it is the sink that is at fault and not they."""
-LONGEST = 30.0
+"""After so many refused events in a row the sink is tested with an event that it has taken before."""
+MAX_DELAY = 30.0
+"""Seconds between two tries."""
 
 
 class RelayTerms(NamedTuple):
@@ -46,61 +42,16 @@ class RelayTerms(NamedTuple):
 
 
 def is_down(error: BaseException) -> bool:
-    """Whether it says that the sink is not there, rather than something about what it was given."""
-    found = causes(error, lambda each: each.__cause__)
-    return any(isinstance(each, (SinkDown, ConnectionError, TimeoutError)) for each in found)
+    """Whether an error means that the sink cannot be reached, rather than that it refused the events."""
+    chain = causes(error, lambda each: each.__cause__)
+    return any(isinstance(each, (SinkDown, ConnectionError, TimeoutError)) for each in chain)
 
 
-def words(error: BaseException) -> str:
-    """What an error says: a sink may repeat whatever it was given."""
+def describe(error: BaseException) -> str:
+    """Type and message of an error, without characters that cannot be stored: a sink may quote any input."""
     return writable(f"{type(error).__name__}: {worded(error)}")
 
 
-def pause(failures: int, chance: float) -> float:
-    """Seconds before the sink is asked again: longer each time, and never in step with others."""
-    return float(min(LONGEST, 0.1 * 2 ** min(failures - 1, 10))) * (0.5 + chance / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class RelayRecord:
-    """A relay as ``client.relays`` shows it."""
-
-    name: str
-    holder: str | None
-    """Who runs it at present."""
-    told: int
-    entries: int
-    """Of the log, written together, that it has not told yet; counted as far as 100,000."""
-    lag: float
-    """Seconds since the oldest of them was written."""
-    parked: int
-    problem: str | None
-    """Why its sink takes nothing at present, and since when."""
-    since: datetime | None
-    moved_at: datetime
-    fence: int
-    cursor: str
-    """Where in the log it stands."""
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> RelayRecord:
-        return cls(**{**row, "since": as_datetime(row["since"]), "moved_at": as_datetime(row["moved_at"])})
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedRecord:
-    """An event that a sink refused."""
-
-    id: str
-    key: str
-    event: Event
-    problem: str
-    tries: int
-    parked_at: datetime
-    again: bool
-    """Whether it is to be told again."""
-
-
-def parked_of(row: Mapping[str, Any], event: Event) -> ParkedRecord:
-    said = {**row, "event": event, "parked_at": as_datetime(row["parked_at"]), "again": bool(row["again"])}
-    return ParkedRecord(**said)
+def retry_delay(failures: int, chance: float) -> float:
+    """Seconds before the next try: doubled with each failure, and spread by ``chance`` (0 to 1)."""
+    return float(min(MAX_DELAY, 0.1 * 2 ** min(failures - 1, 10))) * (0.5 + chance / 2)

@@ -1,8 +1,7 @@
-"""The relays of a database: how far each has come, what its sink refused, and all that there is to tell."""
+"""``client.relays``: how far each relay has come, what its sink refused, and the events of the log."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
@@ -13,46 +12,51 @@ from holdfast.governance.audit_async import AsyncAudit
 from holdfast.keys import OperationKey, as_key
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
-from holdfast.lineage.published import Expected, read
-from holdfast.lineage.relay_terms import LEASE, ParkedRecord, RelayRecord, parked_of
+from holdfast.lineage.records import ParkedRecord, RelayRecord
+from holdfast.lineage.relay_terms import LEASE
+from holdfast.lineage.verification import ExpectedEvents, parse_published
 from holdfast.names import check_limit, check_name
 from holdfast.operations.events import Event, derive
 from holdfast.operations.logged import Verification
 
-PAGE, MOST = 500, 10_000
+PAGE = 500
+"""Rows of the log to read at a time."""
+MAX_PARKED = 10_000
+"""Parked events that ``verify`` knows of."""
 TTL = 30.0
-"""Seconds after which somebody who died while it removed a relay holds up nobody who would run it."""
+"""Of the lease while a relay is removed: so long a process that dies meanwhile keeps the relay from running."""
 
 Records = list[RelayRecord]
 Parked = list[ParkedRecord]
 
 
 class AsyncRelays:
-    """``client.relays``: all relays of the database. One to be run is ``client.relay(name, sink)``."""
+    """All relays of the database. To run one: ``client.relay(name, sink).run()``."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def list(self) -> Records:
-        """All that were ever run, with what waits for each: entries of the log, and for how long."""
+        """Every relay that was ever run, with the number and the age of the entries it has not published."""
         return [RelayRecord.of(row) for row in await self._engine.call("relay_list", {})]
 
     async def parked(self, name: str, *, most: int = 100) -> Parked:
-        """What its sink refused, the oldest first."""
-        asked = {"name": check_name(name), "only_again": False, "most": check_limit(most)}
-        rows = await self._engine.call("relay_parked", asked)
-        return [parked_of(row, Event.of(json.loads(row["event"]))) for row in rows]
+        """The events that its sink refused, the oldest first."""
+        parameters = {"name": check_name(name), "only_again": False, "most": check_limit(most)}
+        return [ParkedRecord.of(row) for row in await self._engine.call("relay_parked", parameters)]
 
     async def retry(self, name: str, id: str | None = None) -> int:
-        """Have the relay tell what is parked again, all or one event, before it goes on; how many."""
+        """Let the relay send its parked events again, all or one, before it goes on. Returns their number."""
         [row] = await self._engine.call("relay_retry", {"name": check_name(name), "id": id})
-        asked: int = row["asked"]
-        return asked
+        count: int = row["asked"]
+        return count
 
     async def remove(self, name: str, *, actor: str, reason: str) -> bool:
-        """Forget a relay that nobody runs any more, for the record: what it has not told keeps the log from being
-        archived no longer. False when there is none of that name. NotAcquired while somebody runs it, who would begin
-        anew and tell everything again: stop that first."""
+        """Delete a relay that is not run any more, and record it in the audit. False when there is none of that name.
+
+        What it has not published no longer keeps the log from being archived. NotAcquired while a process runs it:
+        that process would start again from the beginning, so stop it first.
+        """
         audit, terms = AsyncAudit(self._engine), LeaseTerms.check(f"{LEASE}{check_name(name, most=180)}", ttl=TTL)
         entry = await audit.begin("relay.remove", name, actor=actor, reason=reason)
         try:
@@ -67,12 +71,14 @@ class AsyncRelays:
     async def events(
         self, key: OperationKey | str | None = None, *, dataset: str | None = None
     ) -> AsyncIterator[Event]:
-        """Everything that there is to tell, from the beginning of the log as it is kept, in the order of a relay; or of
-        one operation, or of all runs that read or write a dataset."""
+        """All events of the log, from its oldest entry on, in the order in which a relay publishes them.
+
+        ``key``: only those of one operation. ``dataset``: only those of runs that read or write it.
+        """
         digest, runs = None if key is None else as_key(key).digest, None
-        if dataset is not None:  # what a run writes is known at its end
-            touched = (event async for event in self.events(key) if _touches(event, dataset))
-            runs = {event.run async for event in touched}
+        if dataset is not None:  # a first pass, because the outputs of a run are known only at its end
+            events = (event async for event in self.events(key) if _concerns(event, dataset))
+            runs = {event.run async for event in events}
         async for row in self._rows():
             if digest in (None, row["key"]):
                 for event in derive(row):
@@ -80,28 +86,34 @@ class AsyncRelays:
                         yield event
 
     async def verify(self, published: Iterable[str] | None = None, *, relay: str | None = None) -> Verification:
-        """Compare what was published, as lines of JSON, with the log: what is missing, unknown, other than it was, or
-        of its dataset out of order. ``relay``: whose doing it was, so that what it has not told yet, or has parked, is
-        known for that. Without ``published`` that is all that is told, of this relay or of every one. What was archived
-        is not judged."""
-        whose = relay is not None or published is None
-        expected: Sequence[Expected] = await self._expected(relay) if whose else [Expected()]
-        had = None if published is None else read(published)
-        async for row in self._rows():
-            for each in expected:
-                each.add(row)
-        first, *others = [each.compare(had) for each in expected]
-        return replace(first, problems=(*first.problems, *(each for other in others for each in other.problems)))
+        """Compare published events, as lines of JSON, with the log: what is missing, unknown, different, or out of
+        order within its dataset.
 
-    async def _expected(self, name: str | None) -> Sequence[Expected]:
-        """Where they stand, before what was published and the log are read: what is told meanwhile may wait, and is not
-        missing."""
-        found = [each for each in await self.list() if name in (None, each.name)]
-        if not found:
+        ``relay``: the relay that published them, so that events it has not published yet, or has parked, are reported
+        as such. Without ``published`` only these are reported, of this relay or of all. Archived entries are not
+        compared. LookupError when there is no such relay.
+        """
+        uses_relays = relay is not None or published is None
+        expected: Sequence[ExpectedEvents] = await self._expected(relay) if uses_relays else [ExpectedEvents()]
+        stored = None if published is None else parse_published(published)
+        async for row in self._rows():
+            for events in expected:
+                events.add(row)
+        first, *others = [events.compare(stored) for events in expected]
+        return replace(first, problems=(*first.problems, *(problem for other in others for problem in other.problems)))
+
+    async def _expected(self, name: str | None) -> Sequence[ExpectedEvents]:
+        """Read the cursors before the published events and the log: what is published meanwhile counts as waiting, and
+        is never missing."""
+        relays = [relay for relay in await self.list() if name in (None, relay.name)]
+        if not relays:
             raise LookupError("no relay was ever run" if name is None else f"there is no relay {name!r}")
         return [
-            Expected(each.cursor, {one.id: one.problem for one in await self.parked(each.name, most=MOST)})
-            for each in found
+            ExpectedEvents(
+                relay.cursor,
+                {record.id: record.problem for record in await self.parked(relay.name, most=MAX_PARKED)},
+            )
+            for relay in relays
         ]
 
     async def _rows(self) -> AsyncIterator[Row]:
@@ -112,5 +124,5 @@ class AsyncRelays:
             after = {"after_horizon": str(rows[-1]["horizon"]), "after_place": rows[-1]["place"]}
 
 
-def _touches(event: Event, dataset: str) -> bool:
+def _concerns(event: Event, dataset: str) -> bool:
     return dataset in (event.dataset, *event.inputs, *event.outputs)

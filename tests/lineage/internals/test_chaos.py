@@ -35,7 +35,7 @@ import holdfast, holdfast.lineage.relay_terms
 from holdfast.lineage.openlineage import OpenLineage
 
 logging.disable()
-holdfast.lineage.relay_terms.LONGEST = 0.5
+holdfast.lineage.relay_terms.MAX_DELAY = 0.5
 with holdfast.Client(sys.argv[1]) as client:
     print("up")
     client.relay("r", OpenLineage(sys.argv[2], timeout=0.8), batch=100, poll=0.01, tries=2, ttl=1.5).run()

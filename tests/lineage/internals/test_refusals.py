@@ -15,7 +15,7 @@ from tests.lineage.stage import FAR, broken, emitting, key
 
 
 def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.lineage.relay_terms.LONGEST", 0.001)
+    monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
     sink, poison = Kept(), {"b"}
 
     def refuse(events: Any) -> None:
@@ -77,7 +77,7 @@ def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each life is a client of its own, and knows of those before only what they wrote down."""
-    monkeypatch.setattr("holdfast.lineage.relay_terms.LONGEST", 0.001)
+    monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
 
     class Death(BaseException):
         pass
@@ -109,7 +109,7 @@ def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
     with holdfast.Client(either) as client:
         [parked] = client.relays.parked("r")
         assert (parked.event.label, parked.event.type, parked.tries) == ("b", "COMPLETE", 3)
-        assert parked.problem == "it was begun 3 times, and whoever told it died"
+        assert parked.problem == "it was sent 3 times, and each time the relay died before the sink answered"
         assert client.relays.retry("r") == 1
         for _ in range(3):
             live()
@@ -213,7 +213,7 @@ def test_what_is_too_much_to_be_read_in_time_is_read_in_parts(sqlite_url: str, m
 
 
 def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.lineage.relay_terms.LONGEST", 0.001)
+    monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
     sink = Kept()
     sink.trouble = lambda events: broken()
     with holdfast.Client(either) as client:
@@ -232,7 +232,7 @@ def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypat
 
 def test_a_relay_that_starts_among_many_that_are_refused_goes_on(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows from whoever ran before it what the sink takes."""
-    monkeypatch.setattr("holdfast.lineage.relay_terms.LONGEST", 0.001)
+    monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
     sink, topics, trouble = Kept(), [f"topic-{number}" for number in range(9)], list[Exception]()
 
     def refuse(events: Any) -> None:
@@ -259,7 +259,7 @@ def test_however_many_in_a_row_are_refused_of_a_sink_that_takes_others_the_rest_
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, and when all of them are to be told again, in vain."""
-    monkeypatch.setattr("holdfast.lineage.relay_terms.LONGEST", 0.001)
+    monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
     sink, topics = Kept(), [f"topic-{number}" for number in range(9)]
     sink.trouble = lambda events: broken() if any(each.topic for each in events) else None
     with holdfast.Client(sqlite_url) as client:

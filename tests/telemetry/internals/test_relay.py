@@ -14,7 +14,6 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
-from holdfast.lineage import relay_terms as decisions
 from holdfast.testing.yard import Yard
 from tests.children import PATIENCE, eventually
 from tests.lineage.sinks import Kept
@@ -25,7 +24,7 @@ from tests.telemetry.conftest import Told
 def test_a_relay_tells_what_it_published_parked_and_failed_to(
     either: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "pause", lambda *_: 0.0)
+    monkeypatch.setattr("holdfast.lineage.relay.retry_delay", lambda *_: 0.0)
     sink = Kept()
     with holdfast.Client(either) as client:
         for label in ("good", "poison"):
@@ -100,13 +99,13 @@ def test_what_waits_for_a_transaction_that_is_left_open_is_lag(
         client.operation("a").run(int)
         _age(postgres_url, seconds=1000)
         relay = client.relay("r", sink, poll=0.01)
-        begin = relay._pass
+        begin = relay._new_pass
 
         def noted(*arguments: Any) -> Any:
             lags.append(telemetry.readings()["relay_lag_seconds"])
             return begin(*arguments)
 
-        monkeypatch.setattr(relay, "_pass", noted)
+        monkeypatch.setattr(relay, "_new_pass", noted)
         runs = threading.Thread(target=relay.run)
         runs.start()
         try:
@@ -125,8 +124,7 @@ def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
 ) -> None:
     """Whenever it looks there is something new, so it never finds nothing."""
     sink, lags, clock = Kept(), list[float](), [1000.0]
-    for module in ("relay", "passing"):
-        monkeypatch.setattr(f"holdfast.lineage.{module}.now", lambda: clock[0])
+    monkeypatch.setattr("holdfast.lineage.relay.now", lambda: clock[0])
     with holdfast.Client(sqlite_url) as client:
         relay = client.relay("r", sink)
 
