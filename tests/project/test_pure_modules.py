@@ -11,12 +11,11 @@ PACKAGE = Path(__file__).parents[2] / "src" / "holdfast"
 PURE = """
     canonical errors extras geo keys names reconciler timestamps
     database/privileges
-    doctor/findings doctor/operations doctor/postgres/__init__ doctor/postgres/connectivity doctor/postgres/limits
-    doctor/postgres/settings doctor/postgres/tables doctor/sqlite
+    doctor/findings doctor/operations doctor/postgres doctor/sqlite
     driver/driver_json
     governance/audit_record governance/dataset governance/policy
     lease/probe lease/records lease/terms lease/trust
-    lineage/published lineage/relay_terms
+    lineage/records lineage/relay_terms lineage/verification
     lock/claims lock/mend lock/mux lock/records lock/row_key lock/sessions lock/standing lock/terms lock/tickets
     objects/changes objects/model
     operations/archive operations/chain operations/decide operations/energy operations/events

@@ -1,1 +1,1 @@
-"""Examines a database and names the remedy for what it finds. Writes nothing."""
+"""Examines a database, and says what to do about each problem. It writes nothing."""

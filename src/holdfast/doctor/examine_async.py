@@ -1,6 +1,6 @@
-"""Gathers what there is to know about a database, for ``findings`` to judge. Writes nothing, and ends in time.
+"""Collects facts about a database, and lets the checks judge them. Writes nothing, and ends within the timeout.
 
-What the role may not ask is left out; what does not answer is a finding, not an error.
+A fact that the role may not read is None. A database that does not answer is a finding, not an error.
 """
 
 from __future__ import annotations
@@ -20,78 +20,82 @@ from holdfast.errors import EngineError, Refused, Unanswered
 from holdfast.runtime.clock import now
 
 _PROBE = 2.0
-"""Seconds to wait for what a healthy database gives at once: a second session's answer, the write lock."""
+"""Seconds to wait for what a healthy database does at once: answer a second session, give the write lock."""
 _ABSENT = frozenset({"3F000", "42P01"})
-_ASKED = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables")
+"""SQLSTATEs: there is no such schema, or no such table."""
+_STATEMENTS = ("settings", "locks", "connections", "replicas", "snapshots", "functions", "tables")
 
 
 async def examine(engine: AsyncEngine, timeout: float) -> Examination:
+    """Every finding about the database of ``engine``. ValueError for a timeout that is not from 0 to 3600 seconds."""
     if not 0 < timeout <= 3600:
         raise ValueError(f"timeout must be a number of seconds from 0 to 3600, not {timeout!r}")
     engine.check_usable()
     database = engine.database
     on_postgres = database.dialect == "postgres"
-    patient = _Patient(engine, now() + timeout, self_migrating=not on_postgres)
+    collector = _FactCollector(engine, now() + timeout, self_migrating=not on_postgres)
     try:
-        await (patient.ask_postgres() if on_postgres else patient.ask_sqlite())
+        await (collector.collect_postgres() if on_postgres else collector.collect_sqlite())
     except EngineError as error:
-        patient.facts["connection"] = [{"error": str(error), "refused": None}]
-    findings = (postgres if on_postgres else sqlite).examine(patient.facts)
+        collector.facts["connection"] = [{"error": str(error), "refused": None}]
+    findings = (postgres if on_postgres else sqlite).examine(collector.facts)
     return Examination(str(database), database.schema, "postgresql" if on_postgres else "sqlite", findings)
 
 
-class _Patient:
+class _FactCollector:
     def __init__(self, engine: AsyncEngine, deadline: float, *, self_migrating: bool) -> None:
         self._engine, self._deadline = engine, deadline
         schema = engine.database.schema
         expected = {"schema": schema, "version": engine.newest, "self_migrating": self_migrating}
         self.facts: dict[str, Fact | None] = {"expected": [expected]}
 
-    async def ask_postgres(self) -> None:
-        session, refused = await self._reach()
+    async def collect_postgres(self) -> None:
+        session, refused = await self._connect()
         try:
             [about] = await session.call("session_open", {}, self._left())
             self.facts["session_open"] = [about]
             self.facts["client_socket"] = [options] if (options := session.socket_options()) else []
             self.facts["clock"] = [clock := await self._clock(session)]
             self.facts["connection"] = [{"error": None, "refused": refused, "round_trip": clock["round_trip"]}]
-            self.facts["pooler"] = [{"pooled": session.pooled, "moved": await self._moves(session)}]
+            self.facts["pooler"] = [{"pooled": session.pooled, "moved": await self._is_moved(session)}]
             schema = self._engine.database.schema
-            await self._ask(session, "examine_role", {"schema": schema})
-            for what in _ASKED:
-                await self._ask(session, f"examine_{what}", {"schema": schema, "names": " ".join(_called(schema))})
-            await self._ask_version(session, writes=not (about["in_recovery"] or about["read_only"]))
+            await self._collect(session, "examine_role", {"schema": schema})
+            for what in _STATEMENTS:
+                await self._collect(
+                    session, f"examine_{what}", {"schema": schema, "names": " ".join(_functions_used(schema))}
+                )
+            await self._collect_version(session, writes=not (about["in_recovery"] or about["read_only"]))
         finally:
             session.close()
 
-    async def ask_sqlite(self) -> None:
-        from holdfast.doctor.filesystem import survey
+    async def collect_sqlite(self) -> None:
+        from holdfast.doctor.filesystem import file_facts
 
-        file = survey(self._engine.database.target)
+        file = file_facts(self._engine.database.target)
         self.facts.update(file=[file], connection=[{"error": None}])
         if not file["exists"] and file["folder_exists"] and file["folder_writable"]:
             self.facts["schema_applied"] = []
             return
         session = await self._engine.connect(self._left(), for_examination=True)
         try:
-            await self._ask(session, "examine_journal", {})
+            await self._collect(session, "examine_journal", {})
             try:
                 self.facts["examine_integrity"] = await session.call("examine_integrity", {}, self._left())
-            except Refused as error:  # no tables at all, or so damaged that they cannot be checked
+            except Refused as error:  # no tables at all, or too damaged to be checked
                 damaged: Fact = [{"problem": str(error)}]
                 self.facts["examine_integrity"] = None if error.sqlstate in _ABSENT else damaged
-            await self._ask(session, "schema_applied", {}, absent=[])
-            asked, patience, problem = now(), min(_PROBE, self._left()), None
+            await self._collect(session, "schema_applied", {}, absent=[])
+            started, problem = now(), None
             try:
-                await session.call("examine_write_lock", {}, patience)
+                await session.call("examine_write_lock", {}, min(_PROBE, self._left()))
             except EngineError as error:
                 problem = str(error)
-            self.facts["write_lock"] = [{"error": problem, "seconds": now() - asked}]
+            self.facts["write_lock"] = [{"error": problem, "seconds": now() - started}]
         finally:
             session.close()
 
-    async def _reach(self) -> tuple[Any, str | None]:
-        """A session as holdfast uses them; else one to look around in, and why the other was not to be had."""
+    async def _connect(self) -> tuple[Any, str | None]:
+        """A session with holdfast's own settings; else a plain one, and why the first was refused."""
         try:
             return await self._engine.connect(self._left() / 2), None
         except EngineError as error:
@@ -99,7 +103,7 @@ class _Patient:
                 return await self._engine.connect(self._left(), for_examination=True), str(error)
             raise
 
-    async def _ask(
+    async def _collect(
         self, session: AsyncSession, name: str, parameters: Mapping[str, Any], absent: Fact | None = None
     ) -> None:
         try:
@@ -107,26 +111,32 @@ class _Patient:
         except Refused as error:
             self.facts[name] = absent if error.sqlstate in _ABSENT else None
 
-    async def _ask_version(self, session: AsyncSession, *, writes: bool) -> None:
-        """From the table, for its owner; else as every client asks, which may write, and so not on a standby."""
-        await self._ask(session, "schema_applied", {}, absent=[])
+    async def _collect_version(self, session: AsyncSession, *, writes: bool) -> None:
+        """Read the table of migrations, as its owner may; else call ``hello``, as every client does.
+
+        ``hello`` may write, so it is not called on a standby.
+        """
+        await self._collect(session, "schema_applied", {}, absent=[])
         if self.facts["schema_applied"] is None and writes:
             with suppress(Refused):
                 self.facts["schema_applied"] = await session.call("hello", {}, self._left())
 
     async def _clock(self, session: AsyncSession) -> Row:
-        """The quickest of three answers tells most."""
+        """The offset of the server's clock, from the fastest of three round trips: its error is the smallest."""
         readings: list[Row] = []
         for _ in range(3):
-            wall, asked = time.time(), now()
+            wall_clock, started = time.time(), now()
             [server] = await session.call("examine_clock", {}, self._left())
-            trip = now() - asked
-            readings.append({"offset": server["now"] - wall - trip / 2, "round_trip": trip})
+            round_trip = now() - started
+            readings.append({"offset": server["now"] - wall_clock - round_trip / 2, "round_trip": round_trip})
         return min(readings, key=lambda reading: float(reading["round_trip"]))
 
-    async def _moves(self, session: Any) -> bool | None:
-        """With a transaction of ours open, does a second client of ours stay in its session, and is that another one?
-        If not, or if it is kept waiting for one, a pooler hands sessions round. None when it cannot be told."""
+    async def _is_moved(self, session: Any) -> bool | None:
+        """Whether a pooler moves connections between server sessions. None when this cannot be determined.
+
+        A second connection notes its server pid, then ``session`` opens a transaction. If the second one now has
+        another pid, or the pid of ``session``, or waits for a free server session, there is a pooler.
+        """
         try:
             other = await self._engine.connect(min(_PROBE, self._left()), for_examination=True)
         except EngineError:
@@ -149,7 +159,7 @@ class _Patient:
         return max(0.01, self._deadline - now())
 
 
-def _called(schema: str) -> list[str]:
+def _functions_used(schema: str) -> list[str]:
     """The SQL functions that holdfast's own statements call."""
-    texts = (step.sql for each in statements("postgres", schema).values() for step in each.steps)
+    texts = (step.sql for statement in statements("postgres", schema).values() for step in statement.steps)
     return sorted({name for text in texts for name in re.findall(rf"\b{schema}\.(\w+)\(", text)})

@@ -1,7 +1,7 @@
-"""What is wrong with a database, judged from facts that somebody else has gathered.
+"""What a check of a database returns, and how checks are run. Pure: the facts are collected by ``examine``.
 
-Facts are rows by the name of the statement that asked for them; None where the role may not ask. Every check turns
-them into one finding: what was found and, unless it is well, what to do about it. Nothing here asks or does anything.
+Facts are rows by the name of the statement that returned them; None where the role may not run it. A check turns facts
+into a verdict: what was found and, unless it is ok, what to do about it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from holdfast.database.privileges import migrate_command
 Status = Literal["ok", "warn", "fail", "unseen"]
 Fact = list[dict[str, Any]]
 Facts = Mapping[str, Fact | None]
+_NOT_VISIBLE = "not visible to this role"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: ``status`` is "ok", "warn" (it works, and may hurt), "fail" (it does not work) or "unseen" (this role
-    may not look); ``remedy`` says what to do, and is None when there is nothing to do."""
+    """The result of one check.
+
+    ``status``: "ok", "warn" (it works, with a risk), "fail" (it does not work) or "unseen" (this role may not see it).
+    ``remedy``: what to do, or None when there is nothing to do.
+    """
 
     check: str
     status: Status
@@ -41,20 +45,20 @@ class Examination:
         return sum(finding.status == status for finding in self.findings)
 
     def passed(self, *, strict: bool = False) -> bool:
-        """Nothing fails and, if ``strict``, nothing warns. What could not be seen is no reason to fail."""
+        """Whether no check fails and, if ``strict``, none warns. An unseen one does neither."""
         return not self.count("fail") and not (strict and self.count("warn"))
 
 
 class Unseen(Exception):
-    """A check needs a fact that is not to be had; ``remedy`` is for whoever wants to see it, if there is a way."""
+    """Raised by a check that lacks a fact; ``remedy`` says how to make it available, if there is a way."""
 
     def __init__(self, what: str, remedy: str | None = None) -> None:
         super().__init__(what)
         self.remedy = remedy
 
 
-class Hidden(Unseen):
-    """… because this role may not ask for it."""
+class NotPermitted(Unseen):
+    """The fact is missing because this role may not ask for it."""
 
 
 Verdict = tuple[Status, str, str | None]
@@ -62,26 +66,27 @@ Check = Callable[[Facts], Verdict]
 
 
 def judge(checks: Iterable[tuple[str, Check]], facts: Facts, *, remedy: str | None = None) -> tuple[Finding, ...]:
-    """``remedy``: how to be allowed to see what is hidden."""
+    """Run the checks. ``remedy``: how to get the privileges for facts that are not permitted."""
     return tuple(_judge(name, check, facts, remedy) for name, check in checks)
 
 
 def _judge(name: str, check: Check, facts: Facts, remedy: str | None) -> Finding:
     try:
         return Finding(name, *check(facts))
-    except Unseen as what:
-        return Finding(name, "unseen", str(what), remedy if isinstance(what, Hidden) else what.remedy)
+    except Unseen as unseen:
+        return Finding(name, "unseen", str(unseen), remedy if isinstance(unseen, NotPermitted) else unseen.remedy)
 
 
-def rows(facts: Facts, name: str, what: str = "not visible to this role") -> Fact:
-    found = facts.get(name)
-    if found is None:
-        raise Hidden(what)
-    return found
+def rows(facts: Facts, name: str, otherwise: str = _NOT_VISIBLE) -> Fact:
+    """The rows of a fact. NotPermitted, with the text ``otherwise``, when it is missing."""
+    fact = facts.get(name)
+    if fact is None:
+        raise NotPermitted(otherwise)
+    return fact
 
 
-def row(facts: Facts, name: str, what: str = "not visible to this role") -> dict[str, Any]:
-    return rows(facts, name, what)[0]
+def row(facts: Facts, name: str, otherwise: str = _NOT_VISIBLE) -> dict[str, Any]:
+    return rows(facts, name, otherwise)[0]
 
 
 def ok(found: str) -> Verdict:
@@ -96,19 +101,27 @@ def fail(found: str, remedy: str) -> Verdict:
     return "fail", found, remedy
 
 
+def duration(seconds: float) -> str:
+    """Three digits in the largest unit that fits: "1.5 min", "50 ms"."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1000:.3g} ms"
+
+
 def schema_version(facts: Facts) -> Verdict:
-    """For both engines: ``expected`` has the schema's name, the version wanted, and whether it comes by itself."""
+    """The check of both engines. ``expected``: the schema's name, its version, and whether it is migrated on open."""
     expected = row(facts, "expected")
     schema, wanted = expected["schema"], expected["version"]
-    versions = facts.get("schema_applied")
-    if versions is None:
+    applied = facts.get("schema_applied")
+    if applied is None:
         raise Unseen(f"schema {schema!r} cannot be read by this role: see privileges", "Ask as the schema's owner.")
-    found = max((each["version"] for each in versions), default=0)
-    if found == wanted:
-        return ok(f"schema {schema!r} is at version {found}")
-    if found > wanted:
-        return fail(f"schema {schema!r} is at version {found}, this holdfast knows {wanted}", "Upgrade holdfast.")
-    state = f"at version {found}, and {wanted} is needed" if found else "not there"
+    version = max((migration["version"] for migration in applied), default=0)
+    if version == wanted:
+        return ok(f"schema {schema!r} is at version {version}")
+    if version > wanted:
+        return fail(f"schema {schema!r} is at version {version}, this holdfast knows {wanted}", "Upgrade holdfast.")
+    state = f"at version {version}, and {wanted} is needed" if version else "not there"
     if expected["self_migrating"]:
-        return ok(f"schema {schema!r} is {state}: the next client that opens the file sees to it")
+        return ok(f"schema {schema!r} is {state}: the next client that opens the file migrates it")
     return fail(f"schema {schema!r} is {state}", f"Run: {migrate_command(schema)}")

@@ -1,8 +1,8 @@
-"""What can be wrong with the log of operations, and what to do about it."""
+"""The checks of the log of operations. Pure: see ``findings``."""
 
 from __future__ import annotations
 
-from holdfast.doctor.findings import Check, Facts, Finding, Verdict, fail, judge, ok, row, rows, warn
+from holdfast.doctor.findings import Check, Facts, Finding, Verdict, duration, fail, judge, ok, row, rows, warn
 
 NEEDED = frozenset(
     {
@@ -12,10 +12,11 @@ NEEDED = frozenset(
     }
 )  # fmt: skip
 MANY_A_DAY, LARGE = 999_999, 10 << 30
-"""Operations in a day (they are counted as far as a million), and bytes: with more of either, somebody should have
-decided what is archived."""
+"""Operations in a day (counted up to a million), and bytes: with more of either, old entries should be archived."""
 LAGGING = 3600.0
+"""Seconds."""
 SHOWN = 3
+"""Problems of chains that are quoted."""
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
@@ -23,26 +24,26 @@ def examine(facts: Facts) -> tuple[Finding, ...]:
 
 
 def indexes(facts: Facts) -> Verdict:
-    found = {each["name"] for each in rows(facts, "operation_indexes")}
-    if missing := sorted(NEEDED - found):
+    present = {index["name"] for index in rows(facts, "operation_indexes")}
+    if missing := sorted(NEEDED - present):
         return fail(
             f"missing or invalid: {', '.join(missing)}",
-            "Without them every question reads the whole log. Run `holdfast migrate up` on a copy and look at what it "
-            "creates, or REINDEX what is invalid.",
+            "Without them queries read the whole log. Create them as `holdfast migrate up` does on an empty database; "
+            "REINDEX those that are invalid.",
         )
-    return ok(f"all {len(NEEDED)} are there")
+    return ok(f"all {len(NEEDED)} exist")
 
 
 def partials(facts: Facts) -> Verdict:
     about = row(facts, "operation_health")
     if about["stale_partials"]:
         return fail(
-            f"{about['stale_partials']} unfinished for longer than {_span(about['stale'])} although nobody is at work "
-            f"on them, the oldest for {_span(about['oldest'])}",
-            "Run `holdfast ops recover` where their rollbacks are registered; else look at each (`holdfast ops ls "
+            f"{about['stale_partials']} have been partial for longer than {duration(about['stale'])} without a living "
+            f"owner, the oldest for {duration(about['oldest'])}",
+            "Run `holdfast ops recover` where their rollbacks are registered; otherwise inspect each (`holdfast ops ls "
             "--status partial`) and decide: `holdfast ops rollback` or `reset`.",
         )
-    return ok("none that was left behind")
+    return ok("none without an owner")
 
 
 def claims(facts: Facts) -> Verdict:
@@ -50,15 +51,15 @@ def claims(facts: Facts) -> Verdict:
     if about["orphaned"]:
         return warn(
             f"{about['orphaned']} of {about['partial']} unfinished have lost their owner",
-            "The next caller, or client.operations.recover(), finishes or rolls back what it knows how to.",
+            "The next caller, or client.operations.recover(), finishes or rolls back those whose functions it has.",
         )
-    return ok(f"{about['partial']} under way, each with a living owner" if about["partial"] else "nothing is under way")
+    return ok(f"{about['partial']} running, each with a living owner" if about["partial"] else "none is running")
 
 
 def failures(facts: Facts) -> Verdict:
     about = row(facts, "operation_health")
     if about["reviews"]:
-        return warn(f"{about['reviews']} wait for somebody to look at them", "See holdfast reviews.")
+        return warn(f"{about['reviews']} wait for a review", "See holdfast reviews.")
     return ok(f"{about['failed']} have failed and none waits for a review" if about["failed"] else "none")
 
 
@@ -68,32 +69,36 @@ def growth(facts: Facts) -> Verdict:
     found = f"{about['operations']} operations, {about['today']} of them since yesterday, in {_size(size)}"
     if about["expired"]:
         return warn(
-            f"{found}; {about['expired']} results are kept although their time is over",
-            "Call client.operations.expire() from time to time.",
+            f"{found}; {about['expired']} results are kept although they have expired",
+            "Call client.operations.expire() regularly.",
         )
     if about["today"] > MANY_A_DAY or size > LARGE:
-        return warn(found, "Archive what is old: `holdfast do wal.archive`.")
+        return warn(found, "Archive old entries: `holdfast do wal.archive`.")
     return ok(found)
 
 
 def lineage(facts: Facts) -> Verdict:
     about = row(facts, "operation_health")
-    for each in rows(facts, "relays"):
-        if each["parked"]:
+    for relay in rows(facts, "relays"):
+        if relay["parked"]:
             return warn(
-                f"relay {each['name']!r} has parked {each['parked']} events that its sink refused",
-                f"See `holdfast relay parked {each['name']}`; `holdfast relay retry` has them told again.",
+                f"relay {relay['name']!r} has parked {relay['parked']} events that its sink refused",
+                f"See `holdfast relay parked {relay['name']}`; `holdfast relay retry` sends them again.",
             )
-        if each["lag"] > LAGGING:
-            why = f": {each['problem']}" if each["problem"] else ""
+        if relay["lag"] > LAGGING:
+            age, why = duration(relay["lag"]), f": {relay['problem']}" if relay["problem"] else ""
             return warn(
-                f"{each['entries']} entries wait for relay {each['name']!r}, the oldest for {_span(each['lag'])}{why}",
-                "Run it, and look after its sink; `holdfast relay rm` when nobody runs it any more.",
+                f"{relay['entries']} entries wait for relay {relay['name']!r}, the oldest for {age}{why}",
+                "Run it, and check its sink; `holdfast relay rm` if it is not used any more.",
             )
     if not about["unpublished"]:
         return ok("nothing waits to be published")
-    found = f"{about['unpublished']} messages wait to be published, the oldest for {_span(about['lag'])}"
-    return warn(found, "Is the relay running, and does its sink answer?") if about["lag"] > LAGGING else ok(found)
+    found = f"{about['unpublished']} messages wait to be published, the oldest for {duration(about['lag'])}"
+    return (
+        warn(found, "Check that the relay is running, and that its sink answers.")
+        if about["lag"] > LAGGING
+        else ok(found)
+    )
 
 
 def chains(facts: Facts) -> Verdict:
@@ -102,11 +107,13 @@ def chains(facts: Facts) -> Verdict:
     if about["broken"]:
         return fail(
             f"{len(about['broken'])} problems in {found}: {'; '.join(about['broken'][:SHOWN])}",
-            "Somebody changed the log past holdfast, or a restore went wrong. Do not archive; compare with a backup.",
+            "The log was changed without holdfast, or a restore went wrong. Do not archive; compare with a backup.",
         )
     if about["unpaired"]:
-        return ok(f"{found} are sound; {about['unpaired']} locks were never released, as crashes leave them")
-    return ok(f"{found} are sound")
+        return ok(
+            f"{found} are intact; {about['unpaired']} locks have no release in the log, because a process crashed"
+        )
+    return ok(f"{found} are intact")
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -118,13 +125,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("lineage", lineage),
     ("chains", chains),
 )
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _size(count: int) -> str:

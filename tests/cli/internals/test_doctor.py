@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast.database.statements import migrations
 from holdfast.doctor import examine as health
-from holdfast.doctor.postgres import limits
+from holdfast.doctor import postgres as checks
 from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.children import PATIENCE
@@ -101,7 +101,7 @@ def test_read_only_by_default_fails_and_the_rest_is_told_all_the_same(postgres_u
 
 def test_short_timeouts_of_the_role_are_a_warning(role: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Short is less than ten minutes here: on a busy machine less than a second would end the examination itself."""
-    monkeypatch.setattr(limits, "SHORT", 600_000)
+    monkeypatch.setattr(checks, "SHORT", 600_000)
     short = ("statement_timeout = '8min'", "lock_timeout = '3min'", "idle_in_transaction_session_timeout = '2min'")
     url = role(*USER, *("alter role {} set " + limit for limit in short), "grant pg_read_all_stats to {}")
     with holdfast.Client(url) as client:

@@ -166,7 +166,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("replica_identity", "fail", {"examine_tables": {"publications": "p", "identified": False}}, "beat"),
     ("replica_identity", "ok", {"examine_tables": {"identified": False}}, "no publication"),
     ("replica_identity", "unseen", {"examine_tables": []}, "no tables"),
-    ("replica_identity", "ok", {"examine_tables": PUBLISHED}, "which is meant to be"),
+    ("replica_identity", "ok", {"examine_tables": PUBLISHED}, "which is useful"),
     ("operation_log", "unseen", {"examine_tables": LOG[:1]}, "no log of operations"),
     ("operation_log", "warn", {"examine_tables": LOG}, "on this server alone"),
     ("operation_log", "warn", {"examine_tables": [*LOG[:2], PUBLISHED[2]]}, "on this server alone"),
@@ -185,16 +185,16 @@ FILE_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("writable", "ok", {"file": {"writable": False, "exists": False}}, "folder"),
     *(("filesystem", "warn", {"file": {"filesystem": kind}}, kind) for kind in ("nfs4", "cifs", "fuse.sshfs", "tmpfs")),
     *(("filesystem", "ok", {"file": {"filesystem": kind}}, kind) for kind in ("xfs", "btrfs", "fuseblk", "overlay")),
-    ("filesystem", "unseen", {"file": {"filesystem": None}}, "not tell"),
+    ("filesystem", "unseen", {"file": {"filesystem": None}}, "does not tell"),
     ("boot", "warn", {"file": {"boot": False}}, "start"),
     ("space", "warn", {"file": {"free": 50 << 20}}, "50 MB"),
     ("space", "fail", {"file": {"free": 1 << 20}}, "1 MB"),
-    ("space", "unseen", {"file": {"free": None}}, "not tell"),
+    ("space", "unseen", {"file": {"free": None}}, "does not tell"),
     ("journal", "fail", {"examine_journal": {"mode": "delete"}}, "delete"),
     ("journal", "ok", {"examine_journal": {"mode": "delete"}, "schema_applied": []}, "the next client"),
     ("journal", "unseen", {"examine_journal": None}, "no file"),
-    ("schema", "ok", {"schema_applied": []}, "sees to it"),
-    ("schema", "ok", {"schema_applied": [{"version": 1}]}, "sees to it"),
+    ("schema", "ok", {"schema_applied": []}, "migrates it"),
+    ("schema", "ok", {"schema_applied": [{"version": 1}]}, "migrates it"),
     ("schema", "fail", {"schema_applied": [{"version": 3}]}, "knows 2"),
     ("integrity", "fail", {"examine_integrity": [{"problem": "row 1 missing"}, {"problem": "2"}]}, "missing (and 1"),
     ("integrity", "unseen", {"examine_integrity": None}, "no tables"),
@@ -288,5 +288,5 @@ odd
     ],
 )
 def test_a_file_is_on_the_mount_nearest_to_it_and_on_top(path: str, kind: str) -> None:
-    assert sqlite.filesystem(MOUNTS, path) == kind
-    assert sqlite.filesystem("", path) is None
+    assert sqlite.filesystem_type(MOUNTS, path) == kind
+    assert sqlite.filesystem_type("", path) is None

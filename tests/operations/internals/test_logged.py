@@ -151,23 +151,23 @@ def verdicts(
 
 def test_a_log_that_is_well() -> None:
     assert {status for status, _ in verdicts({}, {}).values()} == {"ok"}
-    assert verdicts({"partial": 3}, {})["claims"] == ("ok", "3 under way, each with a living owner")
+    assert verdicts({"partial": 3}, {})["claims"] == ("ok", "3 running, each with a living owner")
 
 
 @pytest.mark.parametrize(
     ("check", "status", "about", "chains", "told"),
     [
-        ("partials", "fail", {"stale_partials": 2, "oldest": 7200.0}, {}, "2 unfinished for longer than 1 h"),
+        ("partials", "fail", {"stale_partials": 2, "oldest": 7200.0}, {}, "2 have been partial for longer than 1 h"),
         ("claims", "warn", {"partial": 3, "orphaned": 1}, {}, "1 of 3 unfinished have lost their owner"),
-        ("failures", "warn", {"reviews": 1}, {}, "1 wait for somebody to look"),
+        ("failures", "warn", {"reviews": 1}, {}, "1 wait for a review"),
         ("failures", "ok", {"failed": 4}, {}, "4 have failed"),
         ("growth", "warn", {"today": 2_000_000}, {}, "2000000 of them since yesterday"),
         ("growth", "warn", {"bytes": 11 << 30}, {}, "11 GB"),
-        ("growth", "warn", {"expired": 3}, {}, "3 results are kept although their time is over"),
+        ("growth", "warn", {"expired": 3}, {}, "3 results are kept although they have expired"),
         ("lineage", "warn", {"unpublished": 3, "lag": 7200.0}, {}, "the oldest for 2 h"),
         ("lineage", "ok", {"unpublished": 3, "lag": 2.0}, {}, "3 messages wait"),
         ("chains", "fail", {}, {"broken": ["x entry 1: no"]}, "1 problems in 7 chains"),
-        ("chains", "ok", {}, {"unpaired": 2}, "2 locks were never released"),
+        ("chains", "ok", {}, {"unpaired": 2}, "2 locks have no release"),
     ],
 )
 def test_what_is_not(check: str, status: str, about: Any, chains: Any, told: str) -> None:
