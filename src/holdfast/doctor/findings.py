@@ -89,16 +89,16 @@ def row(facts: Facts, name: str, otherwise: str = _NOT_VISIBLE) -> dict[str, Any
     return rows(facts, name, otherwise)[0]
 
 
-def ok(found: str) -> Verdict:
-    return "ok", found, None
+def ok(summary: str) -> Verdict:
+    return "ok", summary, None
 
 
-def warn(found: str, remedy: str) -> Verdict:
-    return "warn", found, remedy
+def warn(summary: str, remedy: str) -> Verdict:
+    return "warn", summary, remedy
 
 
-def fail(found: str, remedy: str) -> Verdict:
-    return "fail", found, remedy
+def fail(summary: str, remedy: str) -> Verdict:
+    return "fail", summary, remedy
 
 
 def duration(seconds: float) -> str:

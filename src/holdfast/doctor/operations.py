@@ -66,15 +66,15 @@ def failures(facts: Facts) -> Verdict:
 def growth(facts: Facts) -> Verdict:
     about = row(facts, "operation_health")
     size = about["bytes"] or 0
-    found = f"{about['operations']} operations, {about['today']} of them since yesterday, in {_size(size)}"
+    summary = f"{about['operations']} operations, {about['today']} of them since yesterday, in {_size(size)}"
     if about["expired"]:
         return warn(
-            f"{found}; {about['expired']} results are kept although they have expired",
+            f"{summary}; {about['expired']} results are kept although they have expired",
             "Call client.operations.expire() regularly.",
         )
     if about["today"] > MANY_A_DAY or size > LARGE:
-        return warn(found, "Archive old entries: `holdfast do wal.archive`.")
-    return ok(found)
+        return warn(summary, "Archive old entries: `holdfast do wal.archive`.")
+    return ok(summary)
 
 
 def lineage(facts: Facts) -> Verdict:
@@ -93,27 +93,27 @@ def lineage(facts: Facts) -> Verdict:
             )
     if not about["unpublished"]:
         return ok("nothing waits to be published")
-    found = f"{about['unpublished']} messages wait to be published, the oldest for {duration(about['lag'])}"
+    summary = f"{about['unpublished']} messages wait to be published, the oldest for {duration(about['lag'])}"
     return (
-        warn(found, "Check that the relay is running, and that its sink answers.")
+        warn(summary, "Check that the relay is running, and that its sink answers.")
         if about["lag"] > LAGGING
-        else ok(found)
+        else ok(summary)
     )
 
 
 def chains(facts: Facts) -> Verdict:
     about = row(facts, "chains")
-    found = f"{about['operations']} chains with {about['entries']} entries"
+    summary = f"{about['operations']} chains with {about['entries']} entries"
     if about["broken"]:
         return fail(
-            f"{len(about['broken'])} problems in {found}: {'; '.join(about['broken'][:SHOWN])}",
+            f"{len(about['broken'])} problems in {summary}: {'; '.join(about['broken'][:SHOWN])}",
             "The log was changed without holdfast, or a restore went wrong. Do not archive; compare with a backup.",
         )
     if about["unpaired"]:
         return ok(
-            f"{found} are intact; {about['unpaired']} locks have no release in the log, because a process crashed"
+            f"{summary} are intact; {about['unpaired']} locks have no release in the log, because a process crashed"
         )
-    return ok(f"{found} are intact")
+    return ok(f"{summary} are intact")
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (

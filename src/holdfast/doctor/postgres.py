@@ -107,11 +107,11 @@ def pooler(facts: Facts) -> Verdict:
 def clock(facts: Facts) -> Verdict:
     about = row(facts, "clock")
     offset, error = about["offset"], about["round_trip"] / 2
-    found = f"the server's clock is {offset:+.3f} s from ours, give or take {error * 1000:.1f} ms"
+    summary = f"the server's clock is {offset:+.3f} s from ours, give or take {error * 1000:.1f} ms"
     if abs(offset) - error <= CLOCK_SKEW:
-        return ok(found)
+        return ok(summary)
     return warn(
-        found,
+        summary,
         "Run NTP or chrony on both. Leases are safe, because only the server's clock counts; but times in listings and "
         "logs are misleading, and a clock that is corrected in one step shortens or extends leases.",
     )
@@ -165,11 +165,11 @@ def lock_table(facts: Facts) -> Verdict:
     names = ("max_locks_per_transaction", "max_connections", "max_prepared_transactions")
     per_transaction, connections, prepared = (int(_setting(facts, name)) for name in names)
     capacity, used = per_transaction * (connections + prepared), row(facts, "examine_locks")["used"]
-    found = f"{used} of about {capacity} locks are in use"
+    summary = f"{used} of about {capacity} locks are in use"
     if used * 2 <= capacity:
-        return ok(found)
+        return ok(summary)
     return (fail if used >= capacity * 0.9 else warn)(
-        found,
+        summary,
         "Find out who holds so many (SELECT pid, count(*) FROM pg_locks GROUP BY 1 ORDER BY 2 DESC), or raise "
         "max_locks_per_transaction and restart. When the table is full, new connections of every client fail.",
     )
@@ -189,11 +189,11 @@ def connections(facts: Facts) -> Verdict:
         if about[limit] >= 0
     ]
     who, most, used = min(limits, key=lambda limit: limit[1] - limit[2])
-    found = f"{used} of {most} connections of {who} are in use"
+    summary = f"{used} of {most} connections of {who} are in use"
     if most - used >= min(10, max(3, most // 10)):
-        return ok(found)
+        return ok(summary)
     return (fail if most - used < 2 else warn)(
-        found,
+        summary,
         "Raise the limit, or make the application's pools smaller. A process that cannot connect cannot renew its "
         "leases once its connection breaks.",
     )

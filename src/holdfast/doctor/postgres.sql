@@ -1,5 +1,5 @@
 -- name: examine_role
--- What anybody may know about themselves, and about the schema, be it there or not.
+-- The privileges of the role, and whether the schema exists. Every role may run it.
 select current_user::text as role, to_regnamespace(:schema) is not null as there,
        coalesce(has_schema_privilege(to_regnamespace(:schema)::oid, 'usage'), false) as usage,
        pg_has_role('pg_read_all_stats', 'usage') as sees_all
@@ -15,7 +15,7 @@ select name, setting, reset_val from pg_settings
 select extract(epoch from clock_timestamp())::double precision as now
 
 -- name: examine_locks
--- Fast-path locks and predicate locks live elsewhere.
+-- Without fast-path and predicate locks, which are not in the shared lock table.
 select count(*) as used from pg_locks where not fastpath and mode <> 'SIReadLock'
 
 -- name: examine_connections
@@ -27,11 +27,11 @@ select (select sum(numbackends) from pg_stat_database)::int as used, s.numbacken
  where d.datname = current_database()
 
 -- name: examine_replicas
--- Whoever may not see the rest can still count them.
+-- A role that may not see the details can still count the rows.
 select count(*) as connected, count(*) filter (where sync_state in ('sync', 'quorum')) as synchronous from pg_stat_replication
 
 -- name: examine_snapshots
--- What keeps vacuum from removing dead rows of this database. Of a session that is another role's only the pid is told.
+-- What keeps vacuum from removing dead rows of this database. Of another role's session only the pid is visible.
 select 'session ' || pid || coalesce(' (' || usename || coalesce(', ' || nullif(application_name, ''), '') || ')', '') as who,
        extract(epoch from clock_timestamp() - xact_start)::double precision as seconds,
        greatest(age(backend_xmin), age(backend_xid)) as transactions

@@ -57,10 +57,12 @@ def connection(facts: Facts) -> Verdict:
 
 
 def version(facts: Facts) -> Verdict:
-    found = row(facts, "file")["version"]
-    if tuple(map(int, found.split("."))) < OLDEST:
-        return fail(f"SQLite {found} is too old", f"Use a Python with SQLite {'.'.join(map(str, OLDEST))} or newer.")
-    return ok(f"SQLite {found}")
+    version_text = row(facts, "file")["version"]
+    if tuple(map(int, version_text.split("."))) < OLDEST:
+        return fail(
+            f"SQLite {version_text} is too old", f"Use a Python with SQLite {'.'.join(map(str, OLDEST))} or newer."
+        )
+    return ok(f"SQLite {version_text}")
 
 
 def writable(facts: Facts) -> Verdict:
@@ -106,11 +108,11 @@ def space(facts: Facts) -> Verdict:
     free = row(facts, "file")["free"]
     if free is None:
         raise Unseen("the folder does not exist, or its file system does not tell")
-    found = f"{free >> 20} MB free"
+    summary = f"{free >> 20} MB free"
     if free >= ENOUGH:
-        return ok(found)
+        return ok(summary)
     return (fail if free < LITTLE else warn)(
-        found, "Free some space: a renewal that cannot be written loses the lease."
+        summary, "Free some space: a renewal that cannot be written loses the lease."
     )
 
 

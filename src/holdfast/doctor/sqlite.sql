@@ -10,5 +10,5 @@ union all select quick_check from pragma_quick_check('holdfast_object') where qu
 union all select quick_check from pragma_quick_check('holdfast_object_change') where quick_check <> 'ok';
 
 -- name: examine_write_lock
--- Not a select, so it takes the write lock; and writes nothing.
+-- Takes the write lock, because it is not a select, and writes nothing.
 values (1);

@@ -297,5 +297,5 @@ def _decide(context: PolicyContext, dataset: Dataset) -> Iterator[Decision]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """A pattern also matches its own text, whatever its brackets mean."""
+    """A pattern also matches its own text, even if its brackets mean something else."""
     return name == pattern or fnmatchcase(name, pattern)

@@ -1,7 +1,7 @@
 """An object as values: conditions of a write, the record, the encoding of its payload, the error of a refused write.
 
-A payload is bytes, or a value that survives JSON unchanged: whatever is written is read back equal, or refused before
-it is written. Pure: nothing here talks to a database.
+A payload is bytes, or a value that survives JSON unchanged: any other value is refused before it is written.
+Pure: nothing here talks to a database.
 """
 
 from __future__ import annotations

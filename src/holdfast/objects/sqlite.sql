@@ -1,5 +1,5 @@
 -- name: object_swap
--- What most writes are: a text at the version expected. It needs no transaction around it.
+-- The most frequent write: JSON text, at the expected version. It needs no explicit transaction.
 -- stop
 update holdfast_object set body = :body, raw = null, updated_at = {now},
        version = (select (last + 1) << 20 | (random() & 1048575) from holdfast_object_place)
@@ -27,8 +27,8 @@ select case when :condition = 'create' then 'exists' else 'conflict' end as stat
 select 'taken' as status, version as current, id as owner from holdfast_object where type = :type and name = :name and id <> :id;
 
 -- name: object_put_many
--- Each is looked for by its key. Nothing is ever inserted: what is there already is updated, and what is not is not selected.
--- Places are drawn without a gap: whoever watches from before one would be told that something is missing.
+-- Each row is found by its primary key. Nothing is ever inserted: only rows that exist are selected, so the conflict clause always updates.
+-- Places are assigned without a gap: a watch takes a gap for trimmed changes.
 insert into holdfast_object (type, id, body, version, created_at, updated_at)
 select o.type, o.id, r.value ->> '$.body', (p.last + row_number() over (order by r.key)) << 20 | (random() & 1048575), o.created_at, {now}
   from json_each(:records) r cross join holdfast_object o cross join holdfast_object_place p
@@ -62,7 +62,7 @@ select id, name, body, raw, labels, version, created_at, updated_at from holdfas
 select cast(last as text) as cursor, last << 20 | 1048575 as version, {now} as now from holdfast_object_place;
 
 -- name: object_changes
--- One statement, so one look at the file: nothing is trimmed between the question whether it is all there and the reading.
+-- One statement, so one snapshot: nothing is trimmed between the check for completeness and the read.
 select v.last as snapshot, c.version >> 20 as place, c.version, c.type, c.id, c.kind,
        :since >> 28 <> v.last >> 28 or :since > v.last
        or :since + 1 < (select min(version) >> 20 from holdfast_object_change where version > v.last >> 28 << 48) as expired
