@@ -1,4 +1,4 @@
-"""Relays tell in the order of the commits, whatever was open at once, in whatever way and at whatever isolation."""
+"""Relays publish in the order of commits, for any interleaving of transactions and any isolation level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psycopg.errors import SerializationFailure
 from sqlalchemy.pool import NullPool
 
 import holdfast
-from tests.lineage.sinks import Kept
+from tests.lineage.recording_sink import RecordingSink
 
 LEVELS = list(psycopg.IsolationLevel)[1:]
 
@@ -34,7 +34,7 @@ class Interleaved:
     is sent, and the order in which that happens is the one and only that may be told."""
 
     def __init__(self, url: str, seed: int, stack: ExitStack) -> None:
-        self.chance, self.sink = random.Random(seed), Kept()
+        self.chance, self.sink = random.Random(seed), RecordingSink()
         self.client = stack.enter_context(holdfast.Client(url))
         self.relay = self.client.relay(f"r{seed}", self.sink, batch=3)
         self.idle: list[Any] = [stack.enter_context(psycopg.connect(url)) for _ in range(5)]
@@ -46,16 +46,16 @@ class Interleaved:
         ]
         self.open: list[tuple[Any, list[tuple[str, str]]]] = []
         self.committed: list[tuple[str, str]] = []
-        self.name, self.made, self.depth = f"seed {seed}:", 0, 0
+        self.name, self.count, self.depth = f"seed {seed}:", 0, 0
 
     def operation(self, **options: Any) -> tuple[str, Any]:
         """Of a dataset that others work on, too, or of none; skipped while somebody else is at it."""
-        self.made += 1
-        made: Any = f"{self.name}{self.made}"
+        self.count += 1
+        name_or_key: Any = f"{self.name}{self.count}"
         if self.chance.random() < 0.5:
-            made = key(f"{self.name}{self.chance.randrange(3)}", self.made)
-        label = made if isinstance(made, str) else made.label
-        return label, self.client.operation(made, when_locked="skip", **options)
+            name_or_key = key(f"{self.name}{self.chance.randrange(3)}", self.count)
+        label = name_or_key if isinstance(name_or_key, str) else name_or_key.label
+        return label, self.client.operation(name_or_key, when_locked="skip", **options)
 
     def some(self) -> None:
         """Others go on meanwhile."""
@@ -171,7 +171,7 @@ def test_what_was_committed_before_is_told_before_whatever_was_open_at_once(post
             while world.open:
                 world.end()
             world.relay.step()
-            assert [each for each in world.sink.told() if world.name in each[0]] == world.committed, f"seed {seed}"
+            assert [each for each in world.sink.received() if world.name in each[0]] == world.committed, f"seed {seed}"
             assert world.client.operations.verify().passed
             assert world.client.relays.verify([json.dumps(each.as_dict()) for each in world.sink]).problems == ()
 
@@ -186,7 +186,7 @@ def test_what_is_joined_is_logged_where_triggers_are_switched_off(postgres_url: 
 
 
 def test_on_sqlite_the_one_who_writes_is_the_one_who_commits_next(sqlite_url: str) -> None:
-    path, sink = sqlite_url.removeprefix("sqlite:///"), Kept()
+    path, sink = sqlite_url.removeprefix("sqlite:///"), RecordingSink()
     with (
         holdfast.Client(sqlite_url) as client,
         closing(sqlite3.connect(path, timeout=0)) as first,
@@ -204,4 +204,4 @@ def test_on_sqlite_the_one_who_writes_is_the_one_who_commits_next(sqlite_url: st
             relay.step()
         client.operation("b", tx=second).run(int)
         relay.step()
-    assert sink.told() == [(label, type) for label in "ab" for type in ("START", "COMPLETE")]
+    assert sink.received() == [(label, type) for label in "ab" for type in ("START", "COMPLETE")]

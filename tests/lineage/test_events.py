@@ -1,4 +1,4 @@
-"""What is told of operations, whatever becomes of them: from the start of every run to its end, and in order."""
+"""The events of operations, in every outcome: from the start of every run to its end, and in order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy.pool import NullPool
 import holdfast
 from holdfast.testing.operation_stage import leave_half_done
 from tests.children import query
-from tests.lineage.sinks import Kept
-from tests.lineage.stage import FAR, async_emitting, broken, emitted, emitting, key
+from tests.lineage.recording_sink import RecordingSink
+from tests.lineage.sample_operations import FAR, async_emitting, broken, emitted, emitting, key
 
 
 def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(either: str) -> None:
-    sink, again = Kept(), Kept()
+    sink, again = RecordingSink(), RecordingSink()
     with holdfast.Client(either) as client:
         good = client.operation(
             key("parcels"), inputs=["raw"], actor="jane", justification="asked for", sovereign=True,
@@ -47,7 +47,7 @@ def test_a_run_is_told_from_its_start_to_its_end_and_what_failed_tells_no_data(e
 
 
 def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine:
         client.operation(key("a", 1), tx=mine).run(lambda op: op.emit("done", 1))
         with pytest.raises(ValueError, match="broken"):
@@ -65,7 +65,10 @@ def test_a_transaction_tells_what_it_committed_and_nothing_else(postgres_url: st
 
 def test_what_its_commit_was_refused_for_is_told_as_failed_alone(postgres_url: str) -> None:
     """Its success was written down already, and went with the transaction."""
-    sink, engine = Kept(), sqlalchemy.create_engine(postgres_url.replace("://", "+psycopg://", 1), poolclass=NullPool)
+    sink, engine = (
+        RecordingSink(),
+        sqlalchemy.create_engine(postgres_url.replace("://", "+psycopg://", 1), poolclass=NullPool),
+    )
     query(postgres_url, "create table work (what int unique deferrable initially deferred)")
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine, engine.connect() as other:
         insert = "insert into work values (1), (1)"
@@ -78,7 +81,7 @@ def test_what_its_commit_was_refused_for_is_told_as_failed_alone(postgres_url: s
 
 
 def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     leave_half_done(either, "a")
     leave_half_done(either, "b")
     with holdfast.Client(either) as client:
@@ -89,23 +92,28 @@ def test_what_a_dead_owner_left_ends_when_it_is_mended(either: str) -> None:
         client.operations.rollback("c", actor="jane", reason="wrong")
         client.operations.reset("c", actor="jane", reason="anew")
         client.relay("r", sink).step()
-    told = {label: [(each.type, each.attempt) for each in sink if each.label == label] for label in "abc"}
-    assert told["a"] == [("START", 1), ("FAIL", 1), ("START", 2), ("COMPLETE", 2)]
-    assert told["b"] == [("START", 1), ("FAIL", 1)]
-    assert told["c"] == [("START", 1), ("COMPLETE", 1), ("UNDONE", 1)]
+    events = {label: [(each.type, each.attempt) for each in sink if each.label == label] for label in "abc"}
+    assert events["a"] == [("START", 1), ("FAIL", 1), ("START", 2), ("COMPLETE", 2)]
+    assert events["b"] == [("START", 1), ("FAIL", 1)]
+    assert events["c"] == [("START", 1), ("COMPLETE", 1), ("UNDONE", 1)]
 
 
 def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(either) as client:
         client.operations.register("undo", rollback=lambda: None)
-        client.relay("r", Kept()).step()
-        said: dict[str, Any] = {"inputs": ["raw"], "outputs": ["x", "y"], "actor": "joe", "justification": "new prices"}
+        client.relay("r", RecordingSink()).step()
+        lineage: dict[str, Any] = {
+            "inputs": ["raw"],
+            "outputs": ["x", "y"],
+            "actor": "joe",
+            "justification": "new prices",
+        }
         contract = holdfast.Contract("prices", "2", check=lambda: True)
-        client.operation(key("d"), rollback="undo", sovereign=True, contract=contract, **said).run(int)
+        client.operation(key("d"), rollback="undo", sovereign=True, contract=contract, **lineage).run(int)
         left = client.operations.archive(FAR, lambda lines: None).left
         assert list(left.values()) == ["its lineage is not published"], "the relay has not come to it yet"
-        client.relay("r", Kept()).step()
+        client.relay("r", RecordingSink()).step()
         assert client.operations.archive(FAR, lambda lines: None).operations == 1
         client.operations.rollback(key("d"), actor="jane", reason="wrong")
         client.relay("r", sink).step()
@@ -119,7 +127,7 @@ def test_what_was_archived_is_undone_as_what_it_was(either: str) -> None:
 def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either: str) -> None:
     """Whose owner died, and which the next attempt has not rolled back, because nothing was done or nobody knows; and
     one that failed, which was rolled back before the next attempt, and then by somebody."""
-    sink = Kept()
+    sink = RecordingSink()
     unverified, unmarked, approved, failed = (key("d", number) for number in range(4))
     leave_half_done(either, unverified)
     leave_half_done(either, unmarked, marks_effect=True)
@@ -140,15 +148,15 @@ def test_every_run_that_is_told_of_ends_and_none_that_failed_has_outputs(either:
         assert client.operations.verify().passed
         client.relay("r", sink).step()
     for each in (unverified, unmarked, approved):
-        told = [(event.type, event.attempt, event.error) for event in sink if event.key == each.digest]
+        published = [(event.type, event.attempt, event.error) for event in sink if event.key == each.digest]
         died = ("FAIL", 1, "its owner died")
-        assert told == [("START", 1, None), died, ("START", 2, None), ("COMPLETE", 2, None)]
+        assert published == [("START", 1, None), died, ("START", 2, None), ("COMPLETE", 2, None)]
     undone = [(event.attempt, event.outputs, event.error) for event in sink if event.type == "UNDONE"]
     assert undone == [(1, (), "rolled back: it had failed"), (2, (), "rolled back by jane: wrong")]
 
 
 def test_a_retry_tells_what_it_emitted_itself(either: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(either) as client:
         with pytest.raises(ValueError, match="no"):
             client.operation("a").run(emitting("lost", error=ValueError("no")))
@@ -168,7 +176,7 @@ def test_what_was_said_before_is_read_again_only_where_something_ends(either: st
 
 
 def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(either) as client:
         agreed = holdfast.Contract("d", "1", lambda op: op.outbox != [("item", "3")])
         outcomes = client.operations.run_many(
@@ -183,34 +191,36 @@ def test_many_at_once_tell_what_they_read_wrote_and_emitted(either: str) -> None
     for number, type, verdict in ((2, "COMPLETE", "passed"), (3, "FAIL", "failed")):
         expected = {"name": "d", "version": "1", "verdict": verdict}
         assert verdicts[key("d", number).digest] == (type, expected)
-    told = [(each.type, each.inputs, each.outputs, each.payload) for each in sink if each.key == key("d", 2).digest]
-    assert told == [
+    published = [
+        (each.type, each.inputs, each.outputs, each.payload) for each in sink if each.key == key("d", 2).digest
+    ]
+    assert published == [
         ("START", ("raw",), (), None), ("MESSAGE", ("raw",), (), 2), ("COMPLETE", ("raw",), ("d", "e"), None)
     ]  # fmt: skip
 
 
 def test_async_sinks_and_operations(either: str, connect: Any) -> None:
-    class Awaited(Kept):
+    class Awaited(RecordingSink):
         async def publish(self, events: Any) -> None:  # type: ignore[override]
             self.extend(events)
 
-    client, sink = connect(either), Kept()
+    client, sink = connect(either), RecordingSink()
     if isinstance(client, holdfast.Client):
         client.operation("a").run(emitting("a", "b"))
     else:
         client.operation("a").run(async_emitting)
         sink = Awaited()
     assert client.relay("r", sink).step() == 4
-    assert sink.told() == [("a", "START"), ("a", "MESSAGE"), ("a", "MESSAGE"), ("a", "COMPLETE")]
+    assert sink.received() == [("a", "START"), ("a", "MESSAGE"), ("a", "MESSAGE"), ("a", "COMPLETE")]
 
 
 def test_no_contract_passes_and_nothing_is_told_that_nobody_awaits(either: str) -> None:
-    """With a client that awaits nothing. Whatever a check returns that is false, False or not, is no pass."""
+    """A blocking client awaits nothing. Any false value that a check returns, not only False, is a failure."""
 
     async def conforms() -> bool:
         return False
 
-    class Later(Kept):
+    class Later(RecordingSink):
         def publish(self, events: Any) -> Any:
             return conforms()
 
@@ -233,7 +243,7 @@ def test_no_contract_passes_and_nothing_is_told_that_nobody_awaits(either: str) 
 def test_per_dataset_the_order_is_that_of_the_commits_whoever_is_older(postgres_url: str, level: str) -> None:
     """A transaction may have its number, and its snapshot, long before it has the lock: it comes after what was
     committed under that."""
-    sink = Kept()
+    sink = RecordingSink()
     with (
         holdfast.Client(postgres_url) as client,
         psycopg.connect(postgres_url) as old,
@@ -257,6 +267,6 @@ def test_per_dataset_the_order_is_that_of_the_commits_whoever_is_older(postgres_
         relay.step()
         assert [each.entries for each in client.relays.list()] == [0]
         keys = [key("d", 0), key("d", 1), key("d", 2), key("d", "old"), key("d", 3)]
-        told = [each.key for each in sink if each.dataset == "d" and each.type == "COMPLETE"]
-        assert told == [each.digest for each in keys]
+        published = [each.key for each in sink if each.dataset == "d" and each.type == "COMPLETE"]
+        assert published == [each.digest for each in keys]
         assert [each.type for each in sink if each.dataset == "other"] == ["START", "COMPLETE"]

@@ -17,7 +17,7 @@ from rdflib import Graph
 
 from holdfast.lineage import exports
 from tests.cli.command import ask, at, call
-from tests.lineage.lineage import fill, key
+from tests.lineage.sample_log import fill, key
 
 # rdflib's own readers use what rdflib has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:rdflib")
@@ -31,22 +31,22 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def conforms(made: Any) -> bool:
-    graph = Graph().parse(data=json.dumps(made), format="json-ld")
+def conforms(document: Any) -> bool:
+    graph = Graph().parse(data=json.dumps(document), format="json-ld")
     shapes = Graph().parse(exports.SHAPES, format="turtle")
     return bool(pyshacl.validate(graph, shacl_graph=shapes)[0])
 
 
 def test_dcat_has_what_stands_and_is_as_our_shapes_say(sqlite_url: str) -> None:
     events = [event for each in fill(sqlite_url).values() for event in each]
-    made = exports.dcat(events)
-    assert [each["dct:identifier"] for each in made["dcat:dataset"]] == ["parcels"]
-    assert conforms(made)
-    [dataset] = made["dcat:dataset"]
+    document = exports.dcat(events)
+    assert [each["dct:identifier"] for each in document["dcat:dataset"]] == ["parcels"]
+    assert conforms(document)
+    [dataset] = document["dcat:dataset"]
     assert dataset["dct:conformsTo"]["holdfast:verdict"] == "passed"
     assert dataset["prov:wasGeneratedBy"]["@id"] == f"urn:uuid:{events[0].run}"
     for name in ("dct:identifier", "dct:title", "dct:modified", "dct:issued", "prov:wasGeneratedBy", "dcat:version"):
-        wrong = copy.deepcopy(made)
+        wrong = copy.deepcopy(document)
         del wrong["dcat:dataset"][0][name]
         assert not conforms(wrong), name
     assert exports.dcat(events, "roads")["dcat:dataset"] == []
@@ -56,13 +56,13 @@ def test_stac_is_what_pystac_says(sqlite_url: str) -> None:
     events = fill(sqlite_url)
     item = exports.stac_item(events["parcels"])
     collection = exports.stac_collection(events["parcels"], "parcels")
-    for made, kind in ((item, pystac.Item), (collection, pystac.Collection)):
-        validate_dict(made)
-        read = kind.from_dict(made)
+    for document, kind in ((item, pystac.Item), (collection, pystac.Collection)):
+        validate_dict(document)
+        read = kind.from_dict(document)
         assert read.validate()
-        assert read.id == made["id"]
+        assert read.id == document["id"]
         with pytest.raises(pystac.STACValidationError):
-            validate_dict({name: value for name, value in made.items() if name not in ("properties", "extent")})
+            validate_dict({name: value for name, value in document.items() if name not in ("properties", "extent")})
     assert item["properties"]["holdfast:contract"] == {"name": "parcels", "version": "2.1", "verdict": "passed"}
     assert collection["extent"]["temporal"]["interval"] == [[events["parcels"][-1].at] * 2]
     for name in ("roads", "rivers"):
@@ -75,9 +75,9 @@ def test_stac_is_what_pystac_says(sqlite_url: str) -> None:
 def test_from_when_to_when_is_so_in_whatever_order_they_were_committed(sqlite_url: str) -> None:
     [*_, last] = fill(sqlite_url)["parcels"]
     earlier = replace(last, at="2020-01-01T00:00:00.000000Z", run=str(UUID(int=7)))
-    made = exports.dcat([last, earlier])
-    assert conforms(made)
-    [dataset] = made["dcat:dataset"]
+    document = exports.dcat([last, earlier])
+    assert conforms(document)
+    [dataset] = document["dcat:dataset"]
     assert [dataset[name]["@value"] for name in ("dct:issued", "dct:modified")] == [earlier.at, last.at]
     collection = exports.stac_collection([last, earlier], "parcels")
     assert collection["extent"]["temporal"]["interval"] == [[earlier.at, last.at]]

@@ -12,7 +12,7 @@ from neo4j import GraphDatabase
 
 import holdfast
 from holdfast.lineage.graph import Graph, queries
-from tests.lineage.lineage import fill, key
+from tests.lineage.sample_log import fill, key
 
 TABLES = (
     "CREATE NODE TABLE Dataset(name STRING PRIMARY KEY)",
@@ -58,13 +58,13 @@ class Embedded:
     def consume(self) -> None: ...
 
     def rows(self, text: str) -> list[list[Any]]:
-        found = self._connection.execute(text)
-        assert isinstance(found, kuzu.QueryResult)
-        return list(self._all(found))
+        result = self._connection.execute(text)
+        assert isinstance(result, kuzu.QueryResult)
+        return list(self._all(result))
 
-    def _all(self, found: Any) -> Iterator[list[Any]]:
-        while found.has_next():
-            yield found.get_next()
+    def _all(self, result: Any) -> Iterator[list[Any]]:
+        while result.has_next():
+            yield result.get_next()
 
     def everything(self) -> list[list[list[Any]]]:
         return [

@@ -51,15 +51,15 @@ def events(sqlite_url: str) -> list[holdfast.Event]:
         return list(client.relays.events())
 
 
-def rebuilt(told: dict[str, Any]) -> RunEvent:
+def rebuilt(document: dict[str, Any]) -> RunEvent:
     """As the client's own classes understand it; their validators raise."""
-    assert told["schemaURL"].startswith("https://openlineage.io/spec/")
-    facets: Any = told["run"]["facets"]
+    assert document["schemaURL"].startswith("https://openlineage.io/spec/")
+    facets: Any = document["run"]["facets"]
     return RunEvent(
-        eventTime=told["eventTime"], producer=told["producer"], eventType=RunState[told["eventType"]],
-        run=Run(told["run"]["runId"], facets), job=Job(told["job"]["namespace"], told["job"]["name"]),
-        inputs=[InputDataset(each["namespace"], each["name"]) for each in told["inputs"]],
-        outputs=[OutputDataset(each["namespace"], each["name"]) for each in told["outputs"]],
+        eventTime=document["eventTime"], producer=document["producer"], eventType=RunState[document["eventType"]],
+        run=Run(document["run"]["runId"], facets), job=Job(document["job"]["namespace"], document["job"]["name"]),
+        inputs=[InputDataset(each["namespace"], each["name"]) for each in document["inputs"]],
+        outputs=[OutputDataset(each["namespace"], each["name"]) for each in document["outputs"]],
     )  # fmt: skip
 
 
@@ -70,11 +70,11 @@ def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast
     with file.open("a", encoding="utf-8") as torn:
         torn.write('{"eventTi')  # as a crash leaves it
     sink.publish(events[2:])
-    told = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [each["eventType"] for each in told] == ["START", "OTHER", "COMPLETE", "OTHER", "START", "FAIL"]
-    assert len({each["run"]["runId"] for each in told}) == 2
+    documents = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [each["eventType"] for each in documents] == ["START", "OTHER", "COMPLETE", "OTHER", "START", "FAIL"]
+    assert len({each["run"]["runId"] for each in documents}) == 2
     shape = jsonschema.Draft202012Validator(SCHEMA, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
-    for each in told:
+    for each in documents:
         assert Serde.to_dict(rebuilt(each)) == each
         shape.validate(each)
         for name in each:
@@ -94,7 +94,7 @@ def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast
                     rules, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
                 ).validate(facet)
                 assert not jsonschema.Draft202012Validator(rules).is_valid({**facet, "more": 1})
-    start, message, complete, undone, _, fail = told
+    start, message, complete, undone, _, fail = documents
     assert (start["job"], start["outputs"]) == ({"namespace": "shop", "name": "etl.load", "facets": {}}, [])
     assert [each["name"] for each in complete["inputs"] + complete["outputs"]] == ["raw", "parcels"]
     facets = complete["run"]["facets"]
@@ -110,7 +110,7 @@ def test_documents_are_what_the_client_and_our_schemas_say(events: list[holdfast
     assert (fail["run"]["facets"]["errorMessage"]["message"], fail["job"]["name"]) == ("ValueError: broken", "plain")
     sink.publish(events)
     lines = file.read_text(encoding="utf-8").splitlines()
-    assert lines[:6] == lines[6:], "told again it is the same, to the last byte"
+    assert lines[:6] == lines[6:], "published again it is the same, to the last byte"
 
 
 def test_a_file_of_them_is_compared_with_the_log(events: list[holdfast.Event], sqlite_url: str, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def answering(status: int, *more: tuple[str, str]) -> Iterator[tuple[str, list[A
             elsewhere = self.path == "/elsewhere"
             who = self.headers["Authorization"]
             assert who is None or who.startswith("Basic amFuZTpz"), "jane, or nobody"
-            known = status == 401 and who == "Basic amFuZTpzM2NyZXQh"
-            self.send_response(201 if elsewhere or known else status)
+            authorized = status == 401 and who == "Basic amFuZTpzM2NyZXQh"
+            self.send_response(201 if elsewhere or authorized else status)
             for name, value in () if elsewhere else more:
                 self.send_header(name, value)
             self.send_header("Content-Length", "0")
@@ -182,13 +182,13 @@ def test_by_http_a_server_that_fails_is_down_and_one_that_refuses_is_not(events:
 def test_by_http_a_password_in_the_address_is_used_and_never_told(events: list[holdfast.Event]) -> None:
     for status, wrong in ((401, False), (401, True), (422, True), (302, True)):
         with answering(status, ("Location", "/page")) as (url, got):
-            told = url.replace("//", f"//jane:s3cret{'' if wrong else '%21'}@")
+            with_password = url.replace("//", f"//jane:s3cret{'' if wrong else '%21'}@")
             if not wrong:
-                OpenLineage(told).publish(events)
+                OpenLineage(with_password).publish(events)
                 assert len(got) == len(events)
             else:
                 with pytest.raises(Exception, match=str(status)) as error:
-                    OpenLineage(told).publish(events)
+                    OpenLineage(with_password).publish(events)
                 assert "s3cret" not in str(error.value)
     with pytest.raises(holdfast.SinkDown):
         OpenLineage(url).publish(events)  # nobody is there any more

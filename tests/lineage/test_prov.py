@@ -13,7 +13,7 @@ from rdflib.compare import isomorphic
 
 from holdfast.lineage.prov import Prov, document, iri, turtle
 from holdfast.lineage.sinks import open_sink
-from tests.lineage.lineage import fill
+from tests.lineage.sample_log import fill
 
 # rdflib's own readers use what rdflib has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:rdflib")
@@ -26,9 +26,9 @@ def graph(text: str, form: str) -> Graph:
 def test_it_is_read_back_as_what_it_was(sqlite_url: str) -> None:
     events = fill(sqlite_url)["parcels"]
     start, message, complete = events
-    made = document(events)
-    text = json.dumps(made)
-    found = ProvDocument.deserialize(content=text, format="rdf", rdf_format="json-ld")
+    node = document(events)
+    text = json.dumps(node)
+    parsed = ProvDocument.deserialize(content=text, format="rdf", rdf_format="json-ld")
 
     wanted = ProvDocument()
     wanted.add_namespace("hf", "urn:holdfast:term:")
@@ -59,11 +59,11 @@ def test_it_is_read_back_as_what_it_was(sqlite_url: str) -> None:
     wanted.wasGeneratedBy(version, run)
     wanted.wasDerivedFrom(version, "d:raw%3A%20%C3%A4")
     wanted.specializationOf(version, "d:parcels")
-    assert found.unified() == wanted.unified()
+    assert parsed.unified() == wanted.unified()
 
-    assert isomorphic(graph(text, "json-ld"), graph(turtle(made), "turtle"))
-    again = ProvDocument.deserialize(content=turtle(made), format="rdf", rdf_format="turtle")
-    assert again.unified() == found.unified()
+    assert isomorphic(graph(text, "json-ld"), graph(turtle(node), "turtle"))
+    again = ProvDocument.deserialize(content=turtle(node), format="rdf", rdf_format="turtle")
+    assert again.unified() == parsed.unified()
 
 
 def test_only_what_succeeded_generates_anything_and_what_was_undone_is_invalid(sqlite_url: str) -> None:
@@ -91,9 +91,9 @@ def test_a_sink_that_is_told_twice_says_the_same(sqlite_url: str, tmp_path: Path
         together.parse(data=line, format="json-ld")
     assert isomorphic(together, whole)
     assert isomorphic(graph(text.read_text(encoding="utf-8"), "turtle"), whole)
-    told = text.read_bytes()
-    for cut in range(0, len(told) // 2, 2003):  # as a crash, or a full disk, leaves it
-        text.write_bytes(told[:cut])
+    content = text.read_bytes()
+    for cut in range(0, len(content) // 2, 2003):  # as a crash, or a full disk, leaves it
+        text.write_bytes(content[:cut])
         Prov(text).publish(events)
         assert isomorphic(graph(text.read_text(encoding="utf-8"), "turtle"), whole), cut
 

@@ -1,4 +1,4 @@
-"""Relays: everything is told, in order, at least once, whatever dies."""
+"""Relays publish everything, in order, at least once, also when a process dies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import holdfast
 from holdfast.testing import Postgres
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import MAJORS, NEWEST, migrated, server
-from tests.lineage.sinks import Kept, once
-from tests.lineage.stage import key
+from tests.lineage.recording_sink import RecordingSink, deduplicated
+from tests.lineage.sample_operations import key
 
 
 def test_a_relay_that_dies_before_it_has_moved_tells_the_same_again(either: str, connect: Any) -> None:
@@ -25,7 +25,7 @@ def test_a_relay_that_dies_before_it_has_moved_tells_the_same_again(either: str,
     def die(events: Any) -> None:
         raise Crash
 
-    sink = Kept()
+    sink = RecordingSink()
     client, other = connect(either), connect(either)
     with holdfast.Client(either) as runs:
         for number in range(3):
@@ -36,13 +36,13 @@ def test_a_relay_that_dies_before_it_has_moved_tells_the_same_again(either: str,
     sink.after = lambda events: None
     assert other.relay("r", sink).step() == 6
     assert len(sink) == 12
-    assert [each.key for each in once(sink)] == [key("d", number).digest for number in (0, 0, 1, 1, 2, 2)]
+    assert [each.key for each in deduplicated(sink)] == [key("d", number).digest for number in (0, 0, 1, 1, 2, 2)]
 
 
 def test_one_that_was_superseded_cannot_move_the_cursor(either: str) -> None:
-    """It hangs in its sink; its lease is taken away, and another goes on. When it comes back it is refused, and the
-    cursor is where the other one left it."""
-    slow, quick = Kept(), Kept()
+    """A relay hangs in its sink, its lease is taken away, and another relay continues. When the first returns, its save
+    is refused and the cursor is where the other one left it."""
+    slow, quick = RecordingSink(), RecordingSink()
     with holdfast.Client(either) as client, holdfast.Client(either) as other:
         client.operation("a").run(lambda: 1)
 
@@ -60,7 +60,7 @@ def test_one_that_was_superseded_cannot_move_the_cursor(either: str) -> None:
 
 
 def test_what_is_told_while_it_is_compared_is_not_missing(sqlite_url: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(sqlite_url) as client:
         relay = client.relay("r", sink)
 
@@ -76,14 +76,14 @@ def test_what_is_told_while_it_is_compared_is_not_missing(sqlite_url: str) -> No
 
 
 def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(either) as client:
         relays = [connect(either).relay("r", sink, poll=0.01) for _ in range(2)]
         threads = [threading.Thread(target=each.run, daemon=True) for each in relays]
         for thread in threads:
             thread.start()
         client.operation("a").run(lambda: 1)
-        eventually(lambda: len(sink) == 2, "it is told")
+        eventually(lambda: len(sink) == 2, "it is published")
         [record] = client.relays.list()
         assert record.holder in {each.status().replica for each in relays}
         with pytest.raises(holdfast.NotAcquired):
@@ -96,12 +96,12 @@ def test_it_runs_under_a_lease_and_another_goes_on(either: str, connect: Any) ->
         for thread in threads:
             thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
-        assert sink.told() == [(label, type) for label in "ab" for type in ("START", "COMPLETE")]
+        assert sink.received() == [(label, type) for label in "ab" for type in ("START", "COMPLETE")]
         assert [each.holder for each in client.relays.list()] == [None]
 
 
 def test_after_a_failover_and_after_a_restore_the_cursor_is_right() -> None:
-    sink = Kept()
+    sink = RecordingSink()
     with Postgres.create() as primary:
         url = migrated(primary.database("app"))
         standby = primary.standby(synchronous=True)
@@ -114,13 +114,13 @@ def test_after_a_failover_and_after_a_restore_the_cursor_is_right() -> None:
         with holdfast.Client(f"postgresql://postgres@127.0.0.1:{standby.port}/app") as client:
             client.operation("c").run(lambda: 1)
             client.relay("r", sink).step()
-    assert sink.told() == [(name, type) for name in "abc" for type in ("START", "COMPLETE")]
+    assert sink.received() == [(name, type) for name in "abc" for type in ("START", "COMPLETE")]
 
 
 def test_after_a_restore_what_was_not_told_is_told_and_nothing_else() -> None:
-    """Numbers of transactions begin anew there, and of two that commit at once, what comes first may have the higher
+    """In a restored database transaction ids start again, and of two concurrent commits the first may have the higher
     place."""
-    source, target, sink = server(MAJORS[0]), server(NEWEST), Kept()
+    source, target, sink = server(MAJORS[0]), server(NEWEST), RecordingSink()
     if not (target.binaries.folder / "pg_dump").exists():
         pytest.skip("no pg_dump beside the server")
     url = migrated(source.database())
@@ -128,7 +128,7 @@ def test_after_a_restore_what_was_not_told_is_told_and_nothing_else() -> None:
         client.operation("early", tx=mine).run(lambda: 1)
         query(url, "update holdfast.wal set place = 1000")
         client.relay("r", sink).step()
-        assert sink.told() == [("early", "START"), ("early", "COMPLETE")]
+        assert sink.received() == [("early", "START"), ("early", "COMPLETE")]
         client.operation("late", tx=mine).run(lambda: 1)
         client.operation("c").run(lambda: 1)
     dump = target.folder / "relay.sql"
@@ -150,7 +150,7 @@ def test_after_a_restore_what_was_not_told_is_told_and_nothing_else() -> None:
 
 def test_a_relay_is_removed_for_the_record(either: str) -> None:
     with holdfast.Client(either) as client:
-        client.relay("r", Kept()).step()
+        client.relay("r", RecordingSink()).step()
         assert client.relays.remove("r", actor="jane", reason="no longer run")
         assert not client.relays.remove("r", actor="jane", reason="no longer run")
         assert client.relays.list() == []
@@ -160,18 +160,18 @@ def test_a_relay_is_removed_for_the_record(either: str) -> None:
 
 
 def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
-    """It would begin anew, and tell everything again."""
-    sink, runs, goes_on = Kept(), threading.Event(), threading.Event()
+    """It would start again from the beginning and publish everything twice."""
+    sink, runs, goes_on = RecordingSink(), threading.Event(), threading.Event()
 
     def hold_up(events: Any) -> None:
         runs.set()
         goes_on.wait(PATIENCE)
 
-    sink.trouble = hold_up
+    sink.before = hold_up
     with holdfast.Client(either) as client, holdfast.Client(either) as operator:
         client.operation("a").run(lambda: 1)
-        made = client.relay("r", sink)
-        thread = threading.Thread(target=made.run)
+        relay = client.relay("r", sink)
+        thread = threading.Thread(target=relay.run)
         thread.start()
         try:
             assert runs.wait(PATIENCE)
@@ -179,7 +179,7 @@ def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
                 operator.relays.remove("r", actor="jane", reason="no longer run")
         finally:
             goes_on.set()
-            made.stop()
+            relay.stop()
             thread.join(PATIENCE)
         assert [each.told for each in client.relays.list()] == [2]
         assert operator.relays.remove("r", actor="jane", reason="no longer run")
@@ -188,10 +188,10 @@ def test_a_relay_that_somebody_runs_is_not_removed(either: str) -> None:
 
 
 def test_a_lease_of_another_name_moves_no_relay(either: str) -> None:
-    """Whoever was superseded may still have that, or anybody any other."""
+    """A superseded relay, or any other process, may still hold some other lease."""
     with holdfast.Client(either) as client:
         client.operation("a").run(lambda: 1)
-        client.relay("r", Kept()).step()
+        client.relay("r", RecordingSink()).step()
         before = client.relays.list()
         with client.lease("mine") as grant:
             about = {"name": "r", "lease": grant.name, "token": grant.token, "tries": "{}"}
@@ -201,12 +201,12 @@ def test_a_lease_of_another_name_moves_no_relay(either: str) -> None:
                 ("relay_begin", {}),
                 ("relay_move", {**moved, "problem": None, "taken": None}),
             ):
-                said: Any
+                row: Any
                 try:
-                    [said] = client._engine.call(statement, {**about, **more})
+                    [row] = client._engine.call(statement, {**about, **more})
                 except holdfast.EngineError as error:
-                    said = {"state": getattr(error, "sqlstate", error)}
-                assert said["state"] in ("fenced", "HF001"), statement
+                    row = {"state": getattr(error, "sqlstate", error)}
+                assert row["state"] in ("fenced", "HF001"), statement
         assert client.relays.list() == before
 
 
@@ -215,7 +215,7 @@ def test_bad_input_is_refused_before_anything_is_written(sqlite_url: str) -> Non
         wrongs: list[dict[str, Any]] = [{"batch": 0}, {"tries": True}, {"poll": 0.0}, {"ttl": 0.0}]
         for wrong in wrongs:
             with pytest.raises(ValueError, match=next(iter(wrong))):
-                client.relay("r", Kept(), **wrong)
+                client.relay("r", RecordingSink(), **wrong)
         with pytest.raises(TypeError, match=r"sink\.publish must be a function"):
             client.relay("r", object())  # type: ignore[arg-type]
         lineages: list[dict[str, Any]] = [{"inputs": "raw"}, {"outputs": [1]}, {"contract": ("c", "1")}]

@@ -1,4 +1,4 @@
-"""Objects against a model of them, and their histories against a register: whatever is asked, both give one answer."""
+"""Objects compared with a model, and their histories with a register."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ class ObjectMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["x", "y"]))
     def by_name(self, name: str) -> None:
-        found = self.objects.get_by_name("box", name)
-        assert found == next((each for each in self.there.values() if each.name == name), None)
+        record = self.objects.get_by_name("box", name)
+        assert record == next((each for each in self.there.values() if each.name == name), None)
 
     @rule()
     def watched(self) -> None:
-        told = [(each.id, each.kind, each.version) for each in drain(self.objects.watch("box", since=self.cursor))]
-        assert [(id, kind) for id, kind, _ in told] == [(id, kind) for id, kind, _ in self.done]
-        assert all(version in (None, found[2]) for found, (_, _, version) in zip(told, self.done, strict=True))
+        changes = [(each.id, each.kind, each.version) for each in drain(self.objects.watch("box", since=self.cursor))]
+        assert [(id, kind) for id, kind, _ in changes] == [(id, kind) for id, kind, _ in self.done]
+        assert all(version in (None, change[2]) for change, (_, _, version) in zip(changes, self.done, strict=True))
 
     @invariant()
     def the_same_objects_are_there(self) -> None:
@@ -171,27 +171,27 @@ def test_histories_of_an_object_are_those_of_a_register(either: str, tmp_path: P
 
 def use(url: str, history: Path, number: int, turns: int, begin: int) -> int:
     """How many were answered."""
-    answered, known = 0, ("begin", begin)
+    answered, last_read = 0, ("begin", begin)
     with Recorder(history, f"worker-{number}") as record, holdfast.Client(url) as client:
         for turn in range(turns):
             value, kind = f"{number}-{turn}", ("read", "cas", "cas", "write")[(turn + number) % 4]
             with suppress(holdfast.EngineError):
                 if kind == "read":
-                    known = look(client, record)
+                    last_read = look(client, record)
                 elif kind == "write":
-                    known = write(client, record, value)
+                    last_read = write(client, record, value)
                 else:
-                    known = swap(client, record, known, value) or known
+                    last_read = swap(client, record, last_read, value) or last_read
                 answered += 1
     return answered
 
 
 def look(client: holdfast.Client, record: Recorder) -> tuple[str, int]:
     with record.invoke("read", "b-1") as call:
-        found = client.objects.get("box", "b-1")
-        assert found is not None
-        call.ok(value=found.payload)
-        return found.payload, found.version
+        current = client.objects.get("box", "b-1")
+        assert current is not None
+        call.ok(value=current.payload)
+        return current.payload, current.version
 
 
 def write(client: holdfast.Client, record: Recorder, value: str) -> tuple[str, int]:
@@ -201,10 +201,10 @@ def write(client: holdfast.Client, record: Recorder, value: str) -> tuple[str, i
         return value, version
 
 
-def swap(client: holdfast.Client, record: Recorder, known: tuple[str, int], value: str) -> tuple[str, int] | None:
-    with record.invoke("cas", "b-1", old=known[0], value=value) as call:
+def swap(client: holdfast.Client, record: Recorder, expected: tuple[str, int], value: str) -> tuple[str, int] | None:
+    with record.invoke("cas", "b-1", old=expected[0], value=value) as call:
         try:
-            version = client.objects.put_if("box", "b-1", value, MatchVersion(known[1])).version
+            version = client.objects.put_if("box", "b-1", value, MatchVersion(expected[1])).version
         except holdfast.Conflict:
             call.fail()
             return None
@@ -245,9 +245,11 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "told"), [(call, told) for _, call, told in BAD], ids=[what for what, _, _ in BAD])
-def test_bad_input_is_refused_before_anything_is_written(connect: Any, tmp_path: Path, call: Any, told: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "message"), [(call, message) for _, call, message in BAD], ids=[what for what, _, _ in BAD]
+)
+def test_bad_input_is_refused_before_anything_is_written(connect: Any, tmp_path: Path, call: Any, message: str) -> None:
     client = connect(f"sqlite:///{tmp_path / 'app.db'}")
-    with pytest.raises((ValueError, TypeError), match=told):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(client.objects)
     assert list(tmp_path.iterdir()) == []

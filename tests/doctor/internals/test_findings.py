@@ -1,4 +1,4 @@
-"""Judging a database from facts: every check with facts that are well, that are not, and that may not be seen."""
+"""The checks of the doctor: each with facts that are fine, facts that are not, and facts that are not visible."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def changed(facts: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def finding(findings: tuple[Finding, ...], check: str) -> Finding:
-    [found] = [each for each in findings if each.check == check]
-    return found
+    [match] = [each for each in findings if each.check == check]
+    return match
 
 
 POOLED = {"pooler": {"pooled": True, "moved": True}}
@@ -217,13 +217,13 @@ def test_a_database_that_is_well_has_nothing_but_ok(engine: Any, facts: dict[str
 def test_each_fault_is_told_with_its_remedy(
     engine: Any, check: str, status: str, changes: dict[str, Any], words: str
 ) -> None:
-    found = finding(engine.examine(changed(WELL if engine is postgres else WELL_FILE, changes)), check)
-    assert (found.status, words in found.found) == (status, True), found
+    result = finding(engine.examine(changed(WELL if engine is postgres else WELL_FILE, changes)), check)
+    assert (result.status, words in result.found) == (status, True), result
     if status == "unseen":  # a right would help where one is missing, and nothing where there is nothing to see
         hidden = {"may not see": "pg_monitor", "privileges": "owner"}.get(words)
-        assert found.remedy is None if hidden is None else hidden in str(found.remedy)
+        assert result.remedy is None if hidden is None else hidden in str(result.remedy)
     else:
-        assert bool(found.remedy) == (status in ("warn", "fail"))
+        assert bool(result.remedy) == (status in ("warn", "fail"))
 
 
 def test_there_is_a_fault_for_every_check() -> None:
@@ -257,10 +257,10 @@ statuses = st.lists(st.sampled_from(["ok", "warn", "fail", "unseen"]))
 
 
 @given(statuses, st.booleans())
-def test_only_a_failure_fails_and_a_warning_when_strict(found: list[Any], strict: bool) -> None:
-    findings = tuple(Finding("x", status, "y") for status in found)
+def test_only_a_failure_fails_and_a_warning_when_strict(states: list[Any], strict: bool) -> None:
+    findings = tuple(Finding("x", status, "y") for status in states)
     examination = Examination("db", "holdfast", "sqlite", findings)
-    assert examination.passed(strict=strict) is not ("fail" in found or (strict and "warn" in found))
+    assert examination.passed(strict=strict) is not ("fail" in states or (strict and "warn" in states))
 
 
 MOUNTS = """\

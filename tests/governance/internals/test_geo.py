@@ -1,4 +1,4 @@
-"""Geometry generalised to H3 cells: everything is covered, nothing says more than its cell, and what does is found."""
+"""Geometry masked with H3 cells: it is covered, reveals no more than its cells, and other values are detected."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_all_that_a_shape_touches_is_covered() -> None:
 
 def test_a_line_across_the_date_line_goes_the_short_way() -> None:
     for line in ([[179, 0], [-179, 0]], [[-179, 0], [179, 0]]):
-        found = cells(holdfast.mask_h3({"type": "LineString", "coordinates": line}, 3))
-        assert h3.latlng_to_cell(0, 180, 3) in found
-        assert not found & {h3.latlng_to_cell(0, degrees, 3) for degrees in range(-170, 171)}
+        line_cells = cells(holdfast.mask_h3({"type": "LineString", "coordinates": line}, 3))
+        assert h3.latlng_to_cell(0, 180, 3) in line_cells
+        assert not line_cells & {h3.latlng_to_cell(0, degrees, 3) for degrees in range(-170, 171)}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_line_across_the_date_line_goes_the_short_way() -> None:
 )  # fmt: skip
 def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value: Any) -> None:
     masked = holdfast.mask_h3(feature(**{name: value, "kind": "grave"}), 5)
-    assert {each for found in masked["features"] for each in found["properties"]} == {"h3", "kind"}
+    assert {each for masked_feature in masked["features"] for each in masked_feature["properties"]} == {"h3", "kind"}
     masked["features"][0]["properties"][name] = value
     assert not holdfast.is_masked(masked, 5)
     assert find_exposure([masked], 5) == f"payload[0].features[0].properties.{name} reveals a position"
@@ -96,30 +96,35 @@ def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value:
 
 
 def test_what_is_no_position_stays() -> None:
-    told = {"name": "Flat Holm", "long_name": "north gate", "price": 12.5, "sizes": [3, 4], "latest": None, "x": "ray",
-            "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
-            "said": "[sic] {who knows}", "list": '["a", 12.5]', "zone": h3.latlng_to_cell(48.2, 16.3, 3)}  # fmt: skip
-    [found] = holdfast.mask_h3(feature(**told), 5)["features"]
-    assert {name: value for name, value in found["properties"].items() if name != "h3"} == told
-    assert holdfast.is_masked(found, 5)
+    properties = {
+        "name": "Flat Holm", "long_name": "north gate", "price": 12.5, "sizes": [3, 4], "latest": None, "x":
+        "ray", "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
+        "said": "[sic] {who knows}", "list": '["a", 12.5]', "zone": h3.latlng_to_cell(48.2, 16.3, 3),
+    }  # fmt: skip
+    [masked_feature] = holdfast.mask_h3(feature(**properties), 5)["features"]
+    assert {name: value for name, value in masked_feature["properties"].items() if name != "h3"} == properties
+    assert holdfast.is_masked(masked_feature, 5)
 
 
 def test_a_feature_that_only_pretends_is_found() -> None:
     masked = holdfast.mask_h3(feature(), 5)
-    [found] = masked["features"]
-    outline = found["geometry"]["coordinates"][0]
+    [masked_feature] = masked["features"]
+    outline = masked_feature["geometry"]["coordinates"][0]
     elsewhere = holdfast.mask_h3({"type": "Point", "coordinates": [0, 0]}, 5)["features"][0]
     for wrong in (
-        {**found, "geometry": SHAPES[0]},
-        {**found, "geometry": elsewhere["geometry"]},
-        {**found, "geometry": {"type": "Polygon", "coordinates": [[*outline[:3], [16.37, 48.21], *outline[3:]]]}},
-        {**found, "geometry": {**found["geometry"], "bbox": [16.3, 48.1, 16.4, 48.3]}},
-        {**found, "properties": {}},
-        {**found, "properties": {"h3": "8f1e"}},
-        {**found, "properties": {"h3": "8f" * 32}},
-        {**found, "bbox": [16.3, 48.1, 16.4, 48.3]},
+        {**masked_feature, "geometry": SHAPES[0]},
+        {**masked_feature, "geometry": elsewhere["geometry"]},
+        {
+            **masked_feature,
+            "geometry": {"type": "Polygon", "coordinates": [[*outline[:3], [16.37, 48.21], *outline[3:]]]},
+        },
+        {**masked_feature, "geometry": {**masked_feature["geometry"], "bbox": [16.3, 48.1, 16.4, 48.3]}},
+        {**masked_feature, "properties": {}},
+        {**masked_feature, "properties": {"h3": "8f1e"}},
+        {**masked_feature, "properties": {"h3": "8f" * 32}},
+        {**masked_feature, "bbox": [16.3, 48.1, 16.4, 48.3]},
         {**masked, "bbox": [16.3, 48.1, 16.4, 48.3]},
-        {"type": "FeatureCollection", "features": [found, feature()]},
+        {"type": "FeatureCollection", "features": [masked_feature, feature()]},
         {"a": 1},
     ):
         assert not holdfast.is_masked(wrong, 5)

@@ -1,5 +1,5 @@
 """The policy matrix: every class of dataset, lock outcome, attempt and justification has the answer that was declared,
-on the first try and on every later one; and what is wrong with a declaration is told at once."""
+on the first try and on every later one; and an error lists everything that is wrong with a declaration."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ POLICY = Policy(CLASSES)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
-def context(**said: Any) -> PolicyContext:
-    return PolicyContext(**{"moment": "claim", "key": "k", "label": "load", "dataset": "open", **said})
+def context(**fields: Any) -> PolicyContext:
+    return PolicyContext(**{"moment": "claim", "key": "k", "label": "load", "dataset": "open", **fields})
 
 
-def expected(dataset: str, moment: str, lock: str | None, said: str | None, more: dict[str, Any]) -> type:
+def expected(dataset: str, moment: str, lock: str | None, justification: str | None, more: dict[str, Any]) -> type:
     """The table that the page on governance has, as words of its own: not as the code decides it."""
     works = moment in ("claim", "retry", "locked")
     if moment in ("reset", "review"):
@@ -44,7 +44,7 @@ def expected(dataset: str, moment: str, lock: str | None, said: str | None, more
         return Deny if refused else Allow
     if not works:
         return Allow
-    if dataset in ("sensitive", "both") and (said in (None, " ") or more["same_as"]):
+    if dataset in ("sensitive", "both") and (justification in (None, " ") or more["same_as"]):
         return Deny
     if dataset in ("sensitive", "both") and more["retry_of"]:
         return Review
@@ -58,7 +58,7 @@ def expected(dataset: str, moment: str, lock: str | None, said: str | None, more
 
 
 def test_every_combination_has_the_declared_answer() -> None:
-    """On the first attempt and on each later one: how often it was tried changes nothing but what a budget says."""
+    """On the first attempt and on each later one: the number of attempts matters only for an error budget."""
     asked = 0
     facts = [
         {"same_as": same, "retry_of": retry, "exposed": exposed, "failed_lately": failed, "actor": actor}
@@ -66,13 +66,23 @@ def test_every_combination_has_the_declared_answer() -> None:
             (None, "other"), (None, "earlier"), (None, "bare"), (None, 2, 3), (None, "jane", "ops@host")
         )
     ]
-    for dataset, moment, attempt, said in product(CLASSES, MOMENTS, (1, 2, 3, 7), (None, " ", "the council agreed")):
+    for dataset, moment, attempt, justification in product(
+        CLASSES, MOMENTS, (1, 2, 3, 7), (None, " ", "the council agreed")
+    ):
         for lock in ("held", "busy") if moment == "locked" else (None,):
             for more in facts:
                 answer = POLICY(
-                    context(dataset=dataset, moment=moment, lock=lock, attempt=attempt, justification=said, **more)
+                    context(
+                        dataset=dataset, moment=moment, lock=lock, attempt=attempt, justification=justification, **more
+                    )
                 )
-                assert type(answer) is expected(dataset, moment, lock, said, more), (dataset, moment, lock, said, more)
+                assert type(answer) is expected(dataset, moment, lock, justification, more), (
+                    dataset,
+                    moment,
+                    lock,
+                    justification,
+                    more,
+                )
                 assert isinstance(answer, Allow) or dataset in answer.reason
                 asked += 1
     assert asked == 10 * 7 * 4 * 3 * 72
@@ -82,7 +92,7 @@ def test_of_several_that_speak_the_strictest_counts() -> None:
     """Declared under several patterns, or by a rule of one's own: Deny before Review before Allow."""
     answers = (Allow(), Review("look"), Deny("no"))
     for mine, other in product(answers, answers):
-        policy = Policy({}, lambda _, said=mine: said, lambda _, said=other: said)  # type: ignore[misc]
+        policy = Policy({}, lambda _, decision=mine: decision, lambda _, decision=other: decision)  # type: ignore[misc]
         strictest = max((mine, other), key=answers.index)
         assert policy(context()) == strictest
     several = Policy({"parcels*": {"sensitive": True}, "*_at": {"sovereign": True}, "*": Dataset(may_reset=("jane",))})
@@ -96,9 +106,9 @@ def test_of_several_that_speak_the_strictest_counts() -> None:
     for actor, answer in (("jane", Allow), ("jack", Deny), ("joe", Allow), ("mae", Deny)):
         assert type(both(context(dataset="ab", moment="reset", actor=actor))) is answer
     strict = Policy({"*": {"h3_resolution": 7}, "graves": {"h3_resolution": 4}})
-    found = govern(strict, key("graves"), sovereign=False, payload=MASKED)
-    assert found is not None
-    assert found.exposed is not None, "cells of resolution 5 are too fine where 4 was asked for, too"
+    operation = govern(strict, key("graves"), sovereign=False, payload=MASKED)
+    assert operation is not None
+    assert operation.exposed is not None, "cells of resolution 5 are too fine where 4 was asked for, too"
 
 
 def test_a_name_that_is_written_out_is_declared_whatever_is_in_it() -> None:
@@ -114,28 +124,28 @@ def test_what_nothing_was_declared_of_is_not_asked_about() -> None:
     assert Policy({"parcels": {"sensitive": True}}).demands(None) is None
     assert govern(None, key("roads"), sovereign=False, payload=None) is None
     assert Policy({}, lambda _: Allow()).demands("roads") == Demands()
-    said = govern(None, key("roads"), sovereign=True, payload=None)
-    assert said is not None
-    assert said.demands == Demands(sovereign=True)
+    operation = govern(None, key("roads"), sovereign=True, payload=None)
+    assert operation is not None
+    assert operation.demands == Demands(sovereign=True)
 
 
-@pytest.mark.parametrize("said", [{"sovereign": True}, {"sensitive": True}])
-def test_what_is_locked_whole_has_no_shards(said: dict[str, bool]) -> None:
-    policy = Policy({"graves": said})
+@pytest.mark.parametrize("declaration", [{"sovereign": True}, {"sensitive": True}])
+def test_what_is_locked_whole_has_no_shards(declaration: dict[str, bool]) -> None:
+    policy = Policy({"graves": declaration})
     with pytest.raises(
-        ValueError, match=f"'graves' is {next(iter(said))} and is locked whole: shards must be 1, not 4"
+        ValueError, match=f"'graves' is {next(iter(declaration))} and is locked whole: shards must be 1, not 4"
     ):
         govern(policy, key("graves", shards=4), sovereign=False, payload=None)
     assert govern(policy, key("roads", shards=4), sovereign=False, payload=None) is None
     with pytest.raises(ValueError, match="locked whole"):
         govern(policy, key("roads", shards=4), sovereign=True, payload=None)
-    assert govern(Policy({"*": said}), PlainKey("charge:42"), sovereign=False, payload=None) is not None
+    assert govern(Policy({"*": declaration}), PlainKey("charge:42"), sovereign=False, payload=None) is not None
 
 
 def test_a_rule_that_gives_no_answer_is_an_error_and_no_permission() -> None:
     for answer in (None, True, "Allow", Allow, holdfast):
         with pytest.raises(TypeError, match=r"must return Allow\(\), Deny\(reason\) or Review\(reason\)"):
-            Policy({}, lambda _, said=answer: said)(context())  # type: ignore[misc]
+            Policy({}, lambda _, value=answer: value)(context())  # type: ignore[misc]
     with pytest.raises(ZeroDivisionError):
         Policy({}, lambda _: 1 / 0)(context())  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="a rule must be a function"):
@@ -158,7 +168,7 @@ def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) ->
         [datasets.""]
     """
     (tmp_path / "holdfast.toml").write_text(wrong)
-    with pytest.raises(ValueError, match=r"holdfast\.toml: ") as told:
+    with pytest.raises(ValueError, match=r"holdfast\.toml: ") as refused:
         holdfast.Policy.read(tmp_path / "holdfast.toml")
     for each in (
         "dataset 'burials*': sovereign must be true or false, not 'yes'",
@@ -170,7 +180,7 @@ def test_all_that_is_wrong_with_a_declaration_is_told_at_once(tmp_path: Path) ->
         "dataset 'graves': a sovereign dataset opens a review when it is locked: leave when_locked out",
         "dataset '': the pattern must be a text that is not empty",
     ):
-        assert each in str(told.value)
+        assert each in str(refused.value)
     for text, why in (
         ("url = 'x'", "declares no dataset"), ("datasets = 1", "must be a table of patterns, not int"),
         ("[datasets]\nroads = true", "dataset 'roads': it must be a table"), ("[", "not valid TOML"),

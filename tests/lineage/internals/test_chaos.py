@@ -27,7 +27,7 @@ SECONDS = float(os.environ.get("HOLDFAST_LINEAGE_SECONDS", "0"))
 FAULTS = 4
 """At least so many, however long that takes."""
 EVENTS, AHEAD = 9, 150
-"""Of three operations, about; and how many may wait to be told."""
+"""Of about three operations; and how many may wait to be published."""
 DATASETS = ("roads", "parcels", "rivers")
 RELAY = """
 import logging, sys
@@ -94,7 +94,7 @@ class Receiver:
         """There is little to break where nothing goes on."""
         with self._lock:
             for _ in range(number):
-                assert self._grown.wait(PATIENCE), "nothing is told"
+                assert self._grown.wait(PATIENCE), "nothing is published"
 
     def answer(self, handler: BaseHTTPRequestHandler, text: str) -> None:
         moods = ("well", "fails", "lies", "stalls", "hangs up", "refuses", "sends away")
@@ -226,10 +226,10 @@ def test_everything_arrives_in_order_and_nothing_else_whatever_breaks(either: st
 
 
 def drain(client: holdfast.Client, receiver: Receiver, seed: int) -> set[str]:
-    """Until all is told, for as long as it goes on. Returns the ids of the events that were parked."""
+    """Wait until everything is published, as long as there is progress. Returns the ids of the parked events."""
     parked: set[str] = set()
 
-    def told() -> bool:
+    def is_published() -> bool:
         for each in client.relays.parked("r"):
             assert each.event.id in receiver.refused or "died" in each.problem, (each, seed)
             parked.add(each.event.id)
@@ -237,9 +237,9 @@ def drain(client: holdfast.Client, receiver: Receiver, seed: int) -> set[str]:
         return all((each.entries, each.parked) == (0, 0) for each in client.relays.list())
 
     def goes_on(before: int) -> bool:
-        return told() or sum(receiver.moods.values()) > before
+        return is_published() or sum(receiver.moods.values()) > before
 
-    while not told():
+    while not is_published():
         eventually(partial(goes_on, sum(receiver.moods.values())), f"it goes on, seed {seed}")
     return parked
 
@@ -248,10 +248,12 @@ def judge(client: holdfast.Client, loads: list[Load], receiver: Receiver, parked
     about = f"seed {seed}, {dict(receiver.moods)}"
     events = {json.loads(line)["run"]["facets"]["holdfast_idempotency"]["eventId"]: json.loads(line)
               for line in receiver.lines}  # fmt: skip
-    found = client.relays.verify(receiver.lines)
-    assert {each.what for each in found.problems} <= {"reordered"}, (about, found.problems[:5])
+    verification = client.relays.verify(receiver.lines)
+    assert {each.what for each in verification.problems} <= {"reordered"}, (about, verification.problems[:5])
     late = {(each.key, each.number) for each in client.relays.events() if each.id in parked}
-    assert {(each.operation, each.number) for each in found.problems} <= late, f"only what was parked is late: {about}"
+    assert {(each.operation, each.number) for each in verification.problems} <= late, (
+        f"only what was parked is late: {about}"
+    )
     kinds: dict[str, Counter[str]] = {}
     for each in events.values():
         facets = each["run"]["facets"]

@@ -1,4 +1,4 @@
-"""Relays and sinks that take nothing: what is refused is parked, and what is down is waited for."""
+"""Sinks that fail: a refused event is parked, and a sink that is down is retried."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 
 import holdfast
 from tests.children import query
-from tests.lineage.sinks import Kept, once
-from tests.lineage.stage import FAR, broken, emitting, key
+from tests.lineage.recording_sink import RecordingSink, deduplicated
+from tests.lineage.sample_operations import FAR, broken, emitting, key
 
 
 def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
-    sink, poison = Kept(), {"b"}
+    sink, poison = RecordingSink(), {"b"}
 
     def refuse(events: Any) -> None:
         if any(each.label in poison and each.type == "COMPLETE" for each in events):
             raise KeyError("no such field")
 
-    sink.trouble = refuse
+    sink.before = refuse
     with holdfast.Client(either) as client:
         for name in "abc":
             client.operation(name).run(lambda: 1)
         assert client.relay("r", sink, tries=3).step() == 5
-        assert sink.told() == [(n, t) for n in "abc" for t in ("START", "COMPLETE") if (n, t) != ("b", "COMPLETE")]
+        assert sink.received() == [(n, t) for n in "abc" for t in ("START", "COMPLETE") if (n, t) != ("b", "COMPLETE")]
         [record] = client.relays.list()
         assert (record.parked, record.entries, record.problem) == (1, 0, None)
         [parked] = client.relays.parked("r")
@@ -54,14 +54,14 @@ def test_what_a_sink_refuses_is_parked_and_told_again_when_asked(either: str, mo
 
 
 def test_whatever_a_sink_says_can_be_written_down(either: str) -> None:
-    """It may repeat what it was given, and no database keeps all of that."""
-    sink, kinds = Kept(), [holdfast.SinkDown, ValueError]
+    """Its message may quote the event, with characters that no database stores."""
+    sink, kinds = RecordingSink(), [holdfast.SinkDown, ValueError]
 
     def refuse(events: Any) -> None:
         if any(each.label == "b" for each in events):
             raise kinds[0]("at \0 and \ud800")
 
-    sink.trouble = refuse
+    sink.before = refuse
     with holdfast.Client(either) as client:
         for name in "abc":
             client.operation(name).run(lambda: 1)
@@ -76,13 +76,13 @@ def test_whatever_a_sink_says_can_be_written_down(either: str) -> None:
 def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
     either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each life is a client of its own, and knows of those before only what they wrote down."""
+    """Each life is a client of its own: it knows of earlier ones only what they saved."""
     monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
 
     class Death(BaseException):
         pass
 
-    sink, deaths, refusals = Kept(), list[int](), list[int]()
+    sink, deaths, refusals = RecordingSink(), list[int](), list[int]()
 
     def poison(events: Any) -> None:
         if any(each.label == "b" and each.type == "COMPLETE" for each in events):
@@ -92,7 +92,7 @@ def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
             deaths.append(len(events))
             raise Death
 
-    sink.trouble = poison
+    sink.before = poison
     with holdfast.Client(either) as client:
         for name in "abc":
             client.operation(name).run(lambda: 1)
@@ -105,7 +105,9 @@ def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
         live()
         assert len(deaths) <= 3, "in a batch, and twice by itself, where it was refused once"
     assert deaths == [6, 1, 1]
-    assert [label for label, type in sink.told() if type == "START"] == ["a", "b", "c"], "as far as it came is kept"
+    assert [label for label, type in sink.received() if type == "START"] == ["a", "b", "c"], (
+        "what it had published is saved"
+    )
     with holdfast.Client(either) as client:
         [parked] = client.relays.parked("r")
         assert (parked.event.label, parked.event.type, parked.tries) == ("b", "COMPLETE", 3)
@@ -116,14 +118,14 @@ def test_what_kills_whoever_tells_it_is_tried_no_more_often_and_parked(
         live()
         assert [(each.tries, each.again) for each in client.relays.parked("r")] == [(6, False)]
         assert deaths == [6, 1, 1, 1, 1, 1]
-        sink.trouble = lambda events: None
+        sink.before = lambda events: None
         client.relays.retry("r")
         assert client.relay("r", sink).step() == 1
-        assert client.relays.verify([json.dumps(each.as_dict()) for each in once(sink)]).problems == ()
+        assert client.relays.verify([json.dumps(each.as_dict()) for each in deduplicated(sink)]).problems == ()
 
 
 def test_what_cannot_be_read_in_the_log_is_parked_and_stops_nobody_else(either: str) -> None:
-    sink = Kept()
+    sink = RecordingSink()
     table = "holdfast_wal" if either.startswith("sqlite") else "holdfast.wal"
     with holdfast.Client(either) as client:
         for name in "abc":
@@ -131,26 +133,28 @@ def test_what_cannot_be_read_in_the_log_is_parked_and_stops_nobody_else(either: 
         for text, subject in (("nonsense", "a"), ("[[1,2,3]]", "b")):
             query(either, f"update {table} set entries = '{text}' where idem_key = '{key(subject).digest}'")
         assert client.relay("r", sink).step() == 2
-        assert sink.told() == [(key("c").label, "START"), (key("c").label, "COMPLETE")]
+        assert sink.received() == [(key("c").label, "START"), (key("c").label, "COMPLETE")]
         parked = client.relays.parked("r")
         assert {(each.event.type, each.event.dataset) for each in parked} == {("UNREADABLE", "a"), ("UNREADABLE", "b")}
         assert all("none of its own" in each.problem for each in parked)
         assert client.relays.retry("r") == len(parked)
         assert client.relay("r", sink).step() == 0
-        assert [each.again for each in client.relays.parked("r")] == [False] * len(parked), "there is nothing to tell"
-        found = client.relays.verify([json.dumps(each.as_dict()) for each in sink])
-        assert {(each.what, each.operation) for each in found.problems} == {
+        assert [each.again for each in client.relays.parked("r")] == [False] * len(parked), (
+            "there is no event to publish"
+        )
+        verification = client.relays.verify([json.dumps(each.as_dict()) for each in sink])
+        assert {(each.what, each.operation) for each in verification.problems} == {
             ("tampered", key("a").digest), ("tampered", key("b").digest)
         }  # fmt: skip
 
 
 def test_a_sink_that_is_down_delays_and_parks_nothing(either: str) -> None:
-    sink, error = Kept(), Exception()
+    sink, error = RecordingSink(), Exception()
 
     def down(events: Any) -> None:
         raise error
 
-    sink.trouble = down
+    sink.before = down
     with holdfast.Client(either) as client:
         for name in "abcdef":
             client.operation(name).run(lambda: 1)
@@ -161,19 +165,19 @@ def test_a_sink_that_is_down_delays_and_parks_nothing(either: str) -> None:
             [record] = client.relays.list()
             assert (record.parked, record.told, record.entries) == (0, 0, 12)
             assert (record.problem, record.since is not None) == (f"{type(error).__name__}: x", True)
-        sink.trouble = lambda events: None
+        sink.before = lambda events: None
         assert client.relay("r", sink).step() == 12
         assert [(each.problem, each.since, each.entries) for each in client.relays.list()] == [(None, None, 0)]
 
 
 def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> None:
-    sink, most = Kept(), 4
+    sink, most = RecordingSink(), 4
 
     def down(events: Any) -> None:
         if len(events) > most:
             raise TimeoutError("too many")
 
-    sink.trouble = down
+    sink.before = down
     with holdfast.Client(either) as client:
         for number in range(8):
             client.operation(str(number)).run(lambda: 1)
@@ -186,14 +190,14 @@ def test_a_sink_that_fails_in_the_middle_of_many_is_given_fewer(either: str) -> 
         assert len(sink) == 4
         most = 100
         assert relay.step() == 12
-        assert once(sink) == sink
+        assert deduplicated(sink) == sink
 
 
 def test_what_is_too_much_to_be_read_in_time_is_read_in_parts(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with holdfast.Client(sqlite_url) as client:
         for number in range(9):
             client.operation(f"{number}").run(int)
-        call, asked, sink = client._engine.call, list[int](), Kept()
+        call, asked, sink = client._engine.call, list[int](), RecordingSink()
 
         def slow(name: str, parameters: Any, **more: Any) -> Any:
             if name == "relay_read":
@@ -209,13 +213,13 @@ def test_what_is_too_much_to_be_read_in_time_is_read_in_parts(sqlite_url: str, m
                 relay.step()
             assert len(asked) < 50, "it goes on"
         assert asked[:3] == [10, 5, 2]
-        assert once(sink) == sink
+        assert deduplicated(sink) == sink
 
 
 def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
-    sink = Kept()
-    sink.trouble = lambda events: broken()
+    sink = RecordingSink()
+    sink.before = lambda events: broken()
     with holdfast.Client(either) as client:
         for name in "abcdef":
             client.operation(name).run(lambda: 1)
@@ -224,33 +228,33 @@ def test_a_sink_that_refuses_everything_is_taken_for_down(either: str, monkeypat
             with pytest.raises(holdfast.SinkDown, match=r"refused . events in a row: ValueError: broken"):
                 relay.step()
         assert [each.parked for each in client.relays.list()] == [3]
-        sink.trouble = lambda events: None
+        sink.before = lambda events: None
         client.relays.retry("r")
         assert relay.step() == 12
-        assert len(once(sink)) == 12
+        assert len(deduplicated(sink)) == 12
 
 
 def test_a_relay_that_starts_among_many_that_are_refused_goes_on(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows from whoever ran before it what the sink takes."""
+    """It knows from the relay before it an event that the sink takes."""
     monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
-    sink, topics, trouble = Kept(), [f"topic-{number}" for number in range(9)], list[Exception]()
+    sink, topics, errors = RecordingSink(), [f"topic-{number}" for number in range(9)], list[Exception]()
 
     def refuse(events: Any) -> None:
         if any(each.topic for each in events):
-            raise trouble[-1]
+            raise errors[-1]
 
-    sink.trouble = refuse
+    sink.before = refuse
     with holdfast.Client(either) as client:
         client.operation("a").run(emitting(*topics))
         client.operation("b").run(int)
-        trouble.append(holdfast.SinkDown("away"))
+        errors.append(holdfast.SinkDown("away"))
         with pytest.raises(holdfast.SinkDown):
             client.relay("r", sink, batch=1).step()
-        assert sink.told() == [("a", "START")]
-        trouble.append(ValueError("broken"))
+        assert sink.received() == [("a", "START")]
+        errors.append(ValueError("broken"))
         assert client.relay("r", sink, tries=2).step() >= 3
         assert [each.event.topic for each in client.relays.parked("r")] == topics
-        assert [(each.label, each.type) for each in once(sink)] == [
+        assert [(each.label, each.type) for each in deduplicated(sink)] == [
             (label, type) for label in "ab" for type in ("START", "COMPLETE")
         ]
 
@@ -258,10 +262,10 @@ def test_a_relay_that_starts_among_many_that_are_refused_goes_on(either: str, mo
 def test_however_many_in_a_row_are_refused_of_a_sink_that_takes_others_the_rest_goes_on(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, and when all of them are to be told again, in vain."""
+    """In the first pass, and when all of them are retried in vain."""
     monkeypatch.setattr("holdfast.lineage.relay_terms.MAX_DELAY", 0.001)
-    sink, topics = Kept(), [f"topic-{number}" for number in range(9)]
-    sink.trouble = lambda events: broken() if any(each.topic for each in events) else None
+    sink, topics = RecordingSink(), [f"topic-{number}" for number in range(9)]
+    sink.before = lambda events: broken() if any(each.topic for each in events) else None
     with holdfast.Client(sqlite_url) as client:
         relay = client.relay("r", sink, tries=2)
         client.operation("a").run(emitting(*topics))
@@ -274,7 +278,7 @@ def test_however_many_in_a_row_are_refused_of_a_sink_that_takes_others_the_rest_
             relay = client.relay("r", sink, tries=2)
             client.operation("c").run(int)
         assert {each.id for each in sink} == {each.id for each in client.relays.events() if each.topic is None}
-        sink.trouble = lambda events: None
+        sink.before = lambda events: None
         assert relay.step() == 9
         assert [each.topic for each in sink[-9:]] == topics, "in the order in which they were parked"
         assert client.relays.parked("r") == []

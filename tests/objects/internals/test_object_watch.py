@@ -38,7 +38,7 @@ def test_a_slow_transaction_is_not_skipped_and_holds_up_nobody(postgres_url: str
 
 
 def test_a_look_does_not_read_again_what_was_told_while_an_old_transaction_stays_open(postgres_url: str) -> None:
-    """All since it began, each time that anybody writes: with 20,000 changes a look took fifty times as long."""
+    """It would read every change since that transaction began: with 20,000 of them a poll took fifty times as long."""
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as old:
         client.objects.put_if("box", "old", 1, MustCreate(), tx=old)
         for number in range(20):
@@ -49,13 +49,13 @@ def test_a_look_does_not_read_again_what_was_told_while_an_old_transaction_stays
         asked = Position.parse(cursor, "postgres").parameters()
         with psycopg.connect(postgres_url) as mine:
             mine.execute("set local enable_seqscan = off")  # which for so few it would do
-            told = mine.execute(
+            rows = mine.execute(
                 "select id from holdfast.object_changes(%(epoch)s, %(since)s, null, null, null, 500, false)", asked
             ).fetchall()
             [read] = mine.execute(
                 "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'object_change'"
             ).fetchall()
-        assert told == [("new",), ("old",), (None,)]
+        assert rows == [("new",), ("old",), (None,)]
         assert read == (2,)
 
 
@@ -70,20 +70,20 @@ def test_a_write_in_a_session_whose_triggers_are_off_is_told(postgres_url: str) 
 
 
 def test_an_object_is_told_in_the_order_of_its_writes_whatever_their_transactions_numbers(postgres_url: str) -> None:
-    """The transaction that began first writes last: the order of the transactions' numbers would tell it first."""
+    """The transaction that began first writes last: in the order of transaction ids it would come first."""
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as old:
         objects, cursor = client.objects, client.objects.cursor()
         old.execute("create table mine (a int)")  # has a number from here on
         first = objects.put_if("box", "b-1", 1, MustCreate())
         objects.put_if("box", "b-1", 2, MatchVersion(first.version), tx=old)
         old.commit()
-        told = drain(objects.watch(since=cursor))
-        assert [each.kind for each in told] == ["created", "updated"]
-        assert [each.version for each in told] == sorted(each.version for each in told)
+        changes = drain(objects.watch(since=cursor))
+        assert [each.kind for each in changes] == ["created", "updated"]
+        assert [each.version for each in changes] == sorted(each.version for each in changes)
 
 
 def test_of_two_transactions_the_one_that_commits_first_is_told_first(postgres_url: str) -> None:
-    """Read together, so that nothing but the order in which they committed can tell them apart."""
+    """Read in one batch, so that only the order of the commits distinguishes them."""
     with (
         holdfast.Client(postgres_url) as client,
         psycopg.connect(postgres_url) as first,
@@ -99,12 +99,12 @@ def test_of_two_transactions_the_one_that_commits_first_is_told_first(postgres_u
         objects.delete_if("box", "late-0", late[0].version, tx=first)
         first.commit()
         watch = objects.watch(since=cursor)
-        told = drain(watch)
+        changes = drain(watch)
         wanted = [("at once", "created"), ("soon", "created"), ("late-0", "created"), ("late-1", "created")]
-        assert [(each.id, each.kind) for each in told] == [*wanted, ("late-0", "deleted")]
-        assert told[2].version == late[0].version, "the version is the one that was given"
-        for number, change in enumerate(told):
-            assert drain(objects.watch(since=change.cursor)) == told[number + 1 :]
+        assert [(each.id, each.kind) for each in changes] == [*wanted, ("late-0", "deleted")]
+        assert changes[2].version == late[0].version, "the version is the one that was given"
+        for number, change in enumerate(changes):
+            assert drain(objects.watch(since=change.cursor)) == changes[number + 1 :]
 
 
 def test_a_batch_that_was_not_read_to_its_end_goes_on_where_it_was(
@@ -118,17 +118,17 @@ def test_a_batch_that_was_not_read_to_its_end_goes_on_where_it_was(
         for number in range(5):
             objects.put_if("box", f"b-{number}", 1, MustCreate())
         watch = objects.watch(since=cursor)
-        told = [watch.next(timeout=0) for _ in range(3)]
+        changes = [watch.next(timeout=0) for _ in range(3)]
         slow.commit()
         objects.put_if("box", "last", 1, MustCreate())
-        told += drain(objects.watch(since=watch.cursor))
-        assert [each.id for each in told if each] == ["b-0", "b-1", "b-2", "b-3", "b-4", "slow", "last"]
+        changes += drain(objects.watch(since=watch.cursor))
+        assert [each.id for each in changes if each] == ["b-0", "b-1", "b-2", "b-3", "b-4", "slow", "last"]
 
 
 def test_an_object_made_after_a_delete_has_the_higher_version_although_it_was_numbered_before(
     postgres_url: str,
 ) -> None:
-    """A creator that waits for somebody else's transaction drew its number before that one deleted the object again."""
+    """A creator that waits for another transaction got its id before that transaction deleted the object again."""
     with (
         holdfast.Client(postgres_url) as client,
         psycopg.connect(postgres_url) as mine,
@@ -142,9 +142,9 @@ def test_an_object_made_after_a_delete_has_the_higher_version_although_it_was_nu
         objects.delete_if("box", "b-1", first.version, tx=mine)
         mine.commit()
         second = waiting.result(PATIENCE)
-        told = drain(objects.watch(since=cursor))
-        assert [each.kind for each in told] == ["created", "deleted", "created"]
-        assert second.version == told[-1].version > told[1].version
+        changes = drain(objects.watch(since=cursor))
+        assert [each.kind for each in changes] == ["created", "deleted", "created"]
+        assert second.version == changes[-1].version > changes[1].version
 
 
 def test_what_was_rolled_back_is_not_told(postgres_url: str) -> None:
@@ -171,37 +171,37 @@ def write(url: str, number: int, writes: int, seed: int, commits: Commits) -> No
             if chance.random() < 0.5:
                 mine.execute("select pg_current_xact_id()")
             threading.Event().wait(chance.random() * 0.01)
-            made = client.objects.put_if("box", f"{number}-{turn}", turn, MustCreate(), tx=mine)
+            record = client.objects.put_if("box", f"{number}-{turn}", turn, MustCreate(), tx=mine)
             threading.Event().wait(chance.random() * 0.01)
             asked_at = time.monotonic()
             if chance.random() < 0.2:
                 mine.rollback()
             else:
                 mine.commit()
-                commits[made.version] = (asked_at, time.monotonic())
+                commits[record.version] = (asked_at, time.monotonic())
             asked_at = time.monotonic()
             new = client.objects.update("box", f"shared-{chance.randrange(3)}", lambda record: record.payload + 1)
             commits[new.version] = (asked_at, time.monotonic())
 
 
-def out_of_order(told: list[Any], commits: Commits) -> list[Any]:
-    """What was told after a change whose commit was asked for when its own had been answered already."""
-    latest, found = 0.0, []
-    for change in told:
+def out_of_order(changes: list[Any], commits: Commits) -> list[Any]:
+    """Changes that come after a change whose commit began when their own commit was already answered."""
+    latest, late = 0.0, []
+    for change in changes:
         asked_at, answered_at = commits[change.version]
         if answered_at < latest:
-            found.append(change)
+            late.append(change)
         latest = max(latest, asked_at)
-    return found
+    return late
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
 def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are_cut(
     postgres_url: str, flavour: str
 ) -> None:
-    """Each watcher goes on from a cursor, sometimes in a new watch; what it was told is what the log says was done."""
+    """Each watcher continues from a cursor, sometimes in a new watch; it receives exactly the changes of the log."""
     seed = random.randrange(10**6)
-    told: list[Any] = []
+    changes: list[Any] = []
     commits: Commits = {}
     with Proxy(postgres_url) as proxy, holdfast.Client(postgres_url) as client:
         for number in range(3):
@@ -209,7 +209,7 @@ def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are
         start, over = client.objects.cursor(), threading.Event()
         watcher = watch_blocking if flavour == "sync" else lambda *args: asyncio.run(watch_on_a_loop(*args))
         with ThreadPoolExecutor(5) as pool:
-            watching = pool.submit(watcher, proxy.url, start, told, over)
+            watching = pool.submit(watcher, proxy.url, start, changes, over)
             writing = [
                 pool.submit(write, postgres_url, number, trials(25), seed + number, commits) for number in range(4)
             ]
@@ -222,37 +222,37 @@ def test_nothing_is_missed_or_repeated_while_writers_overlap_and_connections_are
             begun = {each[0] for each in done[:3]}
             wanted = [each for each in done if each[0] not in begun]
             try:
-                eventually(lambda: len(told) >= len(wanted), "everything is told")
+                eventually(lambda: len(changes) >= len(wanted), "everything is returned")
             finally:
                 over.set()
             watching.result(PATIENCE)
-    assert sorted((each.version, each.type, each.id, each.kind) for each in told) == wanted, f"seed {seed}"
+    assert sorted((each.version, each.type, each.id, each.kind) for each in changes) == wanted, f"seed {seed}"
     by_object = defaultdict(list)
-    for change in told:
+    for change in changes:
         by_object[change.id].append(change.version)
     assert all(versions == sorted(versions) for versions in by_object.values()), f"out of order, seed {seed}"
-    assert out_of_order(told, commits) == [], f"not in the order of the commits, seed {seed}"
+    assert out_of_order(changes, commits) == [], f"not in the order of the commits, seed {seed}"
 
 
-def watch_blocking(url: str, cursor: str, told: list[Any], over: threading.Event) -> None:
+def watch_blocking(url: str, cursor: str, changes: list[Any], over: threading.Event) -> None:
     while not over.is_set():
         with holdfast.Client(url) as client, client.objects.watch(since=cursor) as watch:
             for _ in range(40):
                 with suppress(holdfast.EngineError):  # cut, and cut again: the watch goes on from where it was
                     change = watch.next(timeout=0.2) if not over.is_set() else None
                     if change is not None:
-                        told.append(change)
+                        changes.append(change)
             cursor = str(watch.cursor)
 
 
-async def watch_on_a_loop(url: str, cursor: str, told: list[Any], over: threading.Event) -> None:
+async def watch_on_a_loop(url: str, cursor: str, changes: list[Any], over: threading.Event) -> None:
     while not over.is_set():
         async with holdfast.AsyncClient(url) as client, client.objects.watch(since=cursor) as watch:
             for _ in range(40):
                 with suppress(holdfast.EngineError):
                     change = await watch.next(timeout=0.2) if not over.is_set() else None
                     if change is not None:
-                        told.append(change)
+                        changes.append(change)
             cursor = str(watch.cursor)
 
 
@@ -283,7 +283,7 @@ def test_whoever_waits_is_woken_by_the_writer_and_not_by_its_own_asking(postgres
 
 
 def test_a_watch_that_somebody_reads_is_refused_to_others(connect: Any, either: str) -> None:
-    """They would both read from the same place, and what is told once was told to each."""
+    """Both would read the same batch, and each change would be returned twice."""
     watch, writer = connect(either).objects.watch(), connect(either).objects
     watch.begin()
     with ThreadPoolExecutor(2) as pool:
@@ -292,8 +292,8 @@ def test_a_watch_that_somebody_reads_is_refused_to_others(connect: Any, either: 
         [refused] = [each for each in waiting if each.done()]
         assert "another task or thread is reading this watch" in str(refused.exception())
         writer.put_if("box", "b-1", 1, MustCreate())
-        [told] = [each.result(PATIENCE) for each in waiting if each is not refused]
-        assert told.id == "b-1"
+        [change] = [each.result(PATIENCE) for each in waiting if each is not refused]
+        assert change.id == "b-1"
     assert watch.next(timeout=0) is None
 
 
@@ -313,7 +313,7 @@ def test_a_watch_outlives_a_database_that_is_away(postgres_url: str) -> None:
 
 def test_a_cursor_of_a_time_that_the_database_has_not_seen_is_expired(postgres_url: str) -> None:
     """It is another database, or one that was set back to an earlier state: what comes is not what came after it, and
-    nothing at all would be told until as much has happened here as there."""
+    nothing at all would be returned until as much has happened here as there."""
     with holdfast.Client(postgres_url) as client:
         epoch, _, snapshot = client.objects.cursor().partition("/")
         ahead = int(snapshot.split(":")[1]) + 1000
@@ -347,14 +347,14 @@ def test_a_cursor_that_no_server_would_take_is_refused_before_it_is_asked(cursor
 
 
 def test_a_watch_that_is_closed_tells_no_more_and_says_what_it_told(sqlite_url: str) -> None:
-    """Although it has read more: whoever ends has done with the one it was told last, and goes on after that."""
+    """Although it has read more: a closed watch can be continued after the last change that it returned."""
     with holdfast.Client(sqlite_url) as client:
         watch = client.objects.watch(since=client.objects.cursor())
         for id in ("b-1", "b-2"):
             client.objects.put_if("box", id, 1, MustCreate())
-        told = []
+        ids = []
         for change in watch:
-            told.append(change.id)
+            ids.append(change.id)
             watch.close()
-        assert told == ["b-1"]
+        assert ids == ["b-1"]
         assert [each.id for each in drain(client.objects.watch(since=watch.cursor))] == ["b-2"]

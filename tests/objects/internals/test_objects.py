@@ -124,7 +124,7 @@ def test_a_write_whose_answer_was_lost_is_done_once(postgres_url: str, moment: s
 
 
 def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgres_url: str) -> None:
-    """It could come a second time, and after somebody else's: nothing compares."""
+    """Repeated, it could overwrite another write: it compares nothing."""
     with Proxy(postgres_url) as proxy, holdfast.Client(proxy.url) as client:
         client.objects.put_if("box", "b-1", 1, MustCreate())
         proxy.cut()
@@ -135,47 +135,47 @@ def test_an_unconditional_write_whose_answer_was_lost_is_told_as_unknown(postgre
 
 
 def test_many_are_written_together_but_for_what_was_changed_is_locked_or_bytes(either: str) -> None:
-    """One transaction, which waits for nobody and is refused as a whole under a grant that has passed on."""
+    """One transaction, which never waits, and is refused as a whole under a grant that has passed on."""
     with holdfast.Client(either) as client, ExitStack() as stack:
         objects, grant = client.objects, client.lease("work", ttl=600).acquire()
-        made = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcdf"}
-        made["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(made["b"].version))
-        stale = made["b"]._replace(version=made["a"].version)
-        wanted = [each._replace(payload={"new": each.id}) for each in (stale, made["d"], made["a"])]
-        wanted.insert(2, made["a"]._replace(id="nobody"))
-        wanted.append(made["f"]._replace(payload=b"\0"))
+        records = {id: objects.put_if("box", id, {}, MustCreate(), name=id, labels={"a": id}) for id in "abcdf"}
+        records["b"] = objects.put_if("box", "b", {"by": "another"}, MatchVersion(records["b"].version))
+        stale = records["b"]._replace(version=records["a"].version)
+        wanted = [each._replace(payload={"new": each.id}) for each in (stale, records["d"], records["a"])]
+        wanted.insert(2, records["a"]._replace(id="nobody"))
+        wanted.append(records["f"]._replace(payload=b"\0"))
         if either.startswith("postgres"):  # on a file there is one writer, and nothing else is ever locked
             mine = stack.enter_context(psycopg.connect(either))
             mine.execute("select from holdfast.object where id = 'c' for update")
-            wanted.append(made["c"]._replace(payload={"new": "c"}))
+            wanted.append(records["c"]._replace(payload={"new": "c"}))
         cursor = objects.cursor()
         written = objects.put_many("box", wanted, grant)
         assert written.keys() == {"a", "d"}
         if either.startswith("sqlite"):  # a gap would be taken for changes that were trimmed
             assert [written[id] >> 20 for id in "da"] == [int(cursor) + 1, int(cursor) + 2]
         for id in "ad":
-            found = objects.get("box", id)
-            assert found is not None
-            assert (found.payload, found.version, found.name) == ({"new": id}, written[id], id)
-            assert found.labels == {"a": id}
-            assert found.version > made["d"].version
-            assert found.created_at == made[id].created_at
-        told = drain(objects.watch(since=cursor))
-        assert [(each.id, each.version) for each in told] == sorted(written.items(), key=lambda each: each[1])
+            record = objects.get("box", id)
+            assert record is not None
+            assert (record.payload, record.version, record.name) == ({"new": id}, written[id], id)
+            assert record.labels == {"a": id}
+            assert record.version > records["d"].version
+            assert record.created_at == records[id].created_at
+        changes = drain(objects.watch(since=cursor))
+        assert [(each.id, each.version) for each in changes] == sorted(written.items(), key=lambda each: each[1])
         assert objects.put_if("box", "e", 1, MustCreate()).version > max(written.values())
         stack.close()
         client.leases.force_release("work", actor="operator", reason="test")
         with suppress(holdfast.EngineError, holdfast.LeaseLost):
-            assert objects.put_many("box", [made["c"]._replace(payload=2)], grant) == {}
-        assert [objects.get("box", id) for id in "cf"] == [made["c"], made["f"]]
+            assert objects.put_many("box", [records["c"]._replace(payload=2)], grant) == {}
+        assert [objects.get("box", id) for id in "cf"] == [records["c"], records["f"]]
 
 
 def test_of_many_records_only_those_are_read_that_are_asked_for(postgres_url: str) -> None:
     """Of a table that has just been filled there are no statistics yet. Where a page, a batch or a trim reads all of
     it, a sweep costs the square of what there is."""
     batch = json.dumps([{"id": str(number), "body": "1", "expected": 1} for number in range(10_100, 10_110)])
-    made = "select 'box', n::text, null, '0', null, '{}', 1, now(), now() from generate_series(10000, 12999) n"
-    query(postgres_url, f"insert into holdfast.object {made}")
+    rows = "select 'box', n::text, null, '0', null, '{}', 1, now(), now() from generate_series(10000, 12999) n"
+    query(postgres_url, f"insert into holdfast.object {rows}")
     logged = "select '9'::xid8, n, n, 'box', n::text, 'updated' from generate_series(1, 9000) n"
     query(postgres_url, f"insert into holdfast.object_change {logged}")
     for table, call, number in (
@@ -241,7 +241,7 @@ def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_wit
     sqlite_url: str,
 ) -> None:
     path = sqlite_url.removeprefix("sqlite:///")
-    made = holdfast.Client(sqlite_url).objects.put_if("box", "b-1", 1, MustCreate())
+    record = holdfast.Client(sqlite_url).objects.put_if("box", "b-1", 1, MustCreate())
     with (
         holdfast.Client(sqlite_url) as client,
         closing(sqlite3.connect(path)) as mine,
@@ -257,14 +257,14 @@ def test_on_a_file_a_write_waits_for_a_transaction_of_the_users_and_compares_wit
             fcntl.flock(turn, fcntl.LOCK_UN)
             return False
 
-        told = client.objects.put_if("box", "b-1", 2, MatchVersion(made.version), tx=mine)
-        waiting = pool.submit(client.objects.put_if, "box", "b-1", 3, MatchVersion(made.version))
+        written = client.objects.put_if("box", "b-1", 2, MatchVersion(record.version), tx=mine)
+        waiting = pool.submit(client.objects.put_if, "box", "b-1", 3, MatchVersion(record.version))
         until(taken, what="it is its turn, and it waits")
         mine.commit()
         refused = waiting.exception(PATIENCE)
         assert isinstance(refused, holdfast.Conflict)
-        assert refused.current == told.version
-        assert client.objects.get("box", "b-1") == told
+        assert refused.current == written.version
+        assert client.objects.get("box", "b-1") == written
 
 
 class Interrupt:
@@ -291,7 +291,7 @@ class Interrupt:
 
 
 def test_a_write_that_was_interrupted_anywhere_leaves_the_client_usable_and_nothing_locked(either: str) -> None:
-    """Also where somebody keeps the exception, and with it all that it passed: a prompt does."""
+    """Also when the exception is kept, and with it the frames of its traceback, as an interactive prompt does."""
     kept: list[KeyboardInterrupt] = []
     with holdfast.Client(either) as client, holdfast.Client(either) as other:
         record = client.objects.put_if("box", "b-1", 0, MustCreate())
@@ -313,16 +313,16 @@ def test_a_write_that_was_interrupted_anywhere_leaves_the_client_usable_and_noth
 
 
 def test_a_version_that_was_rolled_back_is_nobody_elses(either: str) -> None:
-    """Whoever was told it in that transaction would overwrite what somebody else has written since."""
+    """A writer that read it in that transaction would overwrite what another has written since."""
     mine: Any = sqlite3.connect(either.removeprefix("sqlite:///")) if "sqlite" in either else psycopg.connect(either)
     with closing(mine), holdfast.Client(either) as client:
-        made = client.objects.put_if("box", "b-1", "before", MustCreate())
-        told = client.objects.put_if("box", "b-1", "undone", MatchVersion(made.version), tx=mine)
+        record = client.objects.put_if("box", "b-1", "before", MustCreate())
+        undone = client.objects.put_if("box", "b-1", "undone", MatchVersion(record.version), tx=mine)
         mine.rollback()
-        kept = client.objects.put_if("box", "b-1", "by another", MatchVersion(made.version))
-        assert kept.version != told.version
+        kept = client.objects.put_if("box", "b-1", "by another", MatchVersion(record.version))
+        assert kept.version != undone.version
         with pytest.raises(holdfast.Conflict):
-            client.objects.put_if("box", "b-1", "by one who has never seen it", MatchVersion(told.version))
+            client.objects.put_if("box", "b-1", "by one who has never seen it", MatchVersion(undone.version))
         assert client.objects.get("box", "b-1") == kept
 
 
@@ -354,8 +354,8 @@ def test_the_log_is_trimmed_where_every_other_change_is_a_deletion(sqlite_url: s
     with holdfast.Client(sqlite_url) as client:
         client.objects.put_if("box", "b-0", 0, MustCreate())
         query(sqlite_url, f"update holdfast_object_version set first = (first / 1024 + 101) * 1024 - {short}")
-        made = client.objects.put_if("box", "b-1", 0, MustCreate())
-        client.objects.delete_if("box", "b-1", made.version)
+        record = client.objects.put_if("box", "b-1", 0, MustCreate())
+        client.objects.delete_if("box", "b-1", record.version)
     assert query(sqlite_url, "select distinct id from holdfast_object_change") == [("b-1",)]
 
 

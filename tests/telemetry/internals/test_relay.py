@@ -16,7 +16,7 @@ import holdfast
 from holdfast import telemetry
 from holdfast.testing.yard import Yard
 from tests.children import PATIENCE, eventually
-from tests.lineage.sinks import Kept
+from tests.lineage.recording_sink import RecordingSink
 from tests.recipes.reconciler.replicas import Records, running
 from tests.telemetry.conftest import Told
 
@@ -25,17 +25,17 @@ def test_a_relay_tells_what_it_published_parked_and_failed_to(
     either: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.lineage.relay.retry_delay", lambda *_: 0.0)
-    sink = Kept()
+    sink = RecordingSink()
     with holdfast.Client(either) as client:
         for label in ("good", "poison"):
             client.operation(label).run(int)
         relay = client.relay("r", sink, tries=2)
-        sink.trouble = _down
+        sink.before = _down
         with pytest.raises(holdfast.SinkDown):
             relay.step()
         assert told.count("relay_failures") == {("sink",): 1}
         assert not told.of("relay.published")
-        sink.trouble = _poisoned
+        sink.before = _poisoned
         assert relay.step() == 2
     assert told.count("relay_published") == {(): 2}
     assert told.count("relay_parked") == {(): 2}
@@ -61,15 +61,15 @@ def _age(url: str, seconds: int) -> None:
 
 
 def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to_it(either: str, told: Told) -> None:
-    sink, refused = Kept(), threading.Event()
+    sink, refused = RecordingSink(), threading.Event()
 
     def trouble(events: Any) -> None:
         refused.set()
         raise ConnectionRefusedError("down")
 
-    sink.trouble = trouble
+    sink.before = trouble
     with holdfast.Client(either) as client:
-        client.relay("r", Kept()).step()
+        client.relay("r", RecordingSink()).step()
         client.operation("a").run(int)
         _age(either, seconds=1000)
         relay = client.relay("r", sink, poll=0.01)
@@ -81,8 +81,8 @@ def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to
         assert 1000 <= lag < 1100, "what was left to it, by the database's clock"
         eventually(lambda: telemetry.readings()["relay_lag_seconds"] > lag + 0.05, "it to grow")
         assert telemetry.readings()["relay_lag_events"] == 2
-        sink.trouble = lambda events: None
-        eventually(lambda: len(sink) == 2, "all to be told")
+        sink.before = lambda events: None
+        eventually(lambda: len(sink) == 2, "all to be published")
         eventually(lambda: telemetry.readings()["relay_lag_seconds"] < 60, "it to have caught up")
         assert telemetry.readings()["relay_lag_events"] == 0
         relay.stop()
@@ -93,7 +93,7 @@ def test_the_lag_of_a_relay_grows_while_its_sink_is_down_and_is_what_was_left_to
 def test_what_waits_for_a_transaction_that_is_left_open_is_lag(
     postgres_url: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, lags = Kept(), list[float]()
+    sink, lags = RecordingSink(), list[float]()
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as left_open:
         left_open.execute("select pg_current_xact_id()")
         client.operation("a").run(int)
@@ -112,7 +112,7 @@ def test_what_waits_for_a_transaction_that_is_left_open_is_lag(
             eventually(lambda: len(lags) > 3, "some passes")
             assert min(lags[1:]) > 1000, "as every pass has left it"
             left_open.rollback()
-            eventually(lambda: len(sink) == 2, "all to be told")
+            eventually(lambda: len(sink) == 2, "all to be published")
             eventually(lambda: telemetry.readings()["relay_lag_seconds"] < 60, "it to have caught up")
         finally:
             relay.stop()
@@ -123,7 +123,7 @@ def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
     sqlite_url: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever it looks there is something new, so it never finds nothing."""
-    sink, lags, clock = Kept(), list[float](), [1000.0]
+    sink, lags, clock = RecordingSink(), list[float](), [1000.0]
     monkeypatch.setattr("holdfast.lineage.relay.now", lambda: clock[0])
     with holdfast.Client(sqlite_url) as client:
         relay = client.relay("r", sink)

@@ -1,4 +1,4 @@
-"""A log with one operation that succeeded, one that failed, and one that was undone: for those who export it."""
+"""A log with three operations: one succeeded, one failed, and one was undone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def key(dataset: str) -> holdfast.OperationKey:
 
 
 def fill(url: str) -> dict[str, list[holdfast.Event]]:
-    """The events of each, by dataset."""
+    """Run the operations. Returns their events by dataset."""
 
     def load(op: Any) -> int:
         op.emit("loaded", {"rows": 7})

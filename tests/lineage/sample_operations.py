@@ -1,4 +1,4 @@
-"""Operations to be told of."""
+"""Operations for tests of lineage: their keys, and functions that emit messages or fail."""
 
 from __future__ import annotations
 
