@@ -197,7 +197,7 @@ def test_an_update_that_forgets_to_return_the_payload_leaves_what_there_is(conne
         (lambda record: record.payload.update(lid="shut"), "NoneType"),
         (lambda record: record, "ObjectRecord"),
     ):
-        with pytest.raises(TypeError, match=f"^change must return the payload as it is to be, not {told}; "):
+        with pytest.raises(TypeError, match=f"^change must return the new payload, not {told}; "):
             objects.update("box", "b-1", forgets)
     assert objects.get("box", "b-1").payload == {"lid": "open"}
 

@@ -76,7 +76,7 @@ def test_what_is_written_beside_the_dataset_of_the_key_is_not_written_past_the_p
                     client.operations.run_many([subject], fail, **more)
         with pytest.raises(PolicyDenied, match="which is masked"):
             client.operation(unique, outputs=[f"sites-{unique}"]).run(fail)
-        with pytest.raises(ValueError, match=r"sovereign=True is of a dataset, .* names none"):
+        with pytest.raises(ValueError, match=r"sovereign=True locks a dataset as a whole, .* names none"):
             client.operation(unique, sovereign=True).run(fail)
         assert client.operations.list() == []
         burials = key(f"burials-{unique}", checksum="c")

@@ -105,6 +105,7 @@ class _FactCollector:
             raise
 
     def _collect(self, session: Session, name: str, parameters: Mapping[str, Any], absent: Fact | None = None) -> None:
+        """Store the rows of a statement as a fact: ``absent`` if the tables do not exist, None if it is refused."""
         try:
             self.facts[name] = session.call(name, parameters, self._left())
         except Refused as error:

@@ -201,7 +201,7 @@ def as_policy(policy: Policy | Rule | None) -> Policy | None:
     return policy if policy is None or isinstance(policy, Policy) else Policy({}, policy)
 
 
-class Governed(NamedTuple):
+class GovernedOperation(NamedTuple):
     """An operation that a policy applies to."""
 
     policy: Policy
@@ -217,7 +217,7 @@ def govern(
     sovereign: bool,
     payload: object,
     outputs: Sequence[str] = (),
-) -> Governed | None:
+) -> GovernedOperation | None:
     """What the policy demands of an operation; None when no policy applies to it.
 
     ``sovereign``: the caller declares the dataset to be sovereign. ValueError when the key would lock only a part of a
@@ -243,7 +243,7 @@ def govern(
     if demands.locks_whole_dataset:
         key.check_whole("sovereign" if demands.sovereign else "sensitive")
     exposed = None if demands.h3_resolution is None else find_exposure(payload, demands.h3_resolution)
-    return Governed(policy or Policy(), demands, exposed)
+    return GovernedOperation(policy or Policy(), demands, exposed)
 
 
 def _stricter_demand(other: Demands | None, own: Demands) -> str | None:

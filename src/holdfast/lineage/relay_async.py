@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.database.driver_errors import SQLSTATE
@@ -29,7 +28,7 @@ from holdfast.errors import EngineError, FencedOut, Refused, SinkDown
 from holdfast.lease.grant_async import AsyncLeaseGrant
 from holdfast.lease.handle_async import AsyncLease
 from holdfast.lease.terms import LeaseTerms
-from holdfast.lineage.relay_terms import SUSPICIOUS, RelayTerms, describe, is_down, retry_delay
+from holdfast.lineage.relay_terms import SUSPICIOUS, RelayProgress, RelayTerms, describe, is_down, retry_delay
 from holdfast.operations.events import TYPES, Event, derive, unreadable
 from holdfast.recipes.election import ElectorStatus, ElectorTerms
 from holdfast.recipes.elector_async import AsyncElector
@@ -52,30 +51,11 @@ class AsyncSink(Protocol):
     def publish(self, events: Sequence[Event], /) -> Awaitable[object] | object: ...
 
 
-@dataclass(slots=True)
-class Progress:
-    """What a relay knows in this process, from pass to pass."""
-
-    batch: int
-    """Events to read at a time. It is halved when the sink is down, and doubled after a success: a sink that takes one
-    event after the other and fails now and then would never get through a large batch."""
-    refused_in_a_row: int = 0
-    """Events that the sink has refused, each after all its tries, since it last took one."""
-    last_taken: Event | None = None
-    """The last event that the sink took, also from an earlier process: a sink that works takes it again."""
-    is_proven: bool = False
-    """Whether this process has got through a batch. Before that, a batch may be what killed earlier processes."""
-    caught_up_at: float | None = None
-    """When everything in the log was last published; None while another replica runs the relay."""
-    unpublished: int = 0
-    """Events that were read and not yet published."""
-
-
 class AsyncRelayPass:
     """From the cursor to the end of the log, batch by batch, under one grant."""
 
     def __init__(
-        self, engine: AsyncEngine, terms: RelayTerms, sink: AsyncSink, progress: Progress, grant: AsyncLeaseGrant,
+        self, engine: AsyncEngine, terms: RelayTerms, sink: AsyncSink, progress: RelayProgress, grant: AsyncLeaseGrant,
         stopping: AsyncStopEvent,
     ) -> None:  # fmt: skip
         self._engine, self._terms, self._sink, self._progress = engine, terms, sink, progress
@@ -295,7 +275,7 @@ class AsyncRelay:
         third = terms.ttl / 3
         election = ElectorTerms.check(terms.lease, ttl=terms.ttl, renew_every=third, retry_every=min(5.0, third))
         self._elector = AsyncElector(engine, election, None)
-        self._progress = Progress(terms.batch)
+        self._progress = RelayProgress(terms.batch)
 
     def __repr__(self) -> str:
         return f"<Relay {self._terms.name!r}>"

@@ -1,12 +1,14 @@
-"""The arguments of a relay, checked, and its decisions about errors of a sink. Pure."""
+"""The arguments of a relay, checked; what it knows from pass to pass; and its decisions about errors. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.errors import SinkDown
 from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds
 from holdfast.operations.decide import causes, worded, writable
+from holdfast.operations.events import Event
 
 LEASE = "@relay:"
 """Prefix of the leases under which relays run."""
@@ -39,6 +41,25 @@ class RelayTerms(NamedTuple):
     @property
     def lease(self) -> str:
         return f"{LEASE}{self.name}"
+
+
+@dataclass(slots=True)
+class RelayProgress:
+    """What a relay knows in this process, from pass to pass."""
+
+    batch: int
+    """Events to read at a time. It is halved when the sink is down, and doubled after a success: a sink that takes one
+    event after the other and fails now and then would never get through a large batch."""
+    refused_in_a_row: int = 0
+    """Events that the sink has refused, each after all its tries, since it last took one."""
+    last_taken: Event | None = None
+    """The last event that the sink took, also from an earlier process: a sink that works takes it again."""
+    is_proven: bool = False
+    """Whether this process has got through a batch. Before that, a batch may be what killed earlier processes."""
+    caught_up_at: float | None = None
+    """When everything in the log was last published; None while another replica runs the relay."""
+    unpublished: int = 0
+    """Events that were read and not yet published."""
 
 
 def is_down(error: BaseException) -> bool:

@@ -36,6 +36,8 @@ class _DeadlineReader(RawIOBase):
         super().close()
 
 
+# private: http.client.HTTPResponse.fp, http.client.HTTPConnection.response_class and
+# urllib3.PoolManager.pool_classes_by_scheme, tested in tests/test_private_names.py
 class _Response(HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)

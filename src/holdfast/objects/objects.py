@@ -34,7 +34,7 @@ from holdfast.objects.model import (
     refusal,
     to_json,
 )
-from holdfast.objects.watch import Watch
+from holdfast.objects.watch import ObjectWatch
 from holdfast.runtime.clock import jitter
 from holdfast.runtime.concurrency import maybe_await, sleep
 
@@ -168,7 +168,7 @@ class Objects:
             sleep(jitter(0.0, min(0.002 * 2**attempt, 0.25)))
         raise AssertionError("not reached")
 
-    def watch(self, type: str | None = None, *, since: str | None = None) -> Watch:
+    def watch(self, type: str | None = None, *, since: str | None = None) -> ObjectWatch:
         """Changes of one type or of all, from now on or after ``since``: the cursor of a change, or from ``cursor()``.
 
         Ordered by commit: a change that was committed before another commit began comes first; of two concurrent
@@ -176,7 +176,7 @@ class Objects:
         CursorExpired when changes after ``since`` have been trimmed.
         """
         position = None if since is None else Position.parse(since, self._engine.database.dialect)
-        return Watch(self._engine, None if type is None else check_name(type, "type"), position)
+        return ObjectWatch(self._engine, None if type is None else check_name(type, "type"), position)
 
     def cursor(self) -> str:
         """The end of the change log: take it, then ``list``, then ``watch(since=…)``, and no change is missed."""

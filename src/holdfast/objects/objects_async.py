@@ -33,7 +33,7 @@ from holdfast.objects.model import (
     refusal,
     to_json,
 )
-from holdfast.objects.watch_async import AsyncWatch
+from holdfast.objects.watch_async import AsyncObjectWatch
 from holdfast.runtime.clock import jitter
 from holdfast.runtime.concurrency_async import maybe_await, sleep
 
@@ -173,7 +173,7 @@ class AsyncObjects:
             await sleep(jitter(0.0, min(0.002 * 2**attempt, 0.25)))
         raise AssertionError("not reached")
 
-    def watch(self, type: str | None = None, *, since: str | None = None) -> AsyncWatch:
+    def watch(self, type: str | None = None, *, since: str | None = None) -> AsyncObjectWatch:
         """Changes of one type or of all, from now on or after ``since``: the cursor of a change, or from ``cursor()``.
 
         Ordered by commit: a change that was committed before another commit began comes first; of two concurrent
@@ -181,7 +181,7 @@ class AsyncObjects:
         CursorExpired when changes after ``since`` have been trimmed.
         """
         position = None if since is None else Position.parse(since, self._engine.database.dialect)
-        return AsyncWatch(self._engine, None if type is None else check_name(type, "type"), position)
+        return AsyncObjectWatch(self._engine, None if type is None else check_name(type, "type"), position)
 
     async def cursor(self) -> str:
         """The end of the change log: take it, then ``list``, then ``watch(since=…)``, and no change is missed."""

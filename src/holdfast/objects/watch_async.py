@@ -23,12 +23,13 @@ from holdfast.runtime.log import logger
 log = logger("holdfast.objects")
 
 
-class AsyncWatch:
+class AsyncObjectWatch:
     """Iterate over it, or call ``next(timeout=…)``. ``close()`` ends it, as does leaving its ``with`` block."""
 
     def __init__(self, engine: AsyncEngine, type: str | None, position: Position | None) -> None:
-        self._engine, self._type, self._position = engine, type, position
-        """``_position``: where the next batch begins; None until the watch has begun."""
+        self._engine, self._type = engine, type
+        self._position = position
+        """Where the next batch begins; None until a watch from now on has begun."""
         self._buffer: deque[Change] = deque()
         """Changes read and not yet returned."""
         self._returned: Position | str | None = position
@@ -46,7 +47,7 @@ class AsyncWatch:
         return None if self._returned is None else str(self._returned)
 
     async def begin(self) -> str:
-        """Fix the starting point, the present end of the log unless ``since`` was given, and return its cursor."""
+        """Set the starting point, the present end of the log unless ``since`` was given, and return its cursor."""
         if self._position is None:
             [row] = await self._engine.call("object_cursor", {})
             self._returned = self._position = Position.parse(row["cursor"], self._engine.database.dialect)

@@ -17,7 +17,7 @@ from holdfast.operations.running_async import AsyncRunning
 from holdfast.operations.terms import Function, OperationTerms
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Governed
+    from holdfast.governance.policy import GovernedOperation
     from holdfast.operations.energy import Meter
 
 _TOLD = (
@@ -43,7 +43,7 @@ class AsyncPlan(NamedTuple):
     postconditions: Sequence[Function] = ()
     owner: str | None = None
     lineage: Lineage = NOTHING
-    governed: Governed | None = None
+    governed: GovernedOperation | None = None
     """What the policy is to be asked with, if it has to."""
     energy: Meter | None = None
     """What says what the execution cost, if that is wanted."""

@@ -97,8 +97,8 @@ def test_a_property_that_tells_a_position_is_dropped_and_found(name: str, value:
 
 def test_what_is_no_position_stays() -> None:
     properties = {
-        "name": "Flat Holm", "long_name": "north gate", "price": 12.5, "sizes": [3, 4], "latest": None, "x":
-        "ray", "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
+        "name": "Flat Holm", "long_name": "north gate", "price": 12.5, "sizes": [3, 4], "latest": None,
+        "x": "ray", "country": {"code": "AT", "share": 0.25}, "year": 1683, "sha256": "8f" * 32, "large": 10**40,
         "said": "[sic] {who knows}", "list": '["a", 12.5]', "zone": h3.latlng_to_cell(48.2, 16.3, 3),
     }  # fmt: skip
     [masked_feature] = holdfast.mask_h3(feature(**properties), 5)["features"]

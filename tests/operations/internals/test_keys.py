@@ -133,7 +133,7 @@ _knot.append(_knot)
         ({"a": {1, 2j}}, r"2j in params\['a'\] is a complex"),
         ({"a": {2j: 1}}, r"the key 2j of params\['a'\] is a complex"),
         ({"a": timedelta(1)}, r"params\['a'\] is a timedelta"),
-        ({"a": "\ud800"}, r"params\['a'\] is no text"),
+        ({"a": "\ud800"}, r"params\['a'\] cannot be encoded as UTF-8"),
         ({"a": _knot}, r"nested deeper than 50"),
         ({"a": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))}, r"params\['a'\] is .* in no year"),
         ([1], "params must be a dict"),
