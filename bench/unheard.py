@@ -32,15 +32,15 @@ def unheard(place: Place) -> list[Result]:
 def _alone(times: int) -> None:
     if telemetry.listeners:
         raise RuntimeError("somebody listens: this is about what it costs when nobody does")
-    plan: Any = SimpleNamespace(measured=None)
+    spec: Any = SimpleNamespace(telemetry=None)
 
-    def replay(attempt: Any, tx: Any, function: Any, args: Any, kwargs: Any, measured: Any) -> Any:
-        attempt.measured = measured
-        if attempt.measured is not None:
+    def replay(attempt: Any, tx: Any, function: Any, args: Any, kwargs: Any, run_telemetry: Any) -> Any:
+        attempt.telemetry = run_telemetry
+        if attempt.telemetry is not None:
             raise AssertionError
         return attempt
 
     with patch.object(operation, "_run", replay):
         run = operation.run
         for _ in range(times):
-            run(plan, None, int, (), {})
+            run(spec, None, int, (), {})

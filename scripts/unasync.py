@@ -25,7 +25,6 @@ HAND_WRITTEN = {
     "driver/dial_async.py",
     "lock/holders_async.py",
     "lock/locks_async.py",
-    "operations/metering_async.py",
     "runtime/concurrency_async.py",
 }
 """Pairs whose halves differ in more than keywords: the same names, written twice."""

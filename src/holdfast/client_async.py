@@ -237,8 +237,10 @@ class AsyncClient:
             "justification": justification,
         }  # fmt: skip
         operations = self._operations or self.operations
-        plan = operations.plan(terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract)
-        return operations.operation(plan, key, tx, payload)
+        build_spec = operations.spec_builder(
+            terms, rollback, verify, preconditions, postconditions, inputs, outputs, contract
+        )
+        return operations.operation(build_spec, key, tx, payload)
 
     def guard(
         self, key: str, *, ttl: float = 15.0, heartbeat: float = 5.0, strict: bool = False, wipe_on_start: bool = False

@@ -25,7 +25,7 @@ Wrong arguments are ``ValueError`` or ``TypeError``, before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -176,3 +176,13 @@ class Refused(EngineError):
     def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+
+
+def walk_causes(error: BaseException | None, next_cause: Callable[[BaseException], object]) -> Iterator[BaseException]:
+    """Yield the error and its causes, each once: ``raise error from error`` makes an error its own cause."""
+    seen: set[int] = set()
+    cause: object = error
+    while isinstance(cause, BaseException) and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = next_cause(cause)

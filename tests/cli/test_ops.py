@@ -158,7 +158,7 @@ def test_one_is_rolled_back_with_the_function_that_is_registered_for_it(filled: 
     assert "operation 'publish:7', partial in attempt 1, is undone by unpublish" in told
     assert (tmp_path / "undone").read_text() == "{'draft': 42}\n"
     done = call(*at(filled, "ops", "rollback", pointer, *BY_JANE), "--with", "shop:register", cwd=tmp_path)
-    assert (done.returncode, "does not stand any more" in done.stderr) == (1, True)
+    assert (done.returncode, "is not the latest any more" in done.stderr) == (1, True)
     assert call(*at(filled, "ops", "rollback", "charge:42", *BY_JANE)).returncode == 1
 
 

@@ -68,7 +68,7 @@ def test_nothing_is_put_away_that_is_not_published_changed_meanwhile_or_broken(c
     assert archived.operations == 2
     assert {why[key]: reason for key, reason in archived.left.items()} == {
         "told": "its lineage is not published",
-        "failed": "its chain is broken: its hash is not the hash of what it says",
+        "failed": "its chain is broken: its hash is not the hash of its content",
         "goes on": "it has gone on",
     }
     assert problems(client, archives=lines) == {"tampered"}, "and nothing else: what was written down is there once"
@@ -97,7 +97,7 @@ def test_nothing_is_taken_out_before_it_is_written_by_a_function_that_is_awaited
         lines.extend(page)
 
     if isinstance(client, holdfast.Client):
-        with pytest.raises(TypeError, match="nobody awaits it here"):
+        with pytest.raises(TypeError, match="which has to be awaited"):
             client.operations.archive(datetime.now(UTC) + LATER, lambda page: write(page))
         assert client.operations.verify().entries == before
     else:

@@ -167,7 +167,7 @@ def test_a_late_batch_is_refused_by_its_fence(either: str) -> None:
         other.leases.force_release(lease.name, actor="test", reason="it stands still")
         assert other.operation(keys[0], rollback=int).run(lambda: "in time").attempt == 2
         go_on.set()
-        with pytest.raises(holdfast.FencedOut, match="a batch of 2 operations has passed on to somebody else"):
+        with pytest.raises(holdfast.FencedOut, match="a batch of 2 operations has passed on to another owner"):
             zombie.result(LONG)
         assert other.operation(keys[0]).run(int).result == "in time"
         assert other.operations.get(keys[1]).status == "partial"  # type: ignore[union-attr]

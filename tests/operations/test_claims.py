@@ -46,7 +46,9 @@ def test_nobody_waits_in_the_server_for_a_lock_that_a_transaction_has(postgres_u
                 waiter = other.operation(key("second"), tx=tx, timeout=0.1)
                 gives_up(partial(waiter.run, int), after=0.1)
                 mine.execute("select 1")  # the third time, the transaction is joined
-            with pytest.raises(holdfast.OperationInProgress, match="somebody else is at it"):
+            with pytest.raises(
+                holdfast.OperationInProgress, match="it is already running, or another operation has its lock"
+            ):
                 other.operations.run_many([key("third")], int, when_locked="fail")
 
 
@@ -73,7 +75,7 @@ def test_a_transaction_that_would_not_see_the_result_does_not_wait_for_it(postgr
     with holdfast.Client(postgres_url) as client, psycopg.connect(postgres_url) as mine, running(postgres_url, "k"):
         mine.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         mine.execute("select 1")
-        with pytest.raises(holdfast.OperationInProgress, match="would not see its result: roll back, then again"):
+        with pytest.raises(holdfast.OperationInProgress, match="would not show its result: roll back and try again"):
             client.operation("k", tx=mine, timeout=LONG).run(int)
 
 

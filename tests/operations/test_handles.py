@@ -35,7 +35,7 @@ def test_a_block_is_an_operation(either: str) -> None:
                     op.result = "done"
         with pytest.raises(ValueError, match="broken"), client.operation(other := name()) as op:
             raise ValueError("broken")
-        with pytest.raises(RuntimeError, match=f"{other}.* is over"):
+        with pytest.raises(RuntimeError, match=f"{other}.* has ended"):
             op.checkpoint("too late")
         record = client.operations.get(other)
         assert record is not None

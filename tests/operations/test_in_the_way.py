@@ -157,7 +157,7 @@ async def test_a_connection_is_one_operations_at_a_time(kind: str, tmp_path: Pat
 
         running = asyncio.create_task(each.client.operation(name, tx=each.connection).run(outer))
         await begun.wait()
-        with pytest.raises(RuntimeError, match=f"in the middle of operation '{name}', which somebody else runs"):
+        with pytest.raises(RuntimeError, match=f"in use by operation '{name}' of another thread or task"):
             await each.client.operation(f"{name}-beside", tx=each.connection).run(work(each, "beside"))
         go_on.set()
         assert (await running).result == 1

@@ -49,7 +49,7 @@ def test_a_checkpoint_of_a_late_owner_is_refused_too(either: str) -> None:
             other.leases.force_release(lease.name, actor="test", reason="it stands still")
             op.checkpoint("half way")
 
-        with pytest.raises(holdfast.FencedOut, match=r"'op-.*' has passed on to somebody else"):
+        with pytest.raises(holdfast.FencedOut, match=r"'op-.*' has passed on to another owner"):
             client.operation(key := name()).run(work)
         record = other.operations.get(key)
         assert record is not None
@@ -65,7 +65,7 @@ def test_whoever_loses_the_lease_while_it_asks_whether_it_is_done_is_told_so(sql
             client.leases.force_release(lease.name, actor="test", reason="it stands still")
             return True
 
-        with pytest.raises(holdfast.FencedOut, match="'a' has passed on to somebody else"):
+        with pytest.raises(holdfast.FencedOut, match="'a' has passed on to another owner"):
             client.operation("a", verify=is_done).run(int)
         assert client.operation("a", verify=lambda op: op.done(7)).run(int).result == 7
 
@@ -105,7 +105,7 @@ async def test_what_a_function_leaves_behind_does_not_stand_in_the_way_of_its_en
         else:
             outcome = await client.operation("a").run(work)
         assert (outcome.result, await left[1]) == (1, None)
-        with pytest.raises(RuntimeError, match="operation 'a' is over"):
+        with pytest.raises(RuntimeError, match="operation 'a' has ended"):
             await left[0].checkpoint("too late")
         kinds = [each.kind for each in await client.operations.history("a")]
         assert kinds == ["lock_acquired", "claimed", "effect_started", "checkpoint", "success", "lock_released"]

@@ -49,13 +49,13 @@ def test_a_pointer_is_good_for_a_rollback_while_its_attempt_stands(client: holdf
         other.operations.rollback(first, **BY_JANE)
     operations.rollback(seen[0], **BY_JANE)
     assert undone == [{"draft": 0}]
-    refused(first, f"pointer {first} is of operation '{key}' in attempt 1, which does not stand any more")
+    refused(first, f"pointer {first} is of operation '{key}' in attempt 1, which is not the latest any more")
     refused(operations.find(key).pointer, "lock_released, leaves nothing to undo: it is failure")
     second = run()
-    refused(first, "since then it is success in attempt 2; say the pointer that it has now, or its key")
+    refused(first, "it is success in attempt 2 now; give its current pointer, or its key")
     refused(f"5:{'0' * 64}", "no entry of the log has the pointer 5:0")
     operations.archive(datetime.now(UTC) + timedelta(hours=1), archived.extend)
-    refused(second, f"of operation '{key}', and that entry was archived: say the key")
+    refused(second, f"of operation '{key}', and that entry was archived: give the key")
     operations.rollback(operations.find(key).pointer, **BY_JANE)
     assert undone == [{"draft": 0}, {"draft": 1}], "the entry that stays in an archive's place names it as well"
     assert operations.verify(key).problems == ()
@@ -77,7 +77,7 @@ def test_what_is_done_anew_between_the_look_and_the_rollback_is_not_undone(
         return record
 
     monkeypatch.setattr(client.operations, "find", slow)
-    with pytest.raises(holdfast.OperationInProgress, match="it has gone on meanwhile"):
+    with pytest.raises(holdfast.OperationInProgress, match="another process has run it meanwhile"):
         client.operations.rollback(pointer, **BY_JANE)
     assert undone == []
 

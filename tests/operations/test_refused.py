@@ -62,7 +62,7 @@ def test_wrong_keys_and_functions_are_refused_at_once(untouched: Any) -> None:
         untouched.operation("k").run(7)
     with pytest.raises(TypeError, match=r"cannot use the transaction of a builtins\.str"):
         untouched.operation("k", tx="conn").run(int)
-    with pytest.raises(TypeError, match="this operation is a decorator"):
+    with pytest.raises(TypeError, match="use this operation as a decorator"):
         untouched.operation(lambda: "k").run(int)
     with pytest.raises(ValueError, match="status must be one of"):
         untouched.operations.list(status="done")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from holdfast.errors import FencedOut
-from holdfast.operations.decide import causes
+from holdfast.errors import FencedOut, walk_causes
 
 SQLSTATE = "HF001"
 IN_ERROR = 3
@@ -43,7 +42,7 @@ def _wrapped(error: BaseException | None) -> Iterator[BaseException]:
         original = getattr(each, "orig", None)
         return original if isinstance(original, BaseException) else each.__cause__
 
-    return causes(error, inner)
+    return walk_causes(error, inner)
 
 
 def message(error: BaseException) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.errors import SinkDown
+from holdfast.errors import SinkDown, walk_causes
 from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds
-from holdfast.operations.decide import causes, worded, writable
+from holdfast.operations.decide import error_text, storable_text
 from holdfast.operations.events import Event
 
 LEASE = "@relay:"
@@ -64,13 +64,13 @@ class RelayProgress:
 
 def is_down(error: BaseException) -> bool:
     """Whether an error means that the sink cannot be reached, rather than that it refused the events."""
-    chain = causes(error, lambda each: each.__cause__)
+    chain = walk_causes(error, lambda each: each.__cause__)
     return any(isinstance(each, (SinkDown, ConnectionError, TimeoutError)) for each in chain)
 
 
 def describe(error: BaseException) -> str:
     """Type and message of an error, without characters that cannot be stored: a sink may quote any input."""
-    return writable(f"{type(error).__name__}: {worded(error)}")
+    return storable_text(f"{type(error).__name__}: {error_text(error)}")
 
 
 def retry_delay(failures: int, chance: float) -> float:

@@ -18,7 +18,7 @@ from holdfast.lineage.relay_terms import LEASE
 from holdfast.lineage.verification import ExpectedEvents, parse_published
 from holdfast.names import check_limit, check_name
 from holdfast.operations.events import Event, derive
-from holdfast.operations.logged import Verification
+from holdfast.operations.log import Verification
 
 PAGE = 500
 """Rows of the log to read at a time."""

@@ -1,45 +1,48 @@
-"""Chains that are put away, as lines of text: one a chain, and nothing is needed to prove it but the line itself and
-the entry that stays behind."""
+"""Archived chains: one line of JSON each. A line and the entry that stays in the log prove the chain together."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 
-from holdfast.operations import events, wal
-from holdfast.operations.replay import fold, snapshot
-from holdfast.operations.wal import Entry
+from holdfast.operations import events
+from holdfast.operations.log import (
+    LogEntry,
+    archived_fields,
+    dump_entries,
+    fold,
+    join_chains,
+    next_entry,
+    parse_entries,
+)
 
 
-def line(label: str, entries: Sequence[Entry]) -> str:
-    """A chain, as a line of JSON."""
-    return json.dumps({"operation": entries[0].operation, "label": label, "log": json.loads(wal.dump(entries))})
+def archive_line(label: str, entries: Sequence[LogEntry]) -> str:
+    """A chain as a line of JSON."""
+    return json.dumps({"operation": entries[0].operation, "label": label, "log": json.loads(dump_entries(entries))})
 
 
-def read(lines: Iterable[str]) -> dict[str, list[Entry]]:
-    """The chains in an archive, or several in the order they were written: of one operation, one after the other."""
-    chains: dict[str, list[Entry]] = {}
+def parse_archive(lines: Iterable[str]) -> dict[str, list[LogEntry]]:
+    """The chains by operation, of one archive or of several in the order in which they were written. ValueError names
+    the line that is not a chain."""
+    chains: dict[str, list[LogEntry]] = {}
     for number, text in enumerate(lines, 1):
         try:
-            told = json.loads(text)
-            operation = str(told["operation"])
-            chains[operation] = joined(chains.get(operation, []), wal.load(operation, json.dumps(told["log"])))
+            line = json.loads(text)
+            operation = str(line["operation"])
+            entries = parse_entries(operation, json.dumps(line["log"]))
+            chains[operation] = join_chains(chains.get(operation, []), entries)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"line {number} of the archive is no chain: {error}") from None
     return chains
 
 
-def joined(before: Sequence[Entry], after: Sequence[Entry]) -> list[Entry]:
-    """Both, one after the other. What is the very same in both is there once: a chain may have been written down and
-    then not been put away."""
-    known = {entry.number: entry for entry in before}
-    return [*before, *(entry for entry in after if known.get(entry.number) != entry)]
-
-
-def note(entries: Sequence[Entry], at: int) -> Entry:
-    """The entry that stays in the place of these: what came of them, and by its hash, what they were."""
+def archived_entry(entries: Sequence[LogEntry], at: int) -> LogEntry:
+    """The entry that replaces these in the log: the state they fold to and, by the hash it follows, their proof."""
     last = entries[-1]
     [state] = fold(entries).values()
-    told = {"state": snapshot(state), "through": last.number, **events.kept(entries, state.attempt)}
-    detail = json.dumps(told, separators=(",", ":"))
-    return wal.append(last, last.operation, "archived", attempt=state.attempt, fence=last.fence, at=at, detail=detail)
+    fields = {
+        "state": archived_fields(state), "through": last.number, **events.archived_fields(entries, state.attempt)
+    }  # fmt: skip
+    detail = json.dumps(fields, separators=(",", ":"))
+    return next_entry(last, last.operation, "archived", attempt=state.attempt, fence=last.fence, at=at, detail=detail)

@@ -1,262 +1,316 @@
 # Generated from attempt_async.py by scripts/unasync.py. Do not edit.
-"""What both ways to run an operation share: what is known of it, and what follows from that."""
+"""One attempt at an operation: begin, then succeed or fail. What the three strategies have in common.
+
+    Attempt
+    ├ LeasedAttempt            effect outside of the database, under a lease      leased_attempt.py
+    └ TransactionAttempt       effect in the user's database                      own_transaction.py
+        ├ OwnTransaction       it begins and commits the transaction              own_transaction.py
+        └ CallersTransaction   it joins one that the caller commits               callers_transaction.py
+
+``operation.py`` drives it: ``begin`` claims the operation or returns its outcome, ``enter`` and ``leave`` are
+called around the function, ``succeed`` or ``fail`` records the end, ``drop`` gives back whatever is still held.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.database import driver_errors as drivers
+from holdfast.database import driver_errors
 from holdfast.database.engine import Engine
-from holdfast.database.sessions import Row
 from holdfast.errors import EngineError, OperationFailed, OperationInProgress, PolicyDenied
-from holdfast.operations import decide as operation
-from holdfast.operations import replay, wal
-from holdfast.operations.calling import call
-from holdfast.operations.decide import Act, Prior
-from holdfast.operations.governing import Governance, NeedsReview
+from holdfast.operations.decide import (
+    OVERRUN,
+    Decision,
+    Prior,
+    backoff_delay,
+    error_record,
+    format_error,
+    in_progress,
+    is_transient,
+    is_unanswered,
+    refusal,
+)
+from holdfast.operations.log import LogEntry, fold, parse_entries
+from holdfast.operations.op_context import Done, OpContext, call_with_op
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.plan import Plan
-from holdfast.operations.running import Done, Running
+from holdfast.operations.policy_checks import NeedsReview, PolicyChecks
+from holdfast.operations.spec import OperationSpec
 from holdfast.operations.terms import Function
-from holdfast.operations.wal import Entry
+from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
 from holdfast.runtime.concurrency import sleep
-from holdfast.runtime.log import logger
+from holdfast.runtime.log import WARNING, logger
+
+if TYPE_CHECKING:
+    from holdfast.operations.run_telemetry import RunTelemetry
 
 log = logger("holdfast.operation")
 
 PAGE = 1000
-_around: ContextVar[tuple[Attempt, ...]] = ContextVar("holdfast_operations", default=())
-"""The operations that whoever asks is inside of."""
+_entered: ContextVar[tuple[Attempt, ...]] = ContextVar("holdfast_operations", default=())
 
 
-def read_entries(engine: Engine, key: str) -> list[Entry]:
+def entered_attempts() -> tuple[Attempt, ...]:
+    """The attempts whose function or block the caller is inside of, outermost first."""
+    return _entered.get()
+
+
+def fetch_entries(engine: Engine, key: str) -> list[LogEntry]:
     """The chain of one operation."""
-    found: list[Entry] = []
+    entries: list[LogEntry] = []
     after = 0
     while True:
         rows = engine.call("operation_entries", {"key": key, "after_number": after, "most": PAGE})
         for row in rows:
-            found += wal.load(key, row["entries"])
+            entries += parse_entries(key, row["entries"])
         if len(rows) < PAGE:
-            return found
+            return entries
         after = rows[-1]["number"]
 
 
-def around() -> tuple[Attempt, ...]:
-    """What whoever asks is inside of."""
-    return _around.get()
+class Attempt(ABC):
+    prior: Prior
+    """The row of the operation when it was claimed."""
+    fence = 0
+    """Of the lease; 0 in a transaction."""
+    has_begun = False
+    """Whether the function was called. An error before that is not retried."""
+    telemetry: RunTelemetry | None = None
+    """Of the run that this attempt is part of, if anything listens."""
+    _is_entered = False
 
+    def __init__(self, spec: OperationSpec, policy: PolicyChecks) -> None:
+        self.spec, self.policy = spec, policy
 
-class Attempt(Governance, ABC):
-    """One way to run an operation: begin, then succeed or fail."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.prior: Prior
-        self.began = False
-        """Whether the function was called: what goes wrong before is not tried again by itself."""
-        self.late = True
-        """What it writes in its transaction gets its place in the log when that is committed, and not before."""
-        self.unmended: Callable[..., Row] | None = None
-        """What is to be written when its transaction is undone: a rollback has failed, or a probe."""
-        self._running = False
-
-    def begin(self) -> Running | Outcome:
-        """Claim it, and wait for that as it was told to; or how it ended before. What must not go on is up for review,
-        and goes on once when that was approved."""
-        while True:
-            try:
-                self.permit()
-                found = self._begin()
-                if isinstance(found, Outcome) and found.status == "skipped":
-                    self.not_begun()
-                return found
-            except (OperationInProgress, PolicyDenied):
-                self.not_begun()
-                raise
-            except OperationFailed as error:
-                if not self.refused(error):
-                    raise
-            except NeedsReview as need:
-                self.reviewed(need)
-            except BaseException:
-                with suppress(Exception):  # the caller hears what went wrong first
-                    self.not_begun()
-                raise
+    # The strategy
 
     @abstractmethod
-    def _begin(self) -> Running | Outcome: ...
+    def _claim(self) -> OpContext | Outcome:
+        """Claim the operation and recover a dead attempt, or return the outcome that it had."""
 
     @abstractmethod
-    def succeed(self, op: Running, value: Any) -> Outcome: ...
+    def succeed(self, op: OpContext, value: Any) -> Outcome:
+        """Record the success with its result."""
 
     @abstractmethod
-    def fail(self, op: Running, error: BaseException) -> bool:
-        """Write it down; True when nothing came of it, and it can begin again at once."""
-
-    def enter(self) -> None:
-        """The function is about to run, or the block."""
-        self._running = True
-        _around.set((*_around.get(), self))
+    def fail(self, op: OpContext, error: BaseException) -> bool:
+        """Undo and record the failure. True when the attempt collided with others and can begin again at once."""
 
     def drop(self) -> None:
-        """It has ended, or was interrupted, wherever that was: nothing of it stays open, or stands in anybody's way."""
+        """Give back whatever is still held, wherever the attempt ended or was interrupted."""
         self.leave()
 
-    def leave(self) -> None:
-        if self._running:
-            _around.set(tuple([each for each in _around.get() if each is not self]))
-            self._running = False  # for a task that was begun in there, and goes on
+    # Begin
 
-    def precede(self) -> None:
-        """What it is inside of is written after it, in the same transaction: so it must not have its place before."""
-        for each in _around.get():
-            each.late = True
+    def begin(self) -> OpContext | Outcome:
+        """Claim the operation, waiting for its lock as the terms say; or the outcome that it had.
 
-    def in_its_own_way(self, *, same_key: bool = False) -> bool:
-        """Whether it is inside an operation that has its lock, and would wait for itself; or inside itself."""
-        ours = self.plan
-        if not _around.get():
-            return False
-        around = [
-            each.plan for each in _around.get() if each._running and each.plan.engine.database == ours.engine.database
-        ]
-        return any(each.key.digest == ours.key.digest if same_key else each.lease == ours.lease for each in around)
-
-    def check(self, op: Running) -> None:
-        """What must hold before: what does not is recorded, and nothing is begun."""
-        self._hold("precondition", self.plan.preconditions, op)
-        if not self.plan.terms.marks_effect:
-            op.effect_started()
-
-    def check_after(self, op: Running) -> None:
-        self._hold("postcondition", self.plan.postconditions, op)
-        lineage = self.plan.lineage
-        if lineage.contract is not None and lineage.contract.check is not None:
-            self._hold("postcondition", (lineage.contract.check,), op, contract=lineage.agreed())
-
-    def _hold(self, kind: str, conditions: Sequence[Function], op: Running, **about: Any) -> None:
-        for condition in conditions:
-            name = getattr(condition, "__name__", type(condition).__name__)
+        An operation that must not be tried again is put up for review, and goes on if that was approved."""
+        while True:
             try:
-                answer, problem = call(condition, op), None
-                holds = answer is None or bool(answer)  # other libraries have a False of their own, databases a 0
-            except Exception as error:
-                holds, problem = False, error
-            said = {} if problem is None else {"error": operation.describe(operation.told(problem))}
-            op.note(kind, {"name": name, "ok": holds, **said, **about})
-            if not holds:
-                why = f": {said['error']}" if said else ""
-                raise OperationFailed(
-                    f"operation {op.key.label!r}: {kind} {name!r} does not hold{why}", key=op.key.digest,
-                    label=op.key.label, status="failure", error={"where": kind, "name": name, **said},
-                ) from problem  # fmt: skip
+                if self.spec.governed is not None or self.spec.terms.when_locked == "escalate":
+                    self.policy.check_claim()
+                claimed = self._claim()
+                if isinstance(claimed, Outcome) and claimed.status == "skipped":
+                    self.policy.return_approval()
+                return claimed
+            except (OperationInProgress, PolicyDenied):
+                self.policy.return_approval()
+                raise
+            except OperationFailed as error:
+                if not self.policy.review_refusal(error):
+                    raise
+            except NeedsReview as need:
+                self.policy.review_need(need)
+            except BaseException:
+                with suppress(Exception):  # the first error is the one to raise
+                    self.policy.return_approval()
+                raise
 
-    def settled(self, act: Act, prior: Prior) -> Outcome | None:
-        """How it ended before, if it did; an error when it must not go on."""
-        if act is Act.REPLAY:
-            self.permit_replay(prior)
-            if self.measured is not None:
-                self.measured.found(act, prior)
-            return Outcome("success", True, prior.attempt, value=prior.value())
-        if act is Act.EXPIRED:
-            if self.measured is not None:
-                self.measured.found(act, prior)
-            return Outcome("expired", True, prior.attempt)
-        if act in (Act.MISMATCH, Act.REFUSE_PARTIAL, Act.REFUSE_FAILED, Act.EXHAUSTED):
-            if self.measured is not None:
-                self.measured.found(act, prior)
-            raise operation.refusal(act, prior, self.plan.key)
-        return None
+    def decide(self, prior: Prior) -> Decision:
+        return self.spec.decide(prior, approved=self.policy.is_approved)
 
-    def locked(self, prior: Prior, asked: int, started: float) -> Outcome | None:
-        """Somebody else is at it. None: ask again now."""
-        key, terms, waited = self.plan.key, self.plan.terms, now() - started
+    def settle(self, decision: Decision, prior: Prior) -> Outcome | None:
+        """The outcome if the log has one; None if an attempt is needed. Raises if there must not be one."""
+        if decision is Decision.REPLAY:
+            self.policy.check_replay(prior)
+            outcome = Outcome("success", True, prior.attempt, value=prior.value())
+        elif decision is Decision.EXPIRED:
+            outcome = Outcome("expired", True, prior.attempt)
+        elif decision in (Decision.EXECUTE, Decision.RUNNING, Decision.ROLL_BACK, Decision.VERIFY):
+            return None
+        else:
+            if self.telemetry is not None:
+                self.telemetry.settled(decision, prior)
+            raise refusal(decision, prior, self.spec.key)
+        if self.telemetry is not None:
+            self.telemetry.settled(decision, prior)
+        return outcome
+
+    def wait_for_lock(self, prior: Prior, tries: int, started: float) -> Outcome | None:
+        """Another owner has the lock: pause, then return None to try again. Returns the outcome "skipped", or raises
+        OperationInProgress, if that is what the terms say or the time is over."""
+        key, terms, waited = self.spec.key, self.spec.terms, now() - started
         self.escalate(prior)
         if terms.when_locked == "skip":
-            self.locked_out("skipped")
+            self.report_locked_out("skipped")
             return Outcome("skipped", False, 0)
         if terms.when_locked == "fail":
-            self.locked_out("busy")
-            raise operation.in_progress(key)
-        if self.in_its_own_way():
-            self.locked_out("reentered")
-            raise operation.in_progress(
-                key, why="it is inside of an operation with the same lock: it would wait for itself"
-            )
+            self.report_locked_out("busy")
+            raise in_progress(key)
+        if self.is_nested():
+            self.report_locked_out("reentered")
+            raise in_progress(key, why="it runs inside of an operation that has the same lock, and would never get it")
         if waited >= terms.timeout:
-            self.locked_out("timeout")
-            raise operation.in_progress(key, waited)
+            self.report_locked_out("timeout")
+            raise in_progress(key, waited)
         chance = jitter(0.0, 1.0)
         if terms.when_locked == "backoff":
-            seconds = operation.pause(asked, waited, terms.timeout, chance)
+            seconds = backoff_delay(tries, waited, terms.timeout, chance)
         else:
-            seconds = min(0.05, 0.001 * 2 ** min(asked, 6)) * (0.5 + chance)
+            seconds = min(0.05, 0.001 * 2 ** min(tries, 6)) * (0.5 + chance)
         sleep(min(seconds, max(0.0, terms.timeout - waited)))
         return None
 
-    def begun(self, op: Running) -> None:
-        """Its function is about to be called: whatever goes wrong from here on is that of an attempt."""
-        self.began = True
-        if self.measured is not None:
-            self.measured.begun(op, self.prior, self.plan.terms.on_partial)
+    def escalate(self, prior: Prior) -> None:
+        """Another owner has the lock: return if the operation may wait for it. Raises PolicyDenied, or opens a review
+        and raises OperationInProgress."""
+        spec = self.spec
+        reason = None
+        if spec.terms.when_locked == "escalate":
+            reason = f"{spec.key.label} is already running, or another operation has its lock"
+        if spec.governed is not None:
+            try:
+                reason = self.policy.check_busy(prior) or reason
+            except PolicyDenied:
+                self.report_locked_out("denied")
+                raise
+        if reason is not None:
+            self.report_locked_out("review")
+            number = self.policy.open_review("locked", reason)
+            why = f"it is already running, or another operation has its lock; it is up for review as number {number}"
+            raise in_progress(spec.key, why=why)
 
-    def over(self, how: Outcome | BaseException) -> None:
-        """It is all that its run was made of."""
-        if self.measured is not None:
-            self.measured.over(how)
+    def report_locked_out(self, reason: str) -> None:
+        """Publish that the attempt does not get its lock, and why it does not wait any longer."""
+        if telemetry.listeners:
+            from holdfast.operations.run_telemetry import labels
 
-    def transient(self, error: BaseException) -> bool:
-        if isinstance(error, BaseExceptionGroup):
-            return any(map(self.transient, error.exceptions))
-        return isinstance(error, EngineError) or operation.passes(error, drivers.sqlstate(error))
+            fields = labels(self.spec.key, sovereign=self.spec.terms.sovereign)
+            telemetry.tell("operation.locked_out", **fields, reason=reason)
 
-    def passes(self, error: BaseException) -> bool:
-        """Whether it is as if nobody had tried, where nothing is left of that: others were in its way, or the
-        connection was lost. What took too long is likely to do so again, and counts."""
-        if isinstance(error, BaseExceptionGroup):
-            return any(map(self.passes, error.exceptions))
-        return self.transient(error) and drivers.sqlstate(error) not in operation.OVERRUN
+    # Around the function
 
-    def remembers(self, error: BaseException) -> bool:
-        declared = isinstance(error, self.plan.terms.remember_errors)
-        return declared and not self.transient(error) and not operation.unanswered(error)
+    def report_begun(self, op: OpContext) -> None:
+        """The function is about to be called: every error from here on is one of an attempt."""
+        self.has_begun = True
+        if self.telemetry is not None:
+            self.telemetry.attempt_begun(op, self.prior, self.spec.terms.on_partial)
 
-    def unrecorded(self, problem: object) -> None:
-        """That it failed could not be written down. The user's error is what counts, so this is only said."""
-        label = self.plan.key.label
-        log.warning(
-            "that operation %r failed could not be recorded: %s",
-            label,
-            problem,
-            extra={"event": "operation.unrecorded", "operation": label, "error": str(problem)},
-        )
+    def enter(self) -> None:
+        """The function or block is about to run, in this thread or task."""
+        self._is_entered = True
+        _entered.set((*_entered.get(), self))
 
-    def undo(self, function: Function, prior: Prior, asked_at: float) -> Running:
-        """Roll back what a dead attempt may have done; the operation as it was then."""
-        op = self.dead(prior, asked_at)
-        call(function, op)
-        return op
+    def leave(self) -> None:
+        if self._is_entered:
+            _entered.set(tuple([each for each in _entered.get() if each is not self]))
+            self._is_entered = False  # for tasks that the function has started and that go on
+
+    def is_nested(self, *, same_key: bool = False) -> bool:
+        """Whether the caller is inside of an operation that has the same lock, or the same key."""
+        spec = self.spec
+        for attempt in _entered.get():
+            outer = attempt.spec
+            if not attempt._is_entered or outer.engine.database != spec.engine.database:
+                continue
+            if outer.key.digest == spec.key.digest if same_key else outer.lease_name == spec.lease_name:
+                return True
+        return False
+
+    def check_preconditions(self, op: OpContext) -> None:
+        """OperationFailed when one does not hold. Then the effect may start."""
+        if self.spec.preconditions:
+            self._check_conditions("precondition", self.spec.preconditions, op)
+        if not self.spec.terms.marks_effect and not op.has_begun:
+            op.effect_started()
+
+    def check_postconditions(self, op: OpContext) -> None:
+        """OperationFailed when one does not hold, or the contract is not met."""
+        if self.spec.postconditions:
+            self._check_conditions("postcondition", self.spec.postconditions, op)
+        lineage = self.spec.lineage
+        if lineage.contract is not None and lineage.contract.check is not None:
+            check = (lineage.contract.check,)
+            self._check_conditions("postcondition", check, op, contract=lineage.contract_detail())
+
+    def _check_conditions(self, kind: str, conditions: Sequence[Function], op: OpContext, **more: Any) -> None:
+        for condition in conditions:
+            name = getattr(condition, "__name__", type(condition).__name__)
+            try:
+                answer, cause = call_with_op(condition, op), None
+                holds = answer is None or bool(answer)  # numpy has a False of its own, databases a 0
+            except Exception as error:
+                holds, cause = False, error
+            detail = {} if cause is None else {"error": format_error(error_record(cause))}
+            op.add_entry(kind, {"name": name, "ok": holds, **detail, **more})
+            if not holds:
+                why = f": {detail['error']}" if detail else ""
+                raise OperationFailed(
+                    f"operation {op.key.label!r}: {kind} {name!r} does not hold{why}", key=op.key.digest,
+                    label=op.key.label, status="failure", error={"where": kind, "name": name, **detail},
+                ) from cause  # fmt: skip
+
+    # Recovery of a dead attempt
+
+    def roll_back(self, function: Function, prior: Prior, asked_at: float) -> None:
+        """Call the rollback function for the dead attempt."""
+        call_with_op(function, self.dead_op(prior, asked_at))
 
     def probe(self, function: Function, prior: Prior, asked_at: float) -> Done | None:
-        """Ask whether the effect of a dead attempt is there; None when it is not. Whatever else is said (a 1, a row, an
-        array) may mean that it is, and then it must not be done again."""
-        said = call(function, self.dead(prior, asked_at))
-        if said is not None and not isinstance(said, bool | Done):
-            raise TypeError(f"verify must return True, op.done(result), False or None, not {said!r:.80}")
-        return said if isinstance(said, Done) else Done() if said else None
+        """Ask the verify function whether the effect of the dead attempt is there; None when it is not. TypeError for
+        any other answer (a 1, a row, an array), which might mean that it is."""
+        answer = call_with_op(function, self.dead_op(prior, asked_at))
+        if answer is not None and not isinstance(answer, bool | Done):
+            raise TypeError(f"verify must return True, op.done(result), False or None, not {answer!r:.80}")
+        return answer if isinstance(answer, Done) else Done() if answer else None
 
-    fence = 0
-    """Of the lease that it is done under."""
+    def dead_op(self, prior: Prior, asked_at: float) -> OpContext:
+        """The ``op`` of the dead attempt, with its checkpoints, and with our fence, which is newer than its own."""
+        digest = self.spec.key.digest
+        states = fold(fetch_entries(self.spec.engine, digest))
+        checkpoints = states[digest].checkpoints if digest in states else {}
+        return OpContext(
+            self.spec.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=checkpoints
+        )
 
-    def dead(self, prior: Prior, asked_at: float) -> Running:
-        """The attempt that died, with what it had noted, and with our own fence: whatever it does late is older."""
-        digest = self.plan.key.digest
-        states = replay.fold(read_entries(self.plan.engine, digest))
-        noted = states[digest].checkpoints if digest in states else {}
-        return Running(self.plan.key, prior, asked_at, attempt=prior.attempt, fence=self.fence, checkpoints=noted)
+    # Errors
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the error is one of the database and says nothing about the operation."""
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self.is_transient, error.exceptions))
+        return isinstance(error, EngineError) or is_transient(error, driver_errors.sqlstate(error))
+
+    def is_uncounted(self, error: BaseException) -> bool:
+        """Whether a transaction that failed so does not count as an attempt: it collided with others, or lost its
+        connection. One that took too long counts, because it is likely to do so again."""
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self.is_uncounted, error.exceptions))
+        return self.is_transient(error) and driver_errors.sqlstate(error) not in OVERRUN
+
+    def is_remembered(self, error: BaseException) -> bool:
+        """Whether the error is final: raised again instead of a new attempt."""
+        declared = isinstance(error, self.spec.terms.remember_errors)
+        return declared and not self.is_transient(error) and not is_unanswered(error)
+
+    def log_unrecorded(self, error: object) -> None:
+        """A failure could not be recorded. This is only logged: the user's own error is the one to raise."""
+        log.event(
+            "operation.unrecorded", WARNING, "the failure of operation %(operation)r could not be recorded: %(error)s",
+            operation=self.spec.key.label, error=str(error),
+        )  # fmt: skip

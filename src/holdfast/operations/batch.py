@@ -1,124 +1,360 @@
 # Generated from batch_async.py by scripts/unasync.py. Do not edit.
-"""Many operations at once: one statement claims what is nobody's yet, one writes down what came of it."""
+"""Many operations at once, for ``run_many``: one statement claims a part of them, and one records their ends.
+
+    lease_acquire → for each part: operation_claim_many → the functions → operation_finish_many → lease_release
+                  → the operations that failed before or were left half done, one by one
+
+A process that dies leaves its whole part ``partial``; one that is interrupted, only the operation that was running.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError, OperationFailed
-from holdfast.operations.chunk import Busy, Chunk
-from holdfast.operations.decide import LEASE, NOTHING, Act, Prior
-from holdfast.operations.external import External
-from holdfast.operations.operation import measure, run
+from holdfast.database import driver_errors
+from holdfast.database.sessions import Row
+from holdfast.errors import HoldfastError, OperationFailed, Refused
+from holdfast.operations.decide import (
+    LEASE_PREFIX,
+    NO_PRIOR,
+    Decision,
+    Prior,
+    error_record,
+    failure_detail,
+    fenced_out,
+)
+from holdfast.operations.leased_attempt import LeasedAttempt
+from holdfast.operations.log import Chain, EncodedEntry, encode_entry, hash_prefix, link_entries
+from holdfast.operations.op_context import OpContext, call_metered, call_with_op, op_parameter
+from holdfast.operations.operation import new_run_telemetry, run
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.plan import Plan
+from holdfast.operations.spec import OperationSpec, encode_result, keep_detail
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import maybe_await
 from holdfast.runtime.identity import new_token
+from holdfast.runtime.log import WARNING, logger
+
+if TYPE_CHECKING:
+    from holdfast.operations.run_telemetry import RunTelemetry
+
+log = logger("holdfast.operation")
+
+CLAIM_COLUMNS = (
+    "keys", "pointers", "entries", "labels", "fingerprints", "pipelines", "tasks", "datasets", "operations",
+    "checksums", "params_hashes",
+)  # fmt: skip
+FINISH_COLUMNS = (
+    "keys", "expected", "pointers", "numbers", "entries", "statuses", "results", "result_hashes", "errors", "failures",
+    "effects_started", "outboxes",
+)  # fmt: skip
+"""The parameters of ``operation_claim_many`` and ``operation_finish_many``, one list for all operations."""
 
 Progress = Callable[[int, int], object]
+EndColumns = Sequence[str | None]
+"""The last seven of FINISH_COLUMNS, of one operation."""
+
+
+class BatchBusy(Exception):
+    """A transaction has the lock of the batch."""
 
 
 class Batch:
-    """``plans``: of each item, in order. All of one dataset and operation, whose lock they share, or all plain keys,
-    which have a lock each: then the log alone says who is at which."""
+    """``specs``: one for each item, in their order. All of one dataset and operation, whose lock they share; or all
+    with plain keys, which have a lock each: then the batch has a lease of its own, and the log alone decides whose an
+    operation is."""
 
-    def __init__(self, plans: Sequence[Plan], items: Sequence[Any], size: int) -> None:
-        self._plans, self._items, self._size = plans, items, size
-        first = plans[0]
-        if len({(plan.key.dataset, plan.key.operation, plan.key.shard) for plan in plans}) > 1:
+    def __init__(self, specs: Sequence[OperationSpec], items: Sequence[Any], size: int) -> None:
+        self._specs, self._items, self._size = specs, items, size
+        first = specs[0]
+        if len({(spec.key.dataset, spec.key.operation, spec.key.shard) for spec in specs}) > 1:
             raise ValueError(
                 "a batch is of one dataset and operation, without shards, or of plain keys: run others in another batch"
             )
-        if len(once := {plan.key.digest: at for at, plan in enumerate(plans)}) != len(plans):
-            twice = next(plan for at, plan in enumerate(plans) if once[plan.key.digest] != at)
-            raise ValueError(f"a batch has every key once, and two of these items have {twice.key.label!r}")
-        shared = first.key.dataset is not None
-        self._lock = first.key.lock_key if shared else None
-        self._all = External(first if shared else first._replace(owner=f"{LEASE}batch-{new_token()}"))
-        """As which all of them are claimed."""
+        last_index = {spec.key.digest: index for index, spec in enumerate(specs)}
+        if len(last_index) != len(specs):
+            double = next(spec for index, spec in enumerate(specs) if last_index[spec.key.digest] != index)
+            raise ValueError(f"a batch has every key once, and two of these items have {double.key.label!r}")
+        is_shared = first.key.dataset is not None
+        self._lock = first.key.lock_key if is_shared else None
+        lease = None if is_shared else f"{LEASE_PREFIX}batch-{new_token()}"
+        self._attempt = LeasedAttempt(first._replace(lease=lease) if lease else first)
+        """Holds the lease under which all of them are claimed."""
 
     def run(self, function: Function, progress: Progress | None) -> list[Outcome]:
-        if any(plan.governed is not None for plan in self._plans):
-            return self._one_by_one(function, progress)
-        started, asked = now(), 0
+        """The outcomes in the order of the items. OperationInProgress when the lock of all cannot be had."""
+        if any(spec.governed is not None for spec in self._specs):
+            return self._run_singly(function, progress)
+        started, tries = now(), 0
         while True:
             try:
-                if self._all.acquire(started):
-                    return self._under_lease(function, progress)
-            except Busy:
-                pass  # before anything was done: it is the first question
+                if self._attempt.acquire(started):
+                    return self._run_under_lease(function, progress)
+            except BatchBusy:
+                pass  # only the claim of the first part raises it, before any effect
             finally:
-                self._all.drop()
-            if self._all.plan.terms.when_locked == "skip":  # all but those that are done; each counts for itself
-                return [self._alone(place, function) for place in range(len(self._plans))]
-            self._all.locked(NOTHING, asked, started)
-            asked += 1
+                self._attempt.drop()
+            if self._attempt.spec.terms.when_locked == "skip":  # those that are done are replayed, not skipped
+                return [self._run_single(index, function) for index in range(len(self._specs))]
+            self._attempt.wait_for_lock(NO_PRIOR, tries, started)
+            tries += 1
 
-    def _under_lease(self, function: Function, progress: Progress | None) -> list[Outcome]:
-        found: list[Outcome] = []
-        others: list[int] = []
-        for start in range(0, len(self._plans), self._size):
-            plans = self._plans[start : start + self._size]
-            chunk = Chunk(self._all, plans, self._items[start : start + self._size])
-            known = chunk.claim(None if start else self._lock)  # who asks later finds the lease
-            outcomes = chunk.run(function)
-            for plan in plans:
-                if (outcome := outcomes.get(plan.key.digest)) is None:
-                    outcome = self._settled(plan, known[plan.key.digest])
+    def _run_under_lease(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        singles: list[int] = []
+        for start in range(0, len(self._specs), self._size):
+            specs = self._specs[start : start + self._size]
+            part = BatchPart(self._attempt, specs, self._items[start : start + self._size])
+            priors = part.claim(None if start else self._lock)  # from then on, others find the lease
+            ended = part.run(function)
+            for spec in specs:
+                if (outcome := ended.get(spec.key.digest)) is None:
+                    outcome = self._settle(spec, priors[spec.key.digest])
                 if outcome is None:
-                    others.append(len(found))
-                found.append(outcome or Outcome("skipped", False, 0))
+                    singles.append(len(outcomes))
+                outcomes.append(outcome or Outcome("skipped", False, 0))
             if progress is not None:
-                maybe_await(progress(len(found), len(self._plans)))
-        self._all.let_go()
-        for place in others:
-            found[place] = self._alone(place, function)
-        return found
+                maybe_await(progress(len(outcomes), len(self._specs)))
+        self._attempt.release()
+        for index in singles:
+            outcomes[index] = self._run_single(index, function)
+        return outcomes
 
-    def _one_by_one(self, function: Function, progress: Progress | None) -> list[Outcome]:
-        """The policy is asked about each, and what it says of one may depend on the one before."""
-        found: list[Outcome] = []
-        for place in range(len(self._plans)):
-            found.append(self._alone(place, function))
+    def _run_singly(self, function: Function, progress: Progress | None) -> list[Outcome]:
+        """The policy decides about each, and may take the one before into account."""
+        outcomes: list[Outcome] = []
+        for index in range(len(self._specs)):
+            outcomes.append(self._run_single(index, function))
             if progress is not None:
-                maybe_await(progress(len(found), len(self._plans)))
-        return found
+                maybe_await(progress(len(outcomes), len(self._specs)))
+        return outcomes
 
-    def _settled(self, plan: Plan, prior: Prior) -> Outcome | None:
-        """How it ended before; None when it takes more than a batch does."""
-        attempt = External(plan)
-        act = attempt.decide(prior)
-        if act not in (Act.REPLAY, Act.MISMATCH, Act.RUNNING, Act.REFUSE_FAILED):
-            return None  # of those that are refused, somebody may have approved that they are tried once more
-        attempt.measured = measure(plan) if telemetry.listeners else None
+    def _run_single(self, index: int, function: Function) -> Outcome:
+        """Run one outside of the batch, as ``client.operation`` does."""
         try:
-            outcome = self._told(attempt, act, prior)
+            return run(self._specs[index], None, function, (self._items[index],), {})
+        except Exception as error:
+            return Outcome("failed", False, 0, error=error)
+
+    def _settle(self, spec: OperationSpec, prior: Prior) -> Outcome | None:
+        """The outcome of an operation that is in the log already; None when it has to be run singly."""
+        attempt = LeasedAttempt(spec)
+        decision = attempt.decide(prior)
+        if decision not in (Decision.REPLAY, Decision.MISMATCH, Decision.RUNNING, Decision.REFUSE_FAILED):
+            return None  # also for the other refusals, because a review may have approved another attempt
+        attempt.telemetry = new_run_telemetry(spec) if telemetry.listeners else None
+        try:
+            outcome = self._settled_outcome(attempt, decision, prior)
         except BaseException as error:
-            attempt.over(error)
+            if attempt.telemetry is not None:
+                attempt.telemetry.ended(error)
             raise
-        attempt.over(outcome)
+        if attempt.telemetry is not None:
+            attempt.telemetry.ended(outcome)
         return outcome
 
-    def _told(self, attempt: External, act: Act, prior: Prior) -> Outcome:
-        if act is Act.RUNNING:
-            attempt.locked_out("skipped")
+    def _settled_outcome(self, attempt: LeasedAttempt, decision: Decision, prior: Prior) -> Outcome:
+        if decision is Decision.RUNNING:
+            attempt.report_locked_out("skipped")
             return Outcome("skipped", False, 0)
         try:
-            outcome = attempt.settled(act, prior)
+            outcome = attempt.settle(decision, prior)
         except HoldfastError as error:
             if isinstance(error, OperationFailed):
-                attempt.refused(error)
+                attempt.policy.review_refusal(error)
             return Outcome("failed", False, prior.attempt, error=error)
         assert outcome is not None
         return outcome
 
-    def _alone(self, place: int, function: Function) -> Outcome:
-        """One that failed before, or was left half done, is run as any other."""
+
+class BatchPart:
+    """A part of a batch: claimed by one statement, ended by one. ``attempt`` holds the lease."""
+
+    def __init__(self, attempt: LeasedAttempt, specs: Sequence[OperationSpec], items: Sequence[Any]) -> None:
+        self._attempt, self._grant = attempt, attempt.held_grant
+        self._specs = {spec.key.digest: spec for spec in specs}
+        self._items = dict(zip(self._specs, items, strict=True))
+        self._claimed: dict[str, str] = {}
+        """The pointers of those that were claimed."""
+        self._chains: dict[str, Chain] = {}
+        self._ends: dict[str, EndColumns] = {}
+        self._telemetry: dict[str, RunTelemetry] = {}
+        self._outcomes: dict[str, Outcome] = {}
+
+    def claim(self, lock: int | None) -> dict[str, Prior]:
+        """Claim those that have no row yet. Returns the rows of the others, by key. BatchBusy when a transaction has
+        ``lock``."""
+        self._asked_at = now()
+        batch_spec, fence = self._attempt.spec, self._grant.fence
+        [clock] = batch_spec.engine.call("operation_get", {"key": ""})
+        self._prior = Prior.none(clock["now"])
+        lock_detail = batch_spec.lock_detail(self._grant.name)
+
+        @cache  # most operations of a batch begin with the same entries
+        def first_entries(fingerprint: str | None, version: str | None, bucket: str | None) -> list[EncodedEntry]:
+            claim = batch_spec.claim_entries(fingerprint, version, bucket)
+            entries = [("lock_acquired", lock_detail), *claim, ("effect_started", None)]
+            return [
+                encode_entry(number, kind, 1, fence, self._prior.now, detail)
+                for number, (kind, detail) in enumerate(entries, 1)
+            ]
+
+        claims = []
+        for digest, spec in self._specs.items():
+            key = spec.key
+            entries = first_entries(spec.fingerprint, key.version, key.bucket)
+            last_hash, text = link_entries(hash_prefix(digest), "", entries)
+            self._claimed[digest] = pointer = f"{len(entries)}:{last_hash}"
+            claims.append((
+                digest, pointer, text, key.label, spec.fingerprint, key.pipeline, key.task, key.dataset,
+                key.operation, key.checksum, key.params_hash,
+            ))  # fmt: skip
+        parameters = {"rollback": batch_spec.rollback_name, "lock": lock, "fence": fence}
+        claims.sort()  # in the order of keys: two batches would deadlock otherwise
+        rows = self._call("operation_claim_many", parameters, CLAIM_COLUMNS, claims)
+        if rows and rows[0]["state"] == "busy":
+            raise BatchBusy
+        others = {row["key"]: Prior.from_row(row) for row in rows}
+        for digest in others:
+            del self._claimed[digest]
+        return others
+
+    def run(self, function: Function) -> dict[str, Outcome]:
+        """Call the function for those that were claimed, and record their ends, also when it is interrupted."""
+        is_plain = op_parameter(function) is None and self._attempt.spec.meter is None
         try:
-            return run(self._plans[place], None, function, (self._items[place],), {})
+            self._attempt.enter()
+            for digest in self._claimed:
+                self._grant.check()  # LeaseLost: another process may be calling it
+                self._outcomes[digest] = self._execute(digest, function, is_plain)
+                if digest in self._telemetry:
+                    self._telemetry[digest].attempt_left()
+        except BaseException as error:
+            self._attempt.leave()
+            self._finish_interrupted()
+            for digest, run_telemetry in self._telemetry.items():
+                run_telemetry.ended(self._outcomes.get(digest, error))
+            raise
+        self._attempt.leave()
+        try:
+            self._finish()
+        except BaseException as error:
+            for run_telemetry in self._telemetry.values():
+                run_telemetry.ended(error)
+            raise
+        for digest, run_telemetry in self._telemetry.items():
+            run_telemetry.ended(self._outcomes[digest])
+        return self._outcomes
+
+    def _execute(self, digest: str, function: Function, is_plain: bool) -> Outcome:
+        """``is_plain``: the function does not take ``op``, and its energy is not measured."""
+        op, item, spec = self._op(digest), self._items[digest], self._attempt.spec
+        if telemetry.listeners:
+            self._telemetry[digest] = new_run_telemetry(self._specs[digest])
+            self._telemetry[digest].attempt_begun(op, NO_PRIOR, spec.terms.on_partial)
+        try:
+            if is_plain:
+                value = maybe_await(function(item))
+            elif spec.meter is None:
+                value = call_with_op(function, op, item)
+            else:
+                value = call_metered(spec.meter, function, op, item)
+            if spec.lineage.contract is not None:
+                self._attempt.check_postconditions(op)
+            if not is_plain:
+                op.close()
         except Exception as error:
-            return Outcome("failed", False, 0, error=error)
+            op.close()
+            record = error_record(error, remembered=self._attempt.is_remembered(error))
+            op.add_entry("failure", failure_detail(record))
+            self._ends[digest] = ("failure", None, None, json.dumps(record), "1", "1", None)
+            return Outcome("failed", False, 1, error=error)
+        try:
+            result = encode_result(value)
+        except ValueError as error:  # the effect is there, and must not be repeated because of its result
+            record = error_record(error, where="result")
+            self._ends[digest] = ("partial", None, None, json.dumps(record), "0", "1", None)
+            return Outcome("failed", False, 1, error=error)
+        op.add_entry("success", keep_detail(spec.terms.keep), payload_hash=result["result_hash"])
+        self._ends[digest] = ("success", *result.values(), None, "0", "1", op.outbox_json())
+        return Outcome("success", False, 1, value=value)
+
+    def _op(self, digest: str) -> OpContext:
+        chain = self._chains[digest] = Chain(digest, self._claimed[digest])
+        op = OpContext(
+            self._specs[digest].key, self._prior, self._asked_at, attempt=1, fence=self._grant.fence, chain=chain,
+            save=self._save,
+        )  # fmt: skip
+        op.has_begun = True
+        return op
+
+    def _finish_interrupted(self) -> None:
+        """Record the ends of those that were called, and free those that were not."""
+        why = "it was never called"
+        error = json.dumps({"type": "Interrupted", "message": why})
+        for digest in [digest for digest in self._claimed if digest not in self._chains]:
+            op = self._op(digest)
+            op.add_entry("rollback", {"attempt": op.attempt, "why": why})
+            self._ends[digest] = ("failure", None, None, error, "0", "0", None)
+        try:
+            self._finish()
+        except HoldfastError as problem:
+            log.event(
+                "operation.unrecorded", WARNING,
+                "the ends of %(count)d operations of a batch could not be recorded: %(error)s",
+                count=len(self._ends), error=str(problem),
+            )  # fmt: skip
+
+    def _finish(self) -> None:
+        held = now() - self._asked_at  # the same for all: they are recorded together
+
+        @cache
+        def release_entry(number: int) -> EncodedEntry:
+            detail = f'{{"held":{held:.6f}}}'
+            return encode_entry(number, "lock_released", 1, self._grant.fence, self._prior.now + held, detail)
+
+        rows = []
+        for digest, end in self._ends.items():
+            chain = self._chains[digest]
+            chain.add_encoded(release_entry(chain.next_number))
+            expected, pointer, number, entries = chain.pending()
+            rows.append((digest, expected, pointer, str(number), entries, *end))
+        keep = self._attempt.spec.terms.keep
+        if rows and self._call("operation_finish_many", {"keep": keep}, FINISH_COLUMNS, rows):
+            raise self._fenced_out()
+
+    def _save(self, op: OpContext) -> None:
+        """Write the checkpoint of one operation at once."""
+        LeasedAttempt.under(self._specs[op.key.digest], self._grant).save(op)
+
+    def _call(self, statement: str, parameters: Row, columns: Sequence[str], rows: list[Any]) -> list[Row]:
+        """FencedOut when the lease is lost. The rows are JSON for SQLite, and one text a column for PostgreSQL."""
+        engine, grant = self._attempt.spec.engine, self._grant
+        if engine.database.dialect == "sqlite":
+            data: Row = {"rows": json.dumps(rows)}
+        else:
+            data = dict(zip(columns, map(_join_column, zip(*rows, strict=True)), strict=True))
+        try:
+            answer = engine.call(statement, {**parameters, **data, "owner": grant.name, "token": grant.token})
+        except Refused as error:
+            if error.sqlstate != driver_errors.SQLSTATE:
+                raise
+            raise self._fenced_out() from error
+        if answer and answer[0]["state"] == "fenced":
+            raise self._fenced_out()
+        return answer
+
+    def _fenced_out(self) -> HoldfastError:
+        return fenced_out(f"a batch of {len(self._specs)} operations")
+
+
+def _join_column(values: Sequence[Any]) -> str:
+    """The values in one text, where an empty part is None. No value is empty or contains a control character: names
+    cannot, and the rest is JSON or hexadecimal."""
+    if None not in values:
+        return "\x1f".join(values)
+    return "\x1f".join([value or "" for value in values]) if any(values) else ""

@@ -1,33 +1,44 @@
-"""What to do with an operation, decided from what the log says of it. Asks nobody and does nothing itself."""
+"""What to do with an operation, decided from its row in the log, and what its errors mean. Pure: no database, no clock.
+
+row in the log                              decision
+none, expired, or reset                     EXECUTE
+other payload                               MISMATCH
+success, result kept / not kept             REPLAY / EXPIRED
+partial, owner alive                        RUNNING
+failure, error remembered                   REFUSE_FAILED
+failed max_attempts times                   EXHAUSTED
+failure without an effect                   EXECUTE
+partial or failure, effect possible         ROLL_BACK, VERIFY or REFUSE_PARTIAL, by ``on_partial``
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from holdfast.errors import FencedOut, HoldfastError, KeyReused, OperationFailed, OperationInProgress
+from holdfast.errors import FencedOut, HoldfastError, KeyReused, OperationFailed, OperationInProgress, walk_causes
 from holdfast.keys import OperationKey, PlainKey
-from holdfast.operations import results
+from holdfast.operations import result_codec
 from holdfast.operations.terms import OnPartial
 
 Row = Mapping[str, Any]
 
-LEASE = "@op:"
-"""What the names of the leases begin with under which operations are done."""
-_PASSING = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
+LEASE_PREFIX = "@op:"
+"""The names of leases of operations begin with this."""
+_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "57P01", "57P02", "57P03", "57P05", "53300"})
 OVERRUN = frozenset({"57014", "25P03"})
-"""Its statement took longer than it may, or was cancelled; or it took too long between two of them."""
-_SQLITE_PASSING = (5, 6)  # busy, locked
+"""A statement was cancelled or took too long, or the pause between two of them did."""
+_SQLITE_TRANSIENT = (5, 6)  # busy, locked
 _UNANSWERED = frozenset({"ConnectionError", "ConnectError", "TimeoutError", "Timeout", "TimeoutException"})
-"""Python's own, and those of requests, httpx and aiohttp: what these inherit from, or are raised from."""
+"""Python's own, and the base classes of requests, httpx and aiohttp, or what those are raised from."""
 
 
 @dataclass(frozen=True)
 class StoredKey:
-    """The key of an operation that is in the log, whatever it was made of."""
+    """The key of an operation that is in the log: its digest and label, whatever the key was made of."""
 
     digest: str
     label: str
@@ -46,21 +57,21 @@ class StoredKey:
 Key = OperationKey | PlainKey | StoredKey
 
 
-class Act(Enum):
+class Decision(Enum):
     EXECUTE = "execute"
-    REPLAY = "replay"
-    EXPIRED = "say that it was done: its result is not kept any more"
-    MISMATCH = "mismatch"
-    RUNNING = "running"
+    REPLAY = "return the recorded result"
+    EXPIRED = "report success without a result: it is not kept any more"
+    MISMATCH = "refuse: another payload"
+    RUNNING = "wait for the live owner"
     ROLL_BACK = "roll back, then execute"
-    VERIFY = "ask whether it is done"
+    VERIFY = "probe whether it is done"
     REFUSE_PARTIAL = "refuse: left half done"
     REFUSE_FAILED = "refuse: the error is remembered"
     EXHAUSTED = "refuse: attempts are used up"
 
 
 class Prior(NamedTuple):
-    """What the log says. Without a status there is nothing."""
+    """The row of an operation before this attempt. Without a status there is no row."""
 
     status: str | None
     fingerprint: str | None
@@ -78,224 +89,227 @@ class Prior(NamedTuple):
     now: float
 
     @classmethod
-    def of(cls, row: Row) -> Prior:
-        found = {name: row[name] for name in cls._fields}
-        numbers = {name: found[name] or 0 for name in ("attempt", "fence", "failures")}
-        truths = {name: bool(found[name]) for name in ("effect_started", "alive", "expired")}
-        return cls(**{**found, **numbers, **truths})
+    def from_row(cls, row: Row) -> Prior:
+        fields = {name: row[name] for name in cls._fields}
+        numbers = {name: fields[name] or 0 for name in ("attempt", "fence", "failures")}
+        flags = {name: bool(fields[name]) for name in ("effect_started", "alive", "expired")}
+        return cls(**{**fields, **numbers, **flags})
 
     @classmethod
-    def nothing(cls, now: float) -> Prior:
+    def none(cls, now: float) -> Prior:
+        """For an operation that has no row."""
         return cls(None, None, None, None, None, 0, 0, None, None, False, 0, False, False, now)
 
     @property
-    def fresh(self) -> bool:
-        """Whether it is run as if nobody had: nobody has, or its time is over, or it was reset."""
-        return self.status is None or (self.expired and self.status != "partial") or bool(self.told.get("reset"))
+    def is_new(self) -> bool:
+        """Whether the operation is run as if it were new: it is, or its time is over, or it was reset."""
+        return (
+            self.status is None or (self.expired and self.status != "partial") or bool(self.error_fields.get("reset"))
+        )
 
     @property
-    def failed(self) -> int:
-        """Attempts that came to nothing, with one that was left half done; none where it is run as if nobody had."""
-        return 0 if self.fresh else self.failures + (self.status == "partial")
+    def failed_attempts(self) -> int:
+        """Failed attempts, including one that was left half done; 0 if it is run as new."""
+        return 0 if self.is_new else self.failures + (self.status == "partial")
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The error as it was recorded."""
+    def error_fields(self) -> dict[str, Any]:
+        """The recorded error, see ``error_record``; empty when there is none."""
         return json.loads(self.error) if self.error else {}
 
     def value(self) -> Any:
-        return results.decode(bytes.fromhex(self.result or ""))
+        return result_codec.decode(bytes.fromhex(self.result or ""))
 
 
-class Begun(NamedTuple):
-    """What the database says to whoever asks inside a transaction."""
+NO_PRIOR = Prior.none(0.0)
 
-    free: bool
-    """The lock is ours."""
+
+class TransactionClaim(NamedTuple):
+    """The answer of ``operation_begin``, which asks for the lock of an operation inside a transaction."""
+
+    is_free: bool
+    """Whether the lock is ours now."""
     began: str | None
-    fixed: bool
-    home: int | None
-    """Of the tables that it stands in, for PostgreSQL: not the same in two databases, unless one is a copy."""
+    """Identifies the transaction."""
+    has_fixed_snapshot: bool
+    """Whether the transaction does not see what others commit from now on."""
+    log_oid: int | None
+    """The oid of the log table (PostgreSQL): differs between two databases, unless one is a copy."""
     prior: Prior
-    frozen: bool = False
-    """The transaction can write nothing, and so not that it was done."""
+    is_read_only: bool = False
 
     @classmethod
-    def of(cls, row: Row) -> Begun:
-        said = json.loads(row["answer"])
-        known = said.get("known")
-        prior = Prior.nothing(said["now"]) if known is None else Prior.of({**known, "now": said["now"]})
+    def from_row(cls, row: Row) -> TransactionClaim:
+        answer = json.loads(row["answer"])
+        known = answer.get("known")
+        prior = Prior.none(answer["now"]) if known is None else Prior.from_row({**known, "now": answer["now"]})
         return cls(
-            said["state"] == "free", said["began"], bool(said["fixed"]), said.get("home"), prior, "frozen" in said
-        )
+            answer["state"] == "free", answer["began"], bool(answer["fixed"]), answer.get("home"), prior,
+            "frozen" in answer,
+        )  # fmt: skip
 
     def check_writable(self, key: Key) -> None:
-        """ValueError before it is done in vain."""
-        if self.frozen:
+        """ValueError when the transaction is read-only: the effect could not be recorded."""
+        if self.is_read_only:
             raise ValueError(
-                f"operation {key.label!r}: this transaction is read-only, on a standby or because it was begun so, and "
-                "could not write down that it was done: give tx one that writes"
+                f"operation {key.label!r}: this transaction is read-only, because it was begun so or the server is a "
+                "standby, and the operation could not be recorded in it: give tx one that writes"
             )
-
-
-NOTHING = Prior.nothing(0.0)
 
 
 def decide(
     prior: Prior, fingerprint: str | None, *, max_attempts: int, on_partial: OnPartial, undoes: bool,
     approved: bool = False, reuse: bool = True,
-) -> Act:  # fmt: skip
-    """``undoes``: whether there is a rollback that can be called. ``approved``: somebody has looked at it, and lets it
-    be tried once more. ``reuse``: whether the key is anybody's again when the time of its result is over."""
-    used = prior.expired and prior.status == "success" and not reuse
-    if prior.fresh and not used:
-        return Act.EXECUTE
+) -> Decision:  # fmt: skip
+    """What to do, see the table above. ``undoes``: there is a rollback function. ``approved``: a review allows one more
+    attempt. ``reuse``: the key may be used anew when its result has expired."""
+    used_up = prior.expired and prior.status == "success" and not reuse
+    if prior.is_new and not used_up:
+        return Decision.EXECUTE
     if prior.fingerprint != fingerprint:
-        return Act.MISMATCH
-    if prior.status == "success":  # a result may be gone before its time is over, where a clock was set back
-        return Act.EXPIRED if used or prior.result is None else Act.REPLAY
+        return Decision.MISMATCH
+    if prior.status == "success":  # a result can be gone before it expires, if a clock was set back
+        return Decision.EXPIRED if used_up or prior.result is None else Decision.REPLAY
     if prior.alive:
-        return Act.RUNNING
-    if prior.told.get("remembered"):
-        return Act.REFUSE_FAILED
-    if not approved and prior.failed >= max_attempts:
-        return Act.EXHAUSTED
+        return Decision.RUNNING
+    if prior.error_fields.get("remembered"):
+        return Decision.REFUSE_FAILED
+    if not approved and prior.failed_attempts >= max_attempts:
+        return Decision.EXHAUSTED
     if not prior.effect_started:
-        return Act.EXECUTE
-    if prior.status == "failure":  # an error says little of what was done before it: nobody answered in time, say
-        return Act.ROLL_BACK if undoes else Act.VERIFY if on_partial == "verify" else Act.EXECUTE
+        return Decision.EXECUTE
+    if prior.status == "failure":  # an error does not say what was done before it: a call may have timed out
+        return Decision.ROLL_BACK if undoes else Decision.VERIFY if on_partial == "verify" else Decision.EXECUTE
     if on_partial == "refuse":
-        return Act.EXECUTE if approved else Act.REFUSE_PARTIAL
-    return Act.ROLL_BACK if on_partial == "rollback" else Act.VERIFY
+        return Decision.EXECUTE if approved else Decision.REFUSE_PARTIAL
+    return Decision.ROLL_BACK if on_partial == "rollback" else Decision.VERIFY
 
 
-def entries_in(pointer: str | None) -> int:
-    """How long the chain is that ends there."""
+def chain_length(pointer: str | None) -> int:
     return int((pointer or "0:").partition(":")[0])
 
 
-def refusal(act: Act, prior: Prior, key: Key) -> HoldfastError:
-    """In words."""
+def backoff_delay(tries: int, waited: float, timeout: float, chance: float) -> float:
+    """Seconds until the next try. Doubles with every try and shrinks towards the end of the timeout, so that those who
+    have waited longest try most often. ``chance`` (0 to 1) spreads those that began together."""
+    left = 1.0 if timeout <= 0 or timeout == float("inf") else max(0.05, 1.0 - waited / timeout)
+    return float(min(1.0, 0.005 * 2 ** min(tries, 10)) * left * (0.5 + chance))
+
+
+# Errors that are raised
+
+
+def refusal(decision: Decision, prior: Prior, key: Key) -> HoldfastError:
+    """The error to raise for MISMATCH, REFUSE_FAILED, EXHAUSTED and REFUSE_PARTIAL."""
     what = f"operation {key.label!r}"
-    if act is Act.MISMATCH:
+    if decision is Decision.MISMATCH:
         return KeyReused(
             f"{what} was begun with another payload: a retry has to send the same one, and a new operation needs a new "
             "key",
             key=key.digest, label=key.label,
         )  # fmt: skip
-    if act is Act.REFUSE_FAILED:
-        message = f"{what} failed before, and the error is remembered: {describe(prior.told)}"
-    elif act is Act.EXHAUSTED:
-        last = f", the last time with {describe(prior.told)}" if prior.error else ""
+    if decision is Decision.REFUSE_FAILED:
+        message = f"{what} failed before, and the error is remembered: {format_error(prior.error_fields)}"
+    elif decision is Decision.EXHAUSTED:
+        last = f", the last time with {format_error(prior.error_fields)}" if prior.error else ""
         message = (
-            f"{what} was tried {prior.failed} times{last}: it is up for review, and not tried again before that is "
-            "approved or it is reset"
+            f"{what} was tried {prior.failed_attempts} times{last}: it is up for review, and not tried again before "
+            "that is approved or it is reset"
         )
     else:
         message = (
-            f"{what} was left half done in attempt {prior.attempt}: whoever ran it died, or could not "
-            "write its end down, and what it did is not known. "
-            "Give rollback= or verify=, or reset it, or approve its review"
+            f"{what} was left half done in attempt {prior.attempt}: its owner died or could not record its end, and "
+            "whether it had an effect is unknown. Give rollback= or verify=, or reset it, or approve its review"
         )
     status = prior.status or "failure"
-    return OperationFailed(message, key=key.digest, label=key.label, status=status, error=prior.told or None)
+    return OperationFailed(message, key=key.digest, label=key.label, status=status, error=prior.error_fields or None)
 
 
-def in_progress(key: Key, waited: float | None = None, why: str = "somebody else is at it") -> OperationInProgress:
+def in_progress(
+    key: Key, waited: float | None = None, why: str = "it is already running, or another operation has its lock"
+) -> OperationInProgress:
     more = "" if waited is None else f"; waited {waited:.1f} s"
     return OperationInProgress(f"operation {key.label!r}: {why}{more}", key=key.digest, label=key.label)
 
 
-def late(what: str) -> FencedOut:
-    """What an owner is told whose lease has passed on."""
+def fenced_out(what: str) -> FencedOut:
+    """For an owner whose lease was lost before it recorded its end."""
     return FencedOut(
-        f"{what} has passed on to somebody else, because its lease did: what was done here is not recorded any more, "
-        "and whoever has it now decides what becomes of it"
+        f"{what} has passed on to another owner, because its lease was lost: the result is not recorded, and the new "
+        "owner decides how to continue"
     )
 
 
-def describe(error: Mapping[str, Any]) -> str:
-    return f"{error.get('type')}: {error.get('message')}"
+# Errors that are recorded
 
 
-def told(error: BaseException, *, remembered: bool = False, where: str | None = None) -> dict[str, Any]:
-    """An error as it is recorded."""
-    said = {"type": type(error).__name__, "message": worded(error)[:1000]}
-    return said | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
+def error_record(error: BaseException, *, remembered: bool = False, where: str | None = None) -> dict[str, Any]:
+    """An error as the row of its operation stores it, in JSON."""
+    record = {"type": type(error).__name__, "message": error_text(error)[:1000]}
+    return record | ({"remembered": True} if remembered else {}) | ({"where": where} if where else {})
 
 
-def worded(error: BaseException) -> str:
-    """What it says; nothing where its own ``__str__`` is broken, which must not keep us from writing down the rest."""
+def error_text(error: BaseException) -> str:
+    """``str(error)``; empty when its ``__str__`` raises, which must not prevent recording the rest."""
     try:
         return str(error)
     except Exception:
         return ""
 
 
-def failed(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What the entry of a failure says of such an error."""
-    return {"error": describe(said)} | ({"remembered": True} if said.get("remembered") else {})
+def format_error(record: Mapping[str, Any]) -> str:
+    return f"{record.get('type')}: {record.get('message')}"
 
 
-def mended(kind: Literal["rollback", "reset"], detail: Mapping[str, Any]) -> dict[str, Any]:
-    """The error that the log has from then on, by what the entry says. Whoever did it by hand is named, and has decided
-    that it does not count as failed."""
+def failure_detail(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The detail of the ``failure`` entry for such a record."""
+    return {"error": format_error(record)} | ({"remembered": True} if record.get("remembered") else {})
+
+
+def correction_error(kind: Literal["rollback", "reset"], detail: Mapping[str, Any]) -> dict[str, Any]:
+    """The error that the row has after a ``rollback`` or ``reset`` entry with this detail."""
     if kind == "rollback" and "actor" not in detail:
         why = detail.get("why")
         return {"type": "Interrupted", "message": why} if why else {"type": "Recovered", "message": "its owner died"}
     by = {name: detail.get(name) for name in ("actor", "reason")}
-    said = {"type": "Reset" if kind == "reset" else "RolledBack", "message": f"by {by['actor']}: {by['reason']}", **by}
-    return said | ({"reset": True} if kind == "reset" else {})
+    name = "Reset" if kind == "reset" else "RolledBack"
+    record = {"type": name, "message": f"by {by['actor']}: {by['reason']}", **by}
+    return record | ({"reset": True} if kind == "reset" else {})
 
 
-def writable(text: str) -> str:
-    """The beginning of a text that others have made up, as every database keeps it."""
+def storable_text(text: str) -> str:
+    """At most 1,000 characters of a text from elsewhere, without what a database does not store."""
     return text[:1000].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
-def passes(error: BaseException, sqlstate: str | None) -> bool:
-    """Whether it says nothing about the operation: the database was busy with others, or could not be reached."""
+# What an error means
+
+
+def is_transient(error: BaseException, sqlstate: str | None) -> bool:
+    """Whether the error says nothing about the operation: the database was busy, or could not be reached."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     if sqlstate is not None:
-        return sqlstate in _PASSING or sqlstate.startswith("08")
-    inner = getattr(error, "orig", None) or error  # as SQLAlchemy wraps it
+        return sqlstate in _TRANSIENT or sqlstate.startswith("08")
+    inner = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's error
     if (code := getattr(inner, "sqlite_errorcode", None)) is not None:
-        return code & 0xFF in _SQLITE_PASSING
-    name, text = type(inner).__name__, worded(error).lower()
+        return code & 0xFF in _SQLITE_TRANSIENT
+    name, text = type(inner).__name__, error_text(error).lower()
     if name == "OperationalError" and type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2"):
-        return True  # the server says a code with all that it refuses: without, the connection is what failed
+        return True  # the server sends a code with every refusal: without one, the connection failed
     words = ("lock", "connection", "busy", "network")
     return name in ("OperationalError", "InterfaceError") and any(word in text for word in words)
 
 
-def unanswered(error: BaseException | None) -> bool:
-    """Whether nobody has answered, as HTTP libraries call it, which have errors of their own for that: the next time
-    somebody may."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(unanswered, error.exceptions))
-    found = causes(error, lambda each: each.__cause__ or getattr(each, "reason", None))  # as urllib calls it
-    return any(kind.__name__ in _UNANSWERED for each in found for kind in type(each).__mro__)
-
-
-def causes(error: BaseException | None, why: Callable[[BaseException], object]) -> Iterator[BaseException]:
-    """It, and what it came from, each once: ``raise error from error`` makes one that is its own cause."""
-    seen: set[int] = set()
-    found: object = error
-    while isinstance(found, BaseException) and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = why(found)
-
-
-def collides(error: BaseException, sqlstate: str | None) -> bool:
-    """Whether others got in its way, so that the same again is likely to do: nothing is wrong with it."""
-    locked = type(error).__name__ == "OperationalError" and "locked" in worded(error).lower()
+def is_collision(error: BaseException, sqlstate: str | None) -> bool:
+    """Whether the transaction collided with others, and is likely to succeed when it is run again."""
+    locked = type(error).__name__ == "OperationalError" and "locked" in error_text(error).lower()
     return sqlstate in ("40001", "40P01") or (sqlstate is None and locked)
 
 
-def pause(asked: int, waited: float, limit: float, chance: float) -> float:
-    """Seconds until somebody who backs off asks again: longer each time, and shorter again towards the end of its time,
-    so that whoever has waited longest asks most often. ``chance``: from 0 to 1, or they would all ask at once."""
-    left = 1.0 if limit <= 0 or limit == float("inf") else max(0.05, 1.0 - waited / limit)
-    return float(min(1.0, 0.005 * 2 ** min(asked, 10)) * left * (0.5 + chance))
+def is_unanswered(error: BaseException | None) -> bool:
+    """Whether another service did not answer, by the error classes of HTTP libraries: a retry may succeed."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_unanswered, error.exceptions))
+    chain = walk_causes(error, lambda each: each.__cause__ or getattr(each, "reason", None))  # urllib has a reason
+    return any(base.__name__ in _UNANSWERED for cause in chain for base in type(cause).__mro__)

@@ -1,9 +1,8 @@
-"""What others are told of operations, derived from the log: the same events with the same ids, however often.
+"""Lineage events, derived from the log: the same entries always give the same events with the same ids.
 
-A run is one attempt. It begins with START and ends with COMPLETE or FAIL; what the operation emitted is told right
-before its COMPLETE, and only then, so nothing that failed or was left half done reaches anybody as data. UNDONE says
-that a run which had ended was rolled back afterwards, with outputs if it had any. Nothing here reads a database or asks
-a clock.
+A run is one attempt. It begins with START and ends with COMPLETE or FAIL. MESSAGE events (``op.emit``) come right
+before COMPLETE, and only then, so an attempt that failed or was left half done publishes no data. UNDONE says that an
+ended run was rolled back afterwards, with outputs if it had any. Pure: no database, no clock.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
-from holdfast.operations import wal
-from holdfast.operations.wal import Entry
+from holdfast.operations.log import ENDS, LogEntry, parse_entries
 
 Row = Mapping[str, Any]
 NAMESPACE = UUID("6f2d2f2e-5f0b-5c0e-9a55-4b6f1f3c8f10")
@@ -27,11 +25,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing to be told. Two events with the same ``id`` are the same, to the last byte."""
+    """One event to publish. Two events with the same ``id`` are the same, to the last byte."""
 
     id: str
     type: str
-    """START | MESSAGE | COMPLETE | FAIL | UNDONE; what is parked may be UNREADABLE"""
+    """START | MESSAGE | COMPLETE | FAIL | UNDONE; a parked one may be UNREADABLE"""
     at: str
     """ISO 8601 in UTC, by the database's clock."""
     run: str
@@ -39,7 +37,7 @@ class Event:
     key: str
     """The digest of the operation's key."""
     number: int
-    """Of the entry in the operation's log that it comes from."""
+    """Of the entry in the operation's log that the event is derived from."""
     attempt: int
     label: str
     pipeline: str | None = None
@@ -48,7 +46,7 @@ class Event:
     operation: str | None = None
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """Only of what succeeded, be it undone since: nothing else has changed any data."""
+    """Only of attempts that succeeded, even if they were undone since: no other has changed data."""
     topic: str | None = None
     payload: Any = None
     checksum: str | None = None
@@ -60,161 +58,165 @@ class Event:
     actor: str | None = None
     justification: str | None = None
     sovereignty_event: bool = False
-    """Whether the dataset is a sovereign one."""
+    """Whether the dataset is sovereign."""
     contract: Mapping[str, Any] | None = None
     """The data contract: ``name``, ``version`` and, at the end, ``verdict``: passed | failed | unchecked."""
     energy: Mapping[str, Any] | None = None
-    """What the execution is estimated to have cost, where the client was told to: ``cpu_seconds``, ``wall_seconds``,
+    """The estimated cost of the execution, if the client has a meter: ``cpu_seconds``, ``wall_seconds``,
     ``energy_joules``, ``carbon_grams``, ``method`` and its ``parameters``."""
     error: str | None = None
 
     @property
     def job(self) -> str:
-        """What it is a run of."""
+        """The name of the job that this is a run of."""
         return f"{self.pipeline}.{self.task}" if self.pipeline and self.task else self.label
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what says nothing is left out."""
-        said = asdict(self).items()  # a number says something, be it 0
-        told = {name: value for name, value in said if value is not None and value is not False and value != ()}
-        return told if self.topic is None else {**told, "payload": self.payload}
+        """For JSON, without empty fields. A number is never empty, and the payload of a MESSAGE may be null."""
+        fields = {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and value is not False and value != ()
+        }
+        return fields if self.topic is None else {**fields, "payload": self.payload}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Event:
-        """From what ``as_dict`` gave. ValueError when it is none."""
-        lists = {name: tuple(told[name]) for name in ("inputs", "outputs") if name in told}
+    def of(cls, fields: Mapping[str, Any]) -> Event:
+        """From the result of ``as_dict``. ValueError when the fields are not those of an event."""
+        lists = {name: tuple(fields[name]) for name in ("inputs", "outputs") if name in fields}
         try:
-            return cls(**{**told, **lists})
+            return cls(**{**fields, **lists})
         except TypeError as error:
-            raise ValueError(f"that is no event: {error}") from None
+            raise ValueError(f"not an event: {error}") from None
 
 
 def unreadable(row: Row) -> Event:
-    """Stands for a row of the log that is none of ours: it is parked, so that somebody sees it, and never told."""
+    """Stands for a row of the log that cannot be parsed: it is parked for an operator, and never published."""
     key, number = row["key"], row["number"]
-    made = str(uuid5(NAMESPACE, f"{key}/{number}/{UNREADABLE}"))
-    known = {name: row[name] for name in ("pipeline", "task", "dataset", "operation")}
-    return Event(made, UNREADABLE, "", run_id(key, 0), key, number, 0, row["label"] or key, **known)
+    event_id = str(uuid5(NAMESPACE, f"{key}/{number}/{UNREADABLE}"))
+    labels = {name: row[name] for name in ("pipeline", "task", "dataset", "operation")}
+    return Event(event_id, UNREADABLE, "", run_id(key, 0), key, number, 0, row["label"] or key, **labels)
 
 
 def run_id(key: str, attempt: int) -> str:
     return str(uuid5(NAMESPACE, f"{key}/{attempt}"))
 
 
-def time_of(at: int) -> str:
-    """Microseconds since 1970, as people and machines read them."""
+def format_time(at: int) -> str:
+    """Microseconds since 1970, as ISO 8601."""
     return (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def derive(row: Row) -> list[Event]:
+    """The events of one row of the log, in order. ValueError when the row cannot be parsed."""
+    key, texts = row["key"], json.loads(row["before"] or "[]")
+    runs: dict[int, _Run] = {}
+    for text in texts:
+        for entry in parse_entries(key, text):
+            _update_run(runs, entry)
+            _end_run(runs, entry)
+    entries = parse_entries(key, row["entries"])
+    events: list[Event] = []
+    for index, entry in enumerate(entries):
+        _update_run(runs, entry, entries[index + 1 :])
+        events += _events_of(row, runs, entry)
+        _end_run(runs, entry)
+    return events
+
+
+def archived_fields(entries: Sequence[LogEntry], attempt: int) -> dict[str, Any]:
+    """What an ``archived`` entry must carry about an attempt, for the UNDONE event should it be rolled back."""
+    runs: dict[int, _Run] = {attempt: _Run()}
+    for entry in entries:
+        _update_run(runs, entry)
+    return {"said": dict(runs[attempt].claim), "verdict": runs[attempt].verdict}
 
 
 @dataclass(slots=True)
 class _Run:
-    """What is known of an attempt."""
+    """One attempt, as far as its entries were read."""
 
-    said: Mapping[str, Any] = field(default_factory=dict)
-    sovereign: bool = False
-    open: bool = False
-    done: bool = False
+    claim: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of its ``claimed`` entry."""
+    is_sovereign: bool = False
+    is_open: bool = False
+    has_succeeded: bool = False
     held: float | None = None
     verdict: str = "unchecked"
 
 
-def derive(row: Row) -> list[Event]:
-    """The events of one row of the log, in order."""
-    key, texts = row["key"], json.loads(row["before"] or "[]")
-    before = [entry for text in texts for entry in wal.load(key, text)]
-    here = wal.load(key, row["entries"])
-    runs: dict[int, _Run] = {}
-    for entry in before:
-        _learn(runs, entry)
-        _end(runs, entry)
-    found: list[Event] = []
-    for place, entry in enumerate(here):
-        _learn(runs, entry, here[place + 1 :])
-        found += _events(row, runs, entry)
-        _end(runs, entry)
-    return found
-
-
-def kept(entries: Sequence[Entry], attempt: int) -> dict[str, Any]:
-    """What has to be known of an attempt whose entries are put away, to tell of it should it be undone."""
-    runs: dict[int, _Run] = {attempt: _Run()}
-    for entry in entries:
-        _learn(runs, entry)
-    return {"said": dict(runs[attempt].said), "verdict": runs[attempt].verdict}
-
-
-def _learn(runs: dict[int, _Run], entry: Entry, later: Sequence[Entry] = ()) -> None:
-    """``later``: what was written together with it, of which some is about the very same moment."""
-    run, told = runs.setdefault(_attempt(entry), _Run()), entry.told
+def _update_run(runs: dict[int, _Run], entry: LogEntry, later: Sequence[LogEntry] = ()) -> None:
+    """``later``: the entries that were written together with this one; the next may belong to the same event."""
+    run, fields = runs.setdefault(_attempt_of(entry), _Run()), entry.fields
     if entry.kind == "claimed":
-        run.said, run.open = told, True
-        run.sovereign = any(each.kind == "sovereignty" for each in later[:1])
+        run.claim, run.is_open = fields, True
+        run.is_sovereign = any(each.kind == "sovereignty" for each in later[:1])
     elif entry.kind == "sovereignty":
-        run.sovereign = True
-    elif entry.kind == "postcondition" and "contract" in told:
-        run.verdict = "passed" if told.get("ok") else "failed"
+        run.is_sovereign = True
+    elif entry.kind == "postcondition" and "contract" in fields:
+        run.verdict = "passed" if fields.get("ok") else "failed"
     elif entry.kind == "archived":
-        state = told.get("state", {})
-        run.done, run.sovereign = state.get("status") == "success", bool(state.get("sovereignty"))
-        run.said, run.verdict = told.get("said", {}), told.get("verdict", run.verdict)
-    elif entry.kind in wal.ENDS:
-        run.done = run.done or entry.kind == "success"
-        released = (each.told.get("held") for each in later[:1] if each.kind == "lock_released")
+        state = fields.get("state", {})
+        run.has_succeeded, run.is_sovereign = state.get("status") == "success", bool(state.get("sovereignty"))
+        run.claim, run.verdict = fields.get("said", {}), fields.get("verdict", run.verdict)
+    elif entry.kind in ENDS:
+        run.has_succeeded = run.has_succeeded or entry.kind == "success"
+        released = (each.fields.get("held") for each in later[:1] if each.kind == "lock_released")
         run.held = next(released, None)
 
 
-def _end(runs: dict[int, _Run], entry: Entry) -> None:
-    if entry.kind in wal.ENDS:
-        runs[_attempt(entry)].open = False
+def _end_run(runs: dict[int, _Run], entry: LogEntry) -> None:
+    if entry.kind in ENDS:
+        runs[_attempt_of(entry)].is_open = False
 
 
-def _events(row: Row, runs: dict[int, _Run], entry: Entry) -> Iterator[Event]:
-    attempt, told = _attempt(entry), entry.told
+def _events_of(row: Row, runs: dict[int, _Run], entry: LogEntry) -> Iterator[Event]:
+    attempt, fields = _attempt_of(entry), entry.fields
     run = runs[attempt]
     if entry.kind == "claimed":
         yield _event(row, run, entry, attempt, "START")
     elif entry.kind == "success":
-        emitted = [each for each in json.loads(row["outbox"] or "[]") if each[0] == attempt]
-        for ordinal, (_, topic, payload) in enumerate(emitted):
+        messages = [message for message in json.loads(row["outbox"] or "[]") if message[0] == attempt]
+        for ordinal, (_, topic, payload) in enumerate(messages):
             event = _event(row, run, entry, attempt, "MESSAGE", f"/{ordinal}")
             yield replace(event, topic=topic, payload=json.loads(payload))
-        event = _event(row, run, entry, attempt, "COMPLETE")
         yield replace(
-            event, outputs=_outputs(row, run), result_hash=entry.payload_hash, held=run.held, energy=told.get("energy")
-        )
+            _event(row, run, entry, attempt, "COMPLETE"), outputs=_outputs(row, run), result_hash=entry.payload_hash,
+            held=run.held, energy=fields.get("energy"),
+        )  # fmt: skip
     elif entry.kind == "failure":
         event = _event(row, run, entry, attempt, "FAIL")
-        yield replace(event, error=told.get("error"), held=run.held, energy=told.get("energy"))
+        yield replace(event, error=fields.get("error"), held=run.held, energy=fields.get("energy"))
     elif entry.kind in ("rollback", "reset"):
-        by = f" by {told['actor']}: {told.get('reason')}" if told.get("actor") else ""
-        died = ": its owner died" if run.open else ": it had failed"
-        why = f"{'rolled back' if entry.kind == 'rollback' else 'reset'}{by or died}"
-        if run.open:
-            yield replace(_event(row, run, entry, attempt, "FAIL"), error=why)
+        by = f" by {fields['actor']}: {fields.get('reason')}" if fields.get("actor") else ""
+        cause = ": its owner died" if run.is_open else ": it had failed"
+        error = f"{'rolled back' if entry.kind == 'rollback' else 'reset'}{by or cause}"
+        if run.is_open:
+            yield replace(_event(row, run, entry, attempt, "FAIL"), error=error)
         elif entry.kind == "rollback":
-            outputs = _outputs(row, run) if run.done else ()
-            yield replace(_event(row, run, entry, attempt, "UNDONE"), error=why, outputs=outputs)
+            outputs = _outputs(row, run) if run.has_succeeded else ()
+            yield replace(_event(row, run, entry, attempt, "UNDONE"), error=error, outputs=outputs)
 
 
-def _event(row: Row, run: _Run, entry: Entry, attempt: int, type: str, mark: str = "") -> Event:
-    said = run.said
-    contract = said.get("contract")
-    ended = {} if type in ("START", "MESSAGE") else {"verdict": run.verdict}
+def _event(row: Row, run: _Run, entry: LogEntry, attempt: int, type: str, suffix: str = "") -> Event:
+    claim = run.claim
+    contract = claim.get("contract")
+    verdict = {} if type in ("START", "MESSAGE") else {"verdict": run.verdict}
     return Event(
-        str(uuid5(NAMESPACE, f"{entry.operation}/{entry.number}/{type}{mark}")), type, time_of(entry.at),
+        str(uuid5(NAMESPACE, f"{entry.operation}/{entry.number}/{type}{suffix}")), type, format_time(entry.at),
         run_id(entry.operation, attempt), entry.operation, entry.number, attempt, row["label"] or entry.operation,
-        row["pipeline"], row["task"], row["dataset"], row["operation"], tuple(said.get("inputs", ())),
-        checksum=row["checksum"], params_hash=row["params_hash"], fence=entry.fence, actor=said.get("actor"),
-        justification=said.get("justification"), sovereignty_event=run.sovereign,
-        contract=None if contract is None else {**contract, **ended},
+        row["pipeline"], row["task"], row["dataset"], row["operation"], tuple(claim.get("inputs", ())),
+        checksum=row["checksum"], params_hash=row["params_hash"], fence=entry.fence, actor=claim.get("actor"),
+        justification=claim.get("justification"), sovereignty_event=run.is_sovereign,
+        contract=None if contract is None else {**contract, **verdict},
     )  # fmt: skip
 
 
 def _outputs(row: Row, run: _Run) -> tuple[str, ...]:
-    return tuple(run.said.get("outputs") or ([row["dataset"]] if row["dataset"] else []))
+    return tuple(run.claim.get("outputs") or ([row["dataset"]] if row["dataset"] else []))
 
 
-def _attempt(entry: Entry) -> int:
-    """Of a rollback: the one that is rolled back, not the one that does it."""
-    attempt = entry.told.get("attempt") if entry.kind == "rollback" else None
+def _attempt_of(entry: LogEntry) -> int:
+    """For a rollback, the attempt that is rolled back, which its detail names."""
+    attempt = entry.fields.get("attempt") if entry.kind == "rollback" else None
     return attempt if isinstance(attempt, int) else entry.attempt

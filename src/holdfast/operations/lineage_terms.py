@@ -1,4 +1,4 @@
-"""What an operation says of the data that it reads and writes, and the contract that these are held to."""
+"""The datasets that an operation reads and writes, and the data contract that they have to meet."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.names import check_name
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """A data contract: ``check``, if there is one, is called after the function as a postcondition is, and its verdict
-    is recorded with the operation."""
+    """A data contract. ``check``, if given, is called after the function like a postcondition, and its verdict is
+    recorded with the operation."""
 
     name: str
     version: str
@@ -26,7 +26,7 @@ class Contract:
 
 
 class Lineage(NamedTuple):
-    """``outputs``: empty means the dataset of the key."""
+    """Empty ``outputs`` mean the dataset of the key."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -34,24 +34,23 @@ class Lineage(NamedTuple):
 
     @classmethod
     def check(cls, inputs: Sequence[str], outputs: Sequence[str], contract: Contract | None) -> Lineage:
-        if inputs == outputs == () and contract is None:
-            return NOTHING
-        for given, what in ((inputs, "inputs"), (outputs, "outputs")):
-            if isinstance(given, str) or not isinstance(given, Sequence):
-                raise TypeError(f"{what} must be a list of names of datasets, not {given!r:.80}")
-            for name in given:
+        """The arguments, checked. TypeError or ValueError when one is wrong."""
+        for names, what in ((inputs, "inputs"), (outputs, "outputs")):
+            if isinstance(names, str) or not isinstance(names, Sequence):
+                raise TypeError(f"{what} must be a list of names of datasets, not {names!r:.80}")
+            for name in names:
                 check_name(name, f"a name in {what}", 1000)
         if contract is not None and not isinstance(contract, Contract):
             raise TypeError(f"contract must be a holdfast.Contract, not {contract!r:.80}")
         return cls(tuple(inputs), tuple(outputs), contract)
 
     def detail(self) -> dict[str, Any]:
-        """As it stands in the log."""
-        said = {"inputs": list(self.inputs), "outputs": list(self.outputs), "contract": self.agreed()}
-        return {name: value for name, value in said.items() if value}
+        """The fields of a ``claimed`` entry."""
+        fields = {"inputs": list(self.inputs), "outputs": list(self.outputs), "contract": self.contract_detail()}
+        return {name: value for name, value in fields.items() if value}
 
-    def agreed(self) -> Mapping[str, Any] | None:
+    def contract_detail(self) -> Mapping[str, Any] | None:
         return None if self.contract is None else {"name": self.contract.name, "version": self.contract.version}
 
 
-NOTHING = Lineage()
+NO_LINEAGE = Lineage()

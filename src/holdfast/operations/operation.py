@@ -1,5 +1,5 @@
 # Generated from operation_async.py by scripts/unasync.py. Do not edit.
-"""The handle of an operation: run a function, decorate one, or put a block in it."""
+"""The handle of an operation: run a function, decorate one, or run a block. And the loop that drives attempts."""
 
 from __future__ import annotations
 
@@ -12,232 +12,244 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from holdfast.canonical import digest
 from holdfast.errors import OperationFailed
 from holdfast.operations.attempt import Attempt
-from holdfast.operations.calling import call, costing
-from holdfast.operations.decide import NOTHING, pause
-from holdfast.operations.external import External
-from holdfast.operations.joined import within
+from holdfast.operations.callers_transaction import transaction_attempt
+from holdfast.operations.decide import NO_PRIOR, backoff_delay
+from holdfast.operations.leased_attempt import LeasedAttempt
+from holdfast.operations.op_context import OpContext, call_metered, call_with_op
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.plan import Plan
-from holdfast.operations.running import Running
+from holdfast.operations.spec import OperationSpec
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import jitter, now
-from holdfast.runtime.concurrency import check_callable, check_function, current_id, sleep
+from holdfast.runtime.concurrency import BLOCK_CLOCK, check_callable, check_function, current_id, sleep
 
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from holdfast.operations.measured import Measured
+    from holdfast.operations.run_telemetry import RunTelemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Planned = Callable[[object, str | None, object], Plan]
-"""What was said of an operation, for a key, a fingerprint and a payload."""
+SpecBuilder = Callable[[object, str | None, object], OperationSpec]
+"""Builds the spec from a key, a fingerprint and a payload."""
 
 
 class Operation:
     """An operation to be run: at most one effect, whatever the retries."""
 
-    def __init__(self, plan: Planned, key: Any, fingerprint: str | None, tx: Any, payload: object) -> None:
-        self._plan_of, self._key, self._fingerprint, self._tx, self._payload = plan, key, fingerprint, tx, payload
-        self._entered: list[tuple[int, Attempt | None, Running]] = []
+    def __init__(self, build_spec: SpecBuilder, key: Any, fingerprint: str | None, tx: Any, payload: object) -> None:
+        self._build_spec, self._key, self._fingerprint, self._tx = build_spec, key, fingerprint, tx
+        self._payload = payload
+        self._blocks: list[tuple[int, Attempt | None, OpContext]] = []
+        """The entered blocks: the caller, the attempt (None: nothing to do), its ``op``."""
 
     def run(self, function: Function, /, *args: Any, **kwargs: Any) -> Outcome:
-        """Call it, unless it has been done: then the result is the one it had. The function is given ``op`` if it takes
-        a parameter of that name, and what else is given here."""
+        """Call the function, unless the operation was done before: then the result is the recorded one. The function
+        gets ``op`` if it has a parameter of that name, and the other arguments given here."""
         check_callable(function, "function")
-        return run(self._plan(), self._tx, function, args, kwargs)
+        return run(self._spec(), self._tx, function, args, kwargs)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, Outcome]:
-        """Decorator: every call is an operation, whose key is ``key``, or what ``key`` makes of the arguments as they
-        are passed. Unless a payload was given, the arguments are it, however they are passed or left to their default,
-        but for the ``self`` or ``cls`` of a method: the same key with others is KeyReused."""
+        """Decorator: every call is an operation. Its key is ``key``, or the result of ``key`` called with the
+        arguments. Unless a payload was given, the arguments are the payload, with their defaults and without the
+        ``self`` or ``cls`` of a method: the same key with other arguments is KeyReused."""
         check_callable(function, "what is decorated")
         check_function(function)
         named = function if hasattr(function, "__qualname__") else type(function)  # a functools.partial has no name
-        name, signature = f"{named.__module__}.{named.__qualname__}", _taken(function)
+        name, signature = f"{named.__module__}.{named.__qualname__}", _signature_without_op(function)
         defaults = _defaults(signature)
 
         @wraps(function)
-        def once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
-            # What does not fit is an error before there is an attempt.
-            bound = {**defaults, **signature.bind(*args, **kwargs).arguments}
-            given = {each: value for each, value in bound.items() if each not in ("self", "cls")}
+        def run_once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+            bound = {**defaults, **signature.bind(*args, **kwargs).arguments}  # TypeError before there is an attempt
+            arguments = {each: value for each, value in bound.items() if each not in ("self", "cls")}
             key = self._key(*args, **kwargs) if callable(self._key) else self._key
-            sent = self._fingerprint or digest((name, given), "the arguments")
+            fingerprint = self._fingerprint or digest((name, arguments), "the arguments")
             payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload
-            return run(self._plan_of(key, sent, payload), self._tx, function, args, kwargs)
+            return run(self._build_spec(key, fingerprint, payload), self._tx, function, args, kwargs)
 
-        return once
+        return run_once
 
-    def __enter__(self) -> Running:
-        """The body sees whether it was done already: ``op.replayed``, with the ``op.result`` it had. If it was not, the
-        body does it, and says what the result is: ``op.result = …``. With ``when_locked="skip"``: ``op.status``."""
-        plan = self._plan()
-        attempt = attempt_of(plan, self._tx)
-        attempt.measured = measure(plan) if telemetry.listeners else None
+    def __enter__(self) -> OpContext:
+        """Begin the operation for the body of the block. If it was done before, ``op.replayed`` is true and
+        ``op.result`` the recorded result; otherwise the body does it and sets ``op.result``. With
+        ``when_locked="skip"`` look at ``op.status``."""
+        spec = self._spec()
+        attempt = new_attempt(spec, self._tx)
+        attempt.telemetry = new_run_telemetry(spec) if telemetry.listeners else None
         try:
             op = attempt.begin()
             if isinstance(op, Outcome):
-                attempt.over(op)
-                seen = Running(plan.key, NOTHING, now(), attempt=op.attempt)
-                seen.replayed, seen.status, seen.result = op.replayed, op.status, op.value
-                self._entered.append((current_id(), None, seen))
-                return seen
-            attempt.begun(op)
+                return self._enter_settled(spec, attempt, op)
+            attempt.report_begun(op)
             try:
-                attempt.check(op)
+                attempt.check_preconditions(op)
             except BaseException as error:
                 attempt.fail(op, error)
                 raise
             attempt.enter()
-            self._entered.append((current_id(), attempt, op))
-            if plan.energy is not None:
-                from holdfast.operations.metering import BLOCK, Metering
+            self._blocks.append((current_id(), attempt, op))
+            if spec.meter is not None:
+                from holdfast.operations.energy_clock import EnergyClock
 
-                op.metering = Metering(op, plan.energy, BLOCK)
-                op.metering.__enter__()
+                op.energy_clock = EnergyClock(op, spec.meter, BLOCK_CLOCK)
+                op.energy_clock.start()
         except BaseException as error:
             try:
                 attempt.drop()
             finally:
-                attempt.over(error)
+                if attempt.telemetry is not None:
+                    attempt.telemetry.ended(error)
             raise
+        return op
+
+    def _enter_settled(self, spec: OperationSpec, attempt: Attempt, outcome: Outcome) -> OpContext:
+        """There is nothing to do: the body gets an ``op`` with the outcome."""
+        if attempt.telemetry is not None:
+            attempt.telemetry.ended(outcome)
+        op = OpContext(spec.key, NO_PRIOR, now(), attempt=outcome.attempt)
+        op.replayed, op.status, op.result = outcome.replayed, outcome.status, outcome.value
+        self._blocks.append((current_id(), None, op))
         return op
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        attempt, op = self._left()
+        attempt, op = self._pop_block()
         if attempt is None:
             return
-        how: Outcome | BaseException | None = error
+        result: Outcome | BaseException | None = error
         try:
-            if op.metering is not None:
-                op.metering.__exit__()
+            if op.energy_clock is not None:
+                op.energy_clock.stop()
             attempt.leave()
             if error is not None:
                 attempt.fail(op, error)
             else:
-                how = self._succeed(attempt, op)
+                result = self._succeed(attempt, op)
         except BaseException as problem:
-            how = problem if error is None else error
+            result = problem if error is None else error
             attempt.drop()
             raise
         finally:
-            if how is not None:
-                attempt.over(how)
+            if result is not None and attempt.telemetry is not None:
+                attempt.telemetry.ended(result)
 
-    def _succeed(self, attempt: Attempt, op: Running) -> Outcome:
+    def _succeed(self, attempt: Attempt, op: OpContext) -> Outcome:
         try:
-            attempt.check_after(op)
+            attempt.check_postconditions(op)
             return attempt.succeed(op, op.result)
-        except BaseException as problem:
-            attempt.fail(op, problem)
+        except BaseException as error:
+            attempt.fail(op, error)
             raise
 
-    def _left(self) -> tuple[Attempt | None, Running]:
-        """The block that ends is the last one begun here; or the only one, begun elsewhere (in a generator that another
-        task closes, say)."""
-        mine = [entry for entry in self._entered if entry[0] == current_id()]
-        if not mine and len(self._entered) != 1:
-            raise RuntimeError("an operation is left where it was not entered, and entered more than once elsewhere")
-        entry = (mine or self._entered)[-1]
-        self._entered.remove(entry)
-        return entry[1:]
+    def _pop_block(self) -> tuple[Attempt | None, OpContext]:
+        """The block that ends: the last one entered by this thread or task, or the only one, entered by another (a
+        generator, for example, may be closed by another task)."""
+        own = [block for block in self._blocks if block[0] == current_id()]
+        if not own and len(self._blocks) != 1:
+            raise RuntimeError("this operation was entered by several threads or tasks: exit it where it was entered")
+        block = (own or self._blocks)[-1]
+        self._blocks.remove(block)
+        return block[1:]
 
-    def _plan(self) -> Plan:
+    def _spec(self) -> OperationSpec:
         if callable(self._key):
-            raise TypeError("key is a function of the arguments: this operation is a decorator")
-        return self._plan_of(self._key, self._fingerprint, self._payload)
+            raise TypeError("key is a function of the arguments: use this operation as a decorator")
+        return self._build_spec(self._key, self._fingerprint, self._payload)
 
 
-def _taken(function: Function) -> Signature:
-    """What it takes from whoever calls it: everything but ``op``."""
+def _signature_without_op(function: Function) -> Signature:
+    """The parameters that the caller passes."""
     import inspect
 
     try:
-        found = inspect.signature(function)
-    except ValueError:  # one that is not written in Python
-        found = inspect.signature(lambda *args, **kwargs: None)
-    return found.replace(parameters=[each for name, each in found.parameters.items() if name != "op"])
+        signature = inspect.signature(function)
+    except ValueError:  # written in C
+        signature = inspect.signature(lambda *args, **kwargs: None)
+    return signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "op"])
 
 
 def _defaults(signature: Signature) -> dict[str, Any]:
-    """What an argument is that is not given; but for what has no single meaning, a sentinel say, which nobody sends."""
-    found = {}
-    for name, each in signature.parameters.items():
-        if each.default is not each.empty:
+    """The defaults of parameters, except those without a digest, such as a sentinel, which no caller passes."""
+    defaults = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.default is not parameter.empty:
             with suppress(ValueError, TypeError):
-                digest(each.default)
-                found[name] = each.default
-    return found
+                digest(parameter.default)
+                defaults[name] = parameter.default
+    return defaults
 
 
-def attempt_of(plan: Plan, tx: Any) -> Attempt:
-    plan.engine.check_usable()
+def new_attempt(spec: OperationSpec, tx: Any) -> Attempt:
+    """An attempt under a lease, or in a transaction on the connection ``tx``."""
+    spec.engine.check_usable()
     if tx is None:
-        return External(plan)
-    attempt = within(plan, tx)
-    if not plan.engine.schema_seen:  # a session of our own makes the tables, or says how to: the user's would just fail
-        plan.engine.call("operation_get", {"key": plan.key.digest})
+        return LeasedAttempt(spec)
+    attempt = transaction_attempt(spec, tx)
+    if not spec.engine.schema_seen:  # our own session makes the tables, or says how to: the user's would only fail
+        spec.engine.call("operation_get", {"key": spec.key.digest})
     return attempt
 
 
-def measure(plan: Plan) -> Measured:
-    from holdfast.operations.measured import Measured  # current_id: most processes have nobody who listens
+def new_run_telemetry(spec: OperationSpec) -> RunTelemetry:
+    from holdfast.operations.run_telemetry import RunTelemetry
 
-    return Measured(plan.key, sovereign=plan.terms.sovereign)
+    return RunTelemetry(spec.key, sovereign=spec.terms.sovereign)
 
 
-def run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+def run(spec: OperationSpec, tx: Any, function: Function, args: Any, kwargs: Any) -> Outcome:
+    """Run an operation: attempt it until it succeeds, or its retries are used up."""
     if not telemetry.listeners:
-        return _run(plan, tx, function, args, kwargs, None)
-    measured = measure(plan)
+        return _run(spec, tx, function, args, kwargs, None)
+    run_telemetry = new_run_telemetry(spec)
     try:
-        outcome = _run(plan, tx, function, args, kwargs, measured)
+        outcome = _run(spec, tx, function, args, kwargs, run_telemetry)
     except BaseException as error:
-        measured.over(error)
+        run_telemetry.ended(error)
         raise
-    measured.over(outcome)
+    run_telemetry.ended(outcome)
     return outcome
 
 
-def _run(plan: Plan, tx: Any, function: Function, args: Any, kwargs: Any, measured: Measured | None) -> Outcome:
-    tried, failed = 0, None
+def _run(
+    spec: OperationSpec, tx: Any, function: Function, args: Any, kwargs: Any, run_telemetry: RunTelemetry | None
+) -> Outcome:
+    tries, last_error = 0, None
     while True:
-        attempt = attempt_of(plan, tx)
-        attempt.tried, attempt.measured = tried, measured
+        attempt = new_attempt(spec, tx)
+        attempt.policy.tries, attempt.telemetry = tries, run_telemetry
         try:
-            return _once(attempt, function, args, kwargs)
+            return _run_attempt(attempt, function, args, kwargs)
         except BaseException as error:
             attempt.drop()
             if not isinstance(error, Exception) or isinstance(error, OperationFailed):
                 raise
-            if failed is not None and not attempt.began:
-                raise error from failed  # a retry that is refused says what it would have been one of
-            if tried >= plan.terms.retries or not attempt.began or attempt.remembers(error):
+            if last_error is not None and not attempt.has_begun:
+                raise error from last_error  # the retry was refused: say what failed before
+            if tries >= spec.terms.retries or not attempt.has_begun or attempt.is_remembered(error):
                 raise
-            failed = error
-        tried += 1
-        sleep(pause(tried, 0.0, 0.0, jitter(0.0, 1.0)))
+            last_error = error
+        tries += 1
+        sleep(backoff_delay(tries, 0.0, 0.0, jitter(0.0, 1.0)))
 
 
-def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outcome:
-    """As often as it takes while nothing comes of it because others are in the way."""
+def _run_attempt(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outcome:
+    """One attempt, repeated while its transaction collides with others."""
+    meter = attempt.spec.meter
     while True:
         op = attempt.begin()
         if isinstance(op, Outcome):
             return op
-        attempt.begun(op)
+        attempt.report_begun(op)
         try:
             attempt.enter()
-            attempt.check(op)
-            if attempt.plan.energy is None:
-                value = call(function, op, *args, **kwargs)
+            attempt.check_preconditions(op)
+            if meter is None:
+                value = call_with_op(function, op, *args, **kwargs)
             else:
-                value = costing(attempt.plan.energy, function, op, *args, **kwargs)
-            attempt.check_after(op)
+                value = call_metered(meter, function, op, *args, **kwargs)
+            attempt.check_postconditions(op)
             attempt.leave()
             return attempt.succeed(op, value)
         except BaseException as error:
@@ -245,8 +257,8 @@ def _once(attempt: Attempt, function: Function, args: Any, kwargs: Any) -> Outco
             if not attempt.fail(op, error):
                 raise
         finally:
-            if attempt.measured is not None:
-                attempt.measured.left()
-        if attempt.measured is not None:
-            attempt.measured.collided()
+            if attempt.telemetry is not None:
+                attempt.telemetry.attempt_left()
+        if attempt.telemetry is not None:
+            attempt.telemetry.collided()
         sleep(jitter(0.0, 0.01))

@@ -1,71 +1,110 @@
-"""The operations of a database: what became of them, and mending what dead owners left."""
+"""``client.operations``: the operations of a database and their log; many at once; recovery, rollback and reset.
+
+Reading, replaying, verifying and archiving the log never call a function of the user, and never change the outcome of
+an operation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.canonical import digest
 from holdfast.database.engine_async import AsyncEngine
+from holdfast.doctor import operations as doctor_operations
+from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
 from holdfast.keys import OperationKey, as_key
-from holdfast.names import Unset, check_limit, check_name, check_said
-from holdfast.operations import pointer
-from holdfast.operations.attempt_async import read_entries
+from holdfast.names import Unset, check_limit, check_name, check_said, check_seconds
+from holdfast.operations.archive import archive_line, archived_entry, parse_archive
+from holdfast.operations.attempt_async import fetch_entries
 from holdfast.operations.batch_async import AsyncBatch, Progress
-from holdfast.operations.decide import LEASE, StoredKey
-from holdfast.operations.lineage_terms import Contract, Lineage
-from holdfast.operations.mending_async import AsyncMending
-from holdfast.operations.operation_async import AsyncOperation, Planned
-from holdfast.operations.operation_log_async import AsyncOperationLog
-from holdfast.operations.outcome import OperationRecord, Outcome, known
-from holdfast.operations.plan_async import AsyncPlan
-from holdfast.operations.replay import fold
-from holdfast.operations.review_record import ReviewRecord
+from holdfast.operations.decide import LEASE_PREFIX, StoredKey
+from holdfast.operations.lineage_terms import NO_LINEAGE, Contract, Lineage
+from holdfast.operations.log import (
+    LogCursor,
+    LogEntry,
+    LoggedOperation,
+    LogPage,
+    LogProblem,
+    LogVerifier,
+    OperationState,
+    Verification,
+    check_pointer,
+    dump_entries,
+    fold,
+    hash_in_pointer,
+    parse_operations,
+    parse_page,
+    unknown_pointer,
+    verify_operation,
+)
+from holdfast.operations.operation_async import AsyncOperation, SpecBuilder
+from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
+from holdfast.operations.recovery_async import AsyncRecovery
+from holdfast.operations.spec_async import AsyncOperationSpec
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
 from holdfast.runtime import telemetry
-from holdfast.runtime.concurrency_async import check_callable
-from holdfast.runtime.log import logger
+from holdfast.runtime.concurrency_async import check_callable, maybe_await
+from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Policy
+    from holdfast.governance.policy import Moment, Rules
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
 
-MOST = 10_000
-MENDING = OperationTerms.check(
+MAX_LIMIT = 10_000
+PAGE = 200
+"""Operations that are read at a time."""
+LATEST = 1000
+"""Operations whose chains ``health`` verifies. ``verify`` does it for all."""
+COUNT_LIMIT = 100_000
+"""Rows that ``health`` counts at most."""
+RECOVERY_TERMS = OperationTerms.check(
     when_locked="fail", timeout=0.0, ttl=30.0, max_attempts=1, retries=0, on_partial="refuse", remember_errors=(),
     keep=None, reuse=True, marks_effect=False, sovereign=False, actor=None, justification=None, undoes=False,
     probes=False,
 )  # fmt: skip
 _STATUSES = ("success", "failure", "partial", "running")
 
-Records = list[OperationRecord]
+# ``list`` is a method inside of the class.
+Rows = list[dict[str, Any]]
+Entries = list[LogEntry]
 Outcomes = list[Outcome]
+Records = list[OperationRecord]
+States = list[OperationState]
 
 
 class Handlers(NamedTuple):
-    """What can be done about an operation whose owner died."""
+    """The registered functions that recover an operation whose owner died."""
 
     rollback: Function | None
     verify: Function | None
 
 
-class AsyncOperations(AsyncOperationLog):
-    """``client.operations``: what became of operations, many at once, and what is done about those that were left
-    half done. One to be run is ``client.operation(key)``."""
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The result of ``archive``: how many operations were archived, and why others were not, by key."""
+
+    operations: int
+    left: Mapping[str, str]
+
+
+class AsyncOperations:
+    """``client.operations``. A single operation to be run is ``client.operation(key)``."""
 
     def __init__(self, engine: AsyncEngine, rules: Policy | None = None, energy: Meter | None = None) -> None:
-        super().__init__(engine, rules)
-        self._energy = energy
+        self._engine, self._rules, self._meter = engine, rules, energy
         self._handlers: dict[str, Handlers] = {}
 
     def register(self, name: str, *, rollback: Function | None = None, verify: Function | None = None) -> None:
-        """Name what undoes an operation, or says whether it is done: ``client.operation(key, rollback=name)`` uses it,
-        and ``recover()`` finds it for one whose owner died."""
+        """Name the functions that undo an operation, or say whether it is done: ``client.operation(key,
+        rollback=name)`` uses them, and ``recover()`` finds them for an operation whose owner died."""
         check_name(name)
         if rollback is None and verify is None:
             raise ValueError(f"nothing to register as {name!r}: give rollback= or verify=")
@@ -74,8 +113,10 @@ class AsyncOperations(AsyncOperationLog):
                 check_callable(function, what)
         self._handlers[name] = Handlers(rollback, verify)
 
+    # Records
+
     async def get(self, key: OperationKey | str) -> OperationRecord | None:
-        """What became of it, or None when nobody has begun it."""
+        """The record of an operation, or None when it was never begun."""
         rows = await self._engine.call("operation_list", {"key": as_key(key).digest, "most": 1})
         return OperationRecord.of(rows[0]) if rows else None
 
@@ -84,14 +125,31 @@ class AsyncOperations(AsyncOperationLog):
         if status is not None and status not in _STATUSES:
             raise ValueError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
         check_limit(most)
-        unfinished = status in ("partial", "running")
-        asked = {
-            "status": "partial" if unfinished else status,
+        is_unfinished = status in ("partial", "running")  # one status in the log: whether the owner lives decides
+        parameters = {
+            "status": "partial" if is_unfinished else status,
             "dataset": None if dataset is None else check_name(dataset, "dataset"),
-            "most": MOST if unfinished else most,
+            "most": MAX_LIMIT if is_unfinished else most,
         }
-        found = [OperationRecord.of(row) for row in await self._engine.call("operation_list", asked)]
-        return [each for each in found if status in (None, each.status)][:most]
+        records = [OperationRecord.of(row) for row in await self._engine.call("operation_list", parameters)]
+        return [record for record in records if status in (None, record.status)][:most]
+
+    async def find(self, key: OperationKey | str) -> OperationRecord:
+        """The record by key, or by a WAL pointer (``number:hash``) that the log has or had for it: then the attempt of
+        that pointer must be the latest, as a rollback expects. LookupError says why there is none."""
+        if (pointer_hash := hash_in_pointer(key)) is None:
+            record = await self.get(key)
+            if record is None:
+                raise LookupError(f"there is no operation {as_key(key).label!r}")
+            return record
+        rows = await self._engine.call("wal_find", {"hash": pointer_hash})
+        record = await self.get(rows[0]["key"]) if rows else None
+        if record is None:
+            raise unknown_pointer(str(key))
+        check_pointer(record.label, await fetch_entries(self._engine, record.key), str(key))
+        return record
+
+    # Many at once
 
     async def run_many(
         self,
@@ -118,206 +176,362 @@ class AsyncOperations(AsyncOperationLog):
         batch: int = 500,
         progress: Progress | None = None,
     ) -> Outcomes:
-        """Run ``function(item)`` for each, as ``client.operation(key(item)).run(function, item)`` would, the effect
-        being outside; without ``key``, the items are the keys. What came of each, in their order: what one of them
-        raises is in its outcome. Only ``when_locked`` is about all: the lock of their dataset and operation, if they
-        have one, is held until the last is done, and when that cannot be had, OperationInProgress is raised.
+        """Run ``function(item)`` for each item, like ``client.operation(key(item)).run(function, item)`` with an effect
+        outside of the database. Without ``key``, the items are the keys. Returns the outcomes in the order of the
+        items; the error of a failed one is in its outcome. Only ``when_locked`` is about all of them: the lock of their
+        dataset and operation, if they have one, is held until the last is done, and OperationInProgress is raised when
+        it cannot be had.
 
-        A statement claims ``batch`` of them, and tells those apart that are done, under way, or another's; a statement
-        writes down what came of them when all are done. So a process that dies leaves a whole batch half done; one that
-        is interrupted, only the one it was at. Those that somebody else is at are skipped. ``progress(done, total)`` is
-        called after each batch. For what has its effect in a transaction, open one and run each with ``tx``. Where a
-        policy has to be asked, they are run one by one.
+        One statement claims ``batch`` operations, and one records their ends when all are done. So a process that dies
+        leaves a whole batch half done; one that is interrupted, only the operation that was running. Operations that
+        have a live owner are skipped. ``progress(done, total)`` is called after each batch. For effects in a
+        transaction, open one and run each operation with ``tx``. Operations under a policy are run one by one.
         """
-        found = list(items)
+        all_items = list(items)
         check_callable(function, "function")
-        for each, what in ((key, "key"), (payload, "payload"), (progress, "progress")):
-            if each is not None:
-                check_callable(each, what)
-        if type(batch) is not int or not 1 <= batch <= MOST:
-            raise ValueError(f"batch must be a whole number from 1 to {MOST}, not {batch!r:.80}")
+        for callback, what in ((key, "key"), (payload, "payload"), (progress, "progress")):
+            if callback is not None:
+                check_callable(callback, what)
+        if type(batch) is not int or not 1 <= batch <= MAX_LIMIT:
+            raise ValueError(f"batch must be a whole number from 1 to {MAX_LIMIT}, not {batch!r:.80}")
         terms = {
             "when_locked": when_locked, "timeout": timeout, "ttl": ttl, "max_attempts": max_attempts, "retries": 0,
             "on_partial": on_partial, "remember_errors": remember_errors, "keep": keep, "reuse": True,
             "marks_effect": False, "sovereign": sovereign, "actor": actor, "justification": justification,
         }  # fmt: skip
-        plan = self.plan(terms, rollback, verify, (), (), inputs, outputs, contract)
-        sent = [Unset.UNSET if payload is None else payload(item) for item in found]
-        plans = [
-            plan(item if key is None else key(item), None if payload is None else digest(each, "payload"), each)
-            for item, each in zip(found, sent, strict=True)
+        build_spec = self.spec_builder(terms, rollback, verify, (), (), inputs, outputs, contract)
+        payloads = [Unset.UNSET if payload is None else payload(item) for item in all_items]
+        specs = [
+            build_spec(
+                item if key is None else key(item),
+                None if payload is None else digest(item_payload, "payload"),
+                item_payload,
+            )
+            for item, item_payload in zip(all_items, payloads, strict=True)
         ]
-        return await AsyncBatch(plans, found, batch).run(function, progress) if plans else []
+        return await AsyncBatch(specs, all_items, batch).run(function, progress) if specs else []
 
-    async def recover(self, *, most: int = MOST) -> dict[str, str]:
-        """Finish or roll back what dead owners left, as far as what does it is registered: for the start of a process.
+    # Recovery, rollback, reset
 
-        By key, what was done. One that cannot be mended is logged, and stays; the others are gone on with. So does one
-        that the policy lets only some roll back: nobody in particular is at it here.
+    async def recover(self, *, most: int = MAX_LIMIT) -> dict[str, str]:
+        """Finish or roll back the operations of dead owners whose functions are registered: for the start of a process.
+
+        Returns what was done, by key. An operation that cannot be recovered is logged and left, and the others are
+        recovered; so is one that the policy lets only certain actors roll back, because there is no actor here.
         """
-        done: dict[str, str] = {}
+        recovered: dict[str, str] = {}
         for record in await self.list(status="partial", most=most):
             if record.effect_started and (record.rollback is None or record.rollback not in self._handlers):
-                await self._tell("operation.partial", record, fate="left")
+                await self._publish("operation.partial", record, fate="left")
                 continue
             try:
-                mending = await self._mending(record)
-                outcome = await mending.recover(partial(self._permit, "reset", **known(record)))
-            except PolicyDenied as error:
-                log.warning(
-                    "operation %r is not rolled back by itself: %s",
-                    record.label,
-                    error,
-                    extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
-                )
-                await self._tell("operation.partial", record, fate="left")
+                recovery = await self._recovery(record)
+                result = await recovery.recover(partial(self._permit, "reset", **policy_fields(record)))
+            except Exception as error:
+                if isinstance(error, PolicyDenied):
+                    level, text = WARNING, "operation %(operation)r is not rolled back by itself: %(error)s"
+                else:
+                    level, text = ERROR, "operation %(operation)r cannot be recovered"
+                log.event(
+                    "operation.partial", level, text, exc_info=level == ERROR, operation=record.label, fate="left",
+                    error=str(error),
+                )  # fmt: skip
+                await self._publish("operation.partial", record, fate="left")
                 continue
-            except Exception:
-                log.exception(
-                    "operation %r cannot be recovered",
-                    record.label,
-                    extra={"event": "operation.partial", "operation": record.label, "fate": "left"},
-                )
-                await self._tell("operation.partial", record, fate="left")
-                continue
-            if outcome is not None:
-                done[record.key] = outcome
-                await self._tell("operation.partial", record, fate="recovered")
-                await self._tell("operation.rewritten", record, reason="recovered")
-        return done
-
-    async def find(self, key: OperationKey | str) -> OperationRecord:
-        """By its key, or by a WAL pointer (``number:hash``) that the log has or had for it: then the attempt which that
-        is of must stand, as whoever rolls it back expects. LookupError says why there is none."""
-        if (hashed := pointer.hash_in(key)) is None:
-            record = await self.get(key)
-            if record is None:
-                raise LookupError(f"there is no operation {as_key(key).label!r}")
-            return record
-        rows = await self._engine.call("wal_find", {"hash": hashed})
-        record = await self.get(rows[0]["key"]) if rows else None
-        if record is None:
-            raise pointer.unknown(str(key))
-        pointer.check_standing(record.label, await read_entries(self._engine, record.key), str(key))
-        return record
+            if result is not None:
+                recovered[record.key] = result
+                await self._publish("operation.partial", record, fate="recovered")
+                await self._publish("operation.rewritten", record, reason="recovered")
+        return recovered
 
     async def rollback(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
-        """Undo it with the function that is registered for it, whatever became of it; it may be run anew then. ``key``
-        may be a WAL pointer, as ``find`` takes it. LookupError when there is nothing to undo, or that was done."""
+        """Undo an operation with its registered function, whatever its status; then it may be run anew. ``key`` may be
+        a WAL pointer, see ``find``. LookupError when there is nothing to undo any more."""
         check_said(actor, "actor")
         check_said(reason, "reason", 1000)
         record = await self.find(key)
-        self._permit_reset(record, actor, reason)
-        expected = None if pointer.hash_in(key) is None else record.pointer
-        await (await self._mending(record)).roll_back(actor, reason, expected)
-        await self._tell("operation.rewritten", record, reason="rollback")
+        self._permit("reset", actor=actor, justification=reason, **policy_fields(record))
+        expected = None if hash_in_pointer(key) is None else record.pointer
+        await (await self._recovery(record)).roll_back(actor, reason, expected)
+        await self._publish("operation.rewritten", record, reason="rollback")
 
     async def reset(self, key: OperationKey | str, *, actor: str, reason: str) -> None:
-        """Let it be run as if it were new: its attempts, its result and its payload are forgotten, what was said in
-        reviews is lifted, and its history is kept, with who reset it and why. OperationInProgress while somebody is at
-        it. One that nobody has begun can be reset when it was refused in a review."""
+        """Let an operation be run as if it were new: its attempts, result and payload are forgotten, its reviews are
+        closed, and its history stays, with who reset it and why. OperationInProgress while it is running. One that was
+        never begun can be reset when it was refused in a review."""
         check_said(actor, "actor")
         check_said(reason, "reason", 1000)
         record = await self.get(key)
-        subject: OperationRecord | ReviewRecord | None = record or await self._reviewed(as_key(key).digest)
+        subject: OperationRecord | ReviewRecord | None = record or await self._fetch_review(as_key(key).digest)
         if subject is None:
             raise LookupError(f"there is no operation {as_key(key).label!r}")
-        self._permit_reset(subject, actor, reason)
+        self._permit("reset", actor=actor, justification=reason, **policy_fields(subject))
         if record is not None:
-            await (await self._mending(record)).reset(actor, reason)
-            await self._tell("operation.rewritten", record, reason="reset")
+            await (await self._recovery(record)).reset(actor, reason)
+            await self._publish("operation.rewritten", record, reason="reset")
         await self._engine.call("review_close", {"key": subject.key, "actor": actor, "answer": reason})
 
-    def _permit_reset(self, subject: OperationRecord | ReviewRecord, actor: str, reason: str) -> None:
-        self._permit("reset", actor=actor, justification=reason, **known(subject))
+    # The log
 
-    async def _reviewed(self, key: str) -> ReviewRecord | None:
-        rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
-        return ReviewRecord.of(rows[0]) if rows else None
+    async def history(self, key: OperationKey | str) -> Entries:
+        """Every entry that the log has of an operation, in order."""
+        return [entry async for logged in self._fetch_operations(_digest(key), None) for entry in logged.entries]
 
-    async def _mending(self, record: OperationRecord) -> AsyncMending:
-        handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
-        stored = StoredKey(record.key, record.label, dataset=record.dataset)
-        terms = MENDING._replace(sovereign=await self._sovereign(record))
-        owner = record.owner or f"{LEASE}{record.key[:32]}"
-        plan = AsyncPlan(
-            self._engine, stored, None, terms, handlers.rollback, record.rollback, handlers.verify, owner=owner
-        )
-        return AsyncMending(plan)
+    async def replay(self, key: OperationKey | str | None = None, *, since: datetime | None = None) -> States:
+        """The state of an operation, or of all that were written ``since``, with results, folded from their entries, in
+        the order of their keys. Nothing is executed."""
+        states = []
+        async for logged in self._fetch_operations(_digest(key), _since(since)):
+            state = logged.state()
+            self._permit("replay", key=logged.operation, label=logged.label, attempt=state.attempt, **logged.labels)
+            states.append(state)
+        return states
 
-    def operation(self, plan: Planned, key: Any, tx: Any, payload: Any) -> AsyncOperation:
-        """For ``client.operation``, which says what all of it means."""
+    async def verify(
+        self, key: OperationKey | str | None = None, *, since: datetime | None = None, archives: Iterable[str] = ()
+    ) -> Verification:
+        """Verify the chain of an operation, or of all that were written ``since``: finds changed, missing, added and
+        moved entries, and locks that were never released. An operation of which nothing is left cannot be found.
+        ``archives``: lines that ``archive`` wrote, to verify archived entries together with those in the log."""
+        archived, verifier, only = parse_archive(archives), LogVerifier(), _digest(key)
+        missing = {
+            operation: entries[-1].number
+            for operation, entries in archived.items()
+            if since is None and only in (None, operation)
+        }
+        async for logged in self._fetch_operations(only, _since(since), archived):
+            verifier.add(logged)
+            missing.pop(logged.operation, None)
+        message = "it is in the archive, and the log does not know it"
+        return verifier.verification(LogProblem("missing", *each, message) for each in missing.items())
+
+    async def read(self, after: str | None = None, *, most: int = 500) -> LogPage:
+        """Entries of all operations, ``after`` the cursor of the page before or from the beginning, in an order that is
+        stable although transactions commit out of order: entries that an open transaction may still precede are held
+        back. CursorExpired after a failover or a restore: read from the beginning."""
+        cursor = LogCursor.parse(after)
+        rows = await self._engine.call("wal_read", {**cursor._asdict(), "most": check_limit(most)})
+        return parse_page(cursor, rows)
+
+    async def archive(self, before: datetime, write: Callable[[Sequence[str]], object]) -> Archived:
+        """Move the chains of operations that ended before then out of the log, except for one entry each, which proves
+        the others. ``write(lines)`` must have stored them durably when it returns; it is called before anything is
+        deleted.
+
+        Unfinished operations stay, and so do those with unpublished lineage or a broken chain.
+        """
+        check_callable(write, "write")
+        limit, done = int(_timestamp(before, "before") * 1_000_000), 0
+        left: dict[str, str] = {}
+        async for page in self._fetch_pages(None, None):
+            ready = []
+            for logged in parse_operations(page):
+                reason = _reason_to_stay(logged, limit)
+                if reason is None:
+                    ready.append(logged)
+                elif reason:
+                    left[logged.operation] = reason
+            if ready:
+                await maybe_await(write([archive_line(logged.label, logged.entries) for logged in ready]))
+            for logged in ready:
+                state = await self._delete_archived(logged)
+                if state == "archived":
+                    done += 1
+                else:
+                    left[logged.operation] = (
+                        "its lineage is not published" if state == "unpublished" else "it has gone on"
+                    )
+        return Archived(done, left)
+
+    async def expire(self) -> int:
+        """Delete the results whose time is over, and return how many. Their entries and hashes stay."""
+        total, deleted = 0, PAGE
+        while deleted == PAGE:
+            [row] = await self._engine.call("operation_expire", {"most": PAGE})
+            deleted = row["gone"]
+            total += deleted
+        return total
+
+    async def health(self, *, stale: float = 3600.0) -> Examination:
+        """Examine the log: indexes, operations left half done for longer than ``stale`` seconds, growth, unpublished
+        lineage, and the chains of the thousand operations that were written last. Takes bounded time."""
+        limit = check_seconds(stale, "stale", 0, 10 * 365 * 86400.0)
+        [health] = await self._engine.call("operation_health", {"stale": limit, "enough": COUNT_LIMIT})
+        indexes = await self._engine.call("operation_indexes", {})
+        verifier = LogVerifier()
+        for logged in parse_operations(await self._engine.call("wal_latest", {"most": LATEST})):
+            verifier.add(logged)
+        verification = verifier.verification()
+        chains = {
+            "operations": verification.operations,
+            "entries": verification.entries,
+            "broken": [f"{each.operation[:12]}… entry {each.number}: {each.told}" for each in verification.broken],
+            "unpaired": len(verification.problems) - len(verification.broken),
+        }
+        facts = {
+            "operation_health": [{**health, "stale": limit}],
+            "operation_indexes": indexes,
+            "relays": await self._engine.call("relay_list", {}),
+            "chains": [chains],
+        }
+        database = self._engine.database
+        engine = "postgresql" if database.dialect == "postgres" else "sqlite"
+        return Examination(str(database), database.schema, engine, doctor_operations.examine(facts))
+
+    # For client.operation
+
+    def operation(self, build_spec: SpecBuilder, key: Any, tx: Any, payload: Any) -> AsyncOperation:
         fingerprint = None if payload is Unset.UNSET else digest(payload, "payload")
-        return AsyncOperation(plan, key if callable(key) else as_key(key), fingerprint, tx, payload)
+        return AsyncOperation(build_spec, key if callable(key) else as_key(key), fingerprint, tx, payload)
 
-    def plan(
+    def spec_builder(
         self, terms: Mapping[str, Any], rollback: Function | str | None, verify: Function | None,
         preconditions: Sequence[Function], postconditions: Sequence[Function], inputs: Sequence[str],
         outputs: Sequence[str], contract: Contract | None,
-    ) -> Planned:  # fmt: skip
-        """What was said about an operation, checked; its key and its payload come when it is run."""
-        undo, probe, name = self._found(rollback, verify)
-        lineage = Lineage.check(inputs, outputs, contract)
+    ) -> SpecBuilder:  # fmt: skip
+        """Check the arguments of an operation. Returns a function that builds its spec, because key and payload are
+        known only when it is run. TypeError or ValueError when an argument is wrong."""
+        undo, probe, name = self._resolve_handlers(rollback, verify)
+        has_lineage = not (inputs == outputs == () and contract is None)  # hot: most operations have none
+        lineage = Lineage.check(inputs, outputs, contract) if has_lineage else NO_LINEAGE
         checks = () if contract is None or contract.check is None else (contract.check,)
         for function in (*preconditions, *postconditions, *checks):
             check_callable(function, "a condition")
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
 
-        def made(key: object, fingerprint: str | None, payload: object) -> AsyncPlan:
-            found = as_key(key)
-            plan = AsyncPlan(
-                self._engine, found, fingerprint, checked, undo, name, probe, before, after, None, lineage, None,
-                self._energy,
+        def build_spec(key: object, fingerprint: str | None, payload: object) -> AsyncOperationSpec:
+            operation_key = as_key(key)
+            spec = AsyncOperationSpec(
+                self._engine, operation_key, fingerprint, checked, undo, name, probe, before, after, None, lineage,
+                None, self._meter,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
-                return plan
+                return spec
             from holdfast.governance.policy import govern
 
-            governing = govern(
-                self._rules, found, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
+            policy = govern(
+                self._rules, operation_key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
             )
-            sovereign = governing is not None and governing.demands.sovereign
-            return plan._replace(governed=governing, terms=checked._replace(sovereign=sovereign))
+            sovereign = policy is not None and policy.demands.sovereign
+            return spec._replace(governed=policy, terms=checked._replace(sovereign=sovereign))
 
-        return made
+        return build_spec
 
-    def _found(
+    def _resolve_handlers(
         self, rollback: Function | str | None, verify: Function | None
     ) -> tuple[Function | None, Function | None, str | None]:
+        """Rollback, probe, and the name under which the rollback is registered."""
         if verify is not None:
             check_callable(verify, "verify")
         if rollback is None:
             return None, verify, None
         if isinstance(rollback, str):
             if rollback not in self._handlers:
-                known = ", ".join(sorted(self._handlers)) or "none"
-                raise ValueError(f"no rollback is registered as {rollback!r}; there are: {known}")
+                names = ", ".join(sorted(self._handlers)) or "none"
+                raise ValueError(f"no rollback is registered as {rollback!r}; there are: {names}")
             handlers = self._handlers[rollback]
             return handlers.rollback, verify or handlers.verify, rollback
         check_callable(rollback, "rollback")
-        return (
-            rollback,
-            verify,
-            next((name for name, each in self._handlers.items() if each.rollback == rollback), None),
+        name = next((name for name, handlers in self._handlers.items() if handlers.rollback == rollback), None)
+        return rollback, verify, name
+
+    # Internals
+
+    def _permit(self, moment: Moment, **fields: Any) -> None:
+        """PolicyDenied unless the policy allows it."""
+        if self._rules is not None:
+            self._rules.permit(moment, **fields)
+
+    async def _fetch_review(self, key: str) -> ReviewRecord | None:
+        rows = await self._engine.call("review_list", {"status": None, "id": None, "key": key, "most": 1})
+        return ReviewRecord.of(rows[0]) if rows else None
+
+    async def _recovery(self, record: OperationRecord) -> AsyncRecovery:
+        handlers = self._handlers.get(record.rollback or "", Handlers(None, None))
+        key = StoredKey(record.key, record.label, dataset=record.dataset)
+        terms = RECOVERY_TERMS._replace(sovereign=await self._is_sovereign(record))
+        lease = record.owner or f"{LEASE_PREFIX}{record.key[:32]}"
+        return AsyncRecovery(
+            AsyncOperationSpec(
+                self._engine, key, None, terms, handlers.rollback, record.rollback, handlers.verify, lease=lease
+            )
         )
 
-    async def _tell(self, event: str, record: OperationRecord, **more: str) -> None:
-        if telemetry.listeners:
-            from holdfast.operations.measured import labels
-
-            sovereign: bool | None = None  # when the log does not answer, which harms nobody here
-            with suppress(HoldfastError):
-                sovereign = await self._sovereign(record)
-            telemetry.tell(event, **labels(record, sovereign=sovereign), **more)
-
-    async def _sovereign(self, record: OperationRecord) -> bool:
-        """As the policy says now, or as whoever ran it has said; what cannot be read any more may have said so."""
+    async def _is_sovereign(self, record: OperationRecord) -> bool:
+        """By the policy as it is now, or by the entries; true also when those cannot be parsed."""
         demands = None if self._rules is None else self._rules.demands(record.dataset)
         if demands is not None and demands.sovereign:
             return True
         try:
-            states = fold(await read_entries(self._engine, record.key))
+            states = fold(await fetch_entries(self._engine, record.key))
         except ValueError:
             return True
-        return any(each.sovereignty for each in states.values())
+        return any(state.sovereignty for state in states.values())
+
+    async def _publish(self, event: str, record: OperationRecord, **fields: str) -> None:
+        if telemetry.listeners:
+            from holdfast.operations.run_telemetry import labels
+
+            sovereign: bool | None = None  # unknown when the database does not answer
+            with suppress(HoldfastError):
+                sovereign = await self._is_sovereign(record)
+            telemetry.tell(event, **labels(record, sovereign=sovereign), **fields)
+
+    async def _delete_archived(self, logged: LoggedOperation) -> str:
+        """Replace the chain by its ``archived`` entry: "archived", "unpublished" or "changed"."""
+        last = logged.entries[-1]
+        entry = archived_entry(logged.entries, last.at)
+        parameters = {
+            "key": logged.operation,
+            "expected": last.pointer,
+            "pointer": entry.pointer,
+            "number": entry.number,
+            "entries": dump_entries([entry]),
+        }
+        [row] = await self._engine.call("wal_archive", parameters)
+        state: str = row["state"]
+        return state
+
+    async def _fetch_operations(
+        self, key: str | None, since: float | None, archived: Mapping[str, Sequence[LogEntry]] | None = None
+    ) -> AsyncIterator[LoggedOperation]:
+        async for page in self._fetch_pages(key, since):
+            for logged in parse_operations(page, archived):
+                yield logged
+
+    async def _fetch_pages(self, key: str | None, since: float | None) -> AsyncIterator[Rows]:
+        after = None
+        while True:
+            rows = await self._engine.call("wal_chains", {"key": key, "since": since, "after": after, "most": PAGE})
+            if rows:
+                yield rows
+            if key is not None or len({row["key"] for row in rows}) < PAGE:
+                return
+            after = rows[-1]["key"]
+
+
+def _reason_to_stay(logged: LoggedOperation, limit: int) -> str | None:
+    """Why an operation is not archived; empty when that needs no report; None when it can be."""
+    problems = [problem.told for problem in verify_operation(logged) if problem.broken]
+    if problems:
+        return f"its chain is broken: {problems[0]}"
+    is_archived = len(logged.entries) == 1 and logged.entries[0].kind == "archived"
+    return None if logged.status != "partial" and not is_archived and logged.entries[-1].at < limit else ""
+
+
+def _digest(key: OperationKey | str | None) -> str | None:
+    return None if key is None else as_key(key).digest
+
+
+def _since(value: object) -> float | None:
+    return None if value is None else _timestamp(value, "since")
+
+
+def _timestamp(value: object, what: str) -> float:
+    """Seconds since 1970."""
+    if not isinstance(value, datetime):
+        raise TypeError(f"{what} must be a datetime, not {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise ValueError(f"{what} must have a time zone, such as datetime.now(UTC), not {value!r}")
+    return value.timestamp()

@@ -1,4 +1,4 @@
-"""The arguments of an operation, checked before anything is done."""
+"""The arguments of an operation, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.names import MAX_TTL, MIN_TTL, check_name, check_seconds, check_ti
 Function = Callable[..., Any]
 WhenLocked = Literal["wait", "backoff", "skip", "fail", "escalate"]
 OnPartial = Literal["rollback", "verify", "refuse"]
-_WHEN = ("wait", "backoff", "skip", "fail", "escalate")
+_WHEN_LOCKED = ("wait", "backoff", "skip", "fail", "escalate")
 
 
 class OperationTerms(NamedTuple):
@@ -50,8 +50,10 @@ class OperationTerms(NamedTuple):
         undoes: bool,
         probes: bool,
     ) -> OperationTerms:
-        if when_locked not in _WHEN:
-            raise ValueError(f"when_locked must be one of {', '.join(_WHEN)}, not {when_locked!r}")
+        """``undoes``, ``probes``: whether there is a rollback and a verify function. ValueError or TypeError when an
+        argument is wrong."""
+        if when_locked not in _WHEN_LOCKED:
+            raise ValueError(f"when_locked must be one of {', '.join(_WHEN_LOCKED)}, not {when_locked!r}")
         chosen = on_partial or ("rollback" if undoes else "verify" if probes else "refuse")
         if chosen not in ("rollback", "verify", "refuse"):
             raise ValueError(f"on_partial must be 'rollback', 'verify' or 'refuse', not {on_partial!r}")

@@ -99,6 +99,16 @@ def check_work(work: Callable[..., Any]) -> None:
         raise TypeError(f"work must be a function that takes the term, not {work!r}")
 
 
+CALL_CLOCK = BLOCK_CLOCK = "thread"
+"""Whose CPU time is counted for a call, and for a ``with`` block."""
+
+
+def count_cpu(_counter: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function``. The clock of the thread counts its CPU time; the asyncio flavour sets
+    ``counter.cpu_seconds``."""
+    return function(*args, **kwargs)
+
+
 def _returns_early(function: Callable[..., Any]) -> bool:
     flags: int = getattr(getattr(function, "__code__", None), "co_flags", 0)
     return bool(flags & (_GENERATOR | _COROUTINE | _ASYNC_GENERATOR))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from time import thread_time
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -70,6 +71,41 @@ def check_async_callable(function: Callable[..., Any], what: str) -> None:
 def check_work(work: Callable[..., Any]) -> None:
     if not inspect.iscoroutinefunction(work) and not inspect.iscoroutinefunction(getattr(work, "__call__", None)):  # noqa: B004
         raise TypeError(f"work must be an async def that takes the term, not {work!r}")
+
+
+CALL_CLOCK, BLOCK_CLOCK = "task", "loop"
+"""Whose CPU time is counted for a call, and for an ``async with`` block, whose steps cannot be told from those of other
+tasks on the loop."""
+
+
+async def count_cpu(counter: Any, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
+    """Await ``function(…)``; ``counter.cpu_seconds`` is the CPU time of its own steps."""
+    return await _CountedSteps(function(*args, **kwargs), counter)
+
+
+class _CountedSteps:
+    """Awaits a coroutine and counts the CPU time of its own steps: neither what else the loop runs in between, nor the
+    tasks and threads that it starts."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], counter: Any) -> None:
+        self._coroutine, self._counter = coroutine, counter
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps, value, seconds = self._coroutine.__await__(), None, 0.0
+        resume: Callable[[Any], Any] = steps.send
+        while True:
+            began = thread_time()
+            try:
+                awaited = resume(value)
+            except StopIteration as end:
+                return end.value
+            finally:
+                seconds += thread_time() - began
+                self._counter.cpu_seconds = seconds
+            try:
+                value, resume = (yield awaited), steps.send
+            except BaseException as error:
+                value, resume = error, steps.throw
 
 
 # Waiting

@@ -18,7 +18,7 @@ import holdfast
 from holdfast.database import migrate
 from holdfast.database.statements import Dialect, Migration, migrations, split, statements
 from holdfast.errors import EngineError, Refused
-from holdfast.operations import chunk
+from holdfast.operations import batch
 from holdfast.testing.lease_stage import refused_after_waiting
 from tests.children import Child
 from tests.cli.command import ask
@@ -380,8 +380,8 @@ def test_statements_have_the_same_names_and_parameters_in_both_dialects() -> Non
         "operation_begin": {"lock"},
         "operation_write": {"lock"},
         "operation_end": {"told"},
-        "operation_claim_many": {"lock", *chunk.CLAIM},
-        "operation_finish_many": {*chunk.FINISH},
+        "operation_claim_many": {"lock", *batch.CLAIM_COLUMNS},
+        "operation_finish_many": {*batch.FINISH_COLUMNS},
         "wal_read": {"epoch", "after_horizon"},
         "relay_read": {"after_horizon"},
         "relay_move": {"horizon"},

@@ -136,7 +136,7 @@ def test_what_cannot_be_read_in_the_log_is_parked_and_stops_nobody_else(either: 
         assert sink.received() == [(key("c").label, "START"), (key("c").label, "COMPLETE")]
         parked = client.relays.parked("r")
         assert {(each.event.type, each.event.dataset) for each in parked} == {("UNREADABLE", "a"), ("UNREADABLE", "b")}
-        assert all("none of its own" in each.problem for each in parked)
+        assert all("not a list of entries" in each.problem for each in parked)
         assert client.relays.retry("r") == len(parked)
         assert client.relay("r", sink).step() == 0
         assert [each.again for each in client.relays.parked("r")] == [False] * len(parked), (

@@ -9,21 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import KeyReused, OperationFailed
+from holdfast.errors import KeyReused, OperationFailed, walk_causes
 from holdfast.keys import as_key
 from holdfast.lineage.relay_terms import is_down
-from holdfast.operations import results
-from holdfast.operations.chain import Chain, link, named, phrase
-from holdfast.operations.decide import NOTHING, Act, causes, collides, decide, passes, pause, refusal, unanswered
+from holdfast.operations import result_codec
+from holdfast.operations.decide import (
+    NO_PRIOR,
+    Decision,
+    backoff_delay,
+    decide,
+    is_collision,
+    is_transient,
+    is_unanswered,
+    refusal,
+)
+from holdfast.operations.log import Chain, encode_entry, hash_prefix, link_entries, parse_entries, verify_chain
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.wal import load, verify
 
-SEEN = NOTHING._replace(attempt=1, pointer="1:x", fingerprint="f", result="6a6e756c6c")
+SEEN = NO_PRIOR._replace(attempt=1, pointer="1:x", fingerprint="f", result="6a6e756c6c")
 
 
 def act(
     on_partial: Any = "refuse", undoes: bool = False, fingerprint: str | None = "f", reuse: bool = True, **prior: Any
-) -> Act:
+) -> Decision:
     return decide(
         SEEN._replace(**prior), fingerprint, max_attempts=3, on_partial=on_partial, undoes=undoes, reuse=reuse
     )  # fmt: skip
@@ -32,85 +40,85 @@ def act(
 @pytest.mark.parametrize(
     ("expected", "said"),
     [
-        (Act.EXECUTE, {"status": None, "fingerprint": None}),
-        (Act.REPLAY, {"status": "success"}),
-        (Act.EXECUTE, {"status": "success", "expired": True, "fingerprint": "another"}),
-        (Act.EXPIRED, {"status": "success", "expired": True, "reuse": False}),
-        (Act.REPLAY, {"status": "success", "reuse": False}),
-        (Act.EXPIRED, {"status": "success", "result": None}),
-        (Act.MISMATCH, {"status": "success", "expired": True, "reuse": False, "fingerprint": "another"}),
-        (Act.EXECUTE, {"status": "failure", "expired": True, "error": '{"reset": true}', "reuse": False}),
-        (Act.MISMATCH, {"status": "success", "fingerprint": "another"}),
-        (Act.MISMATCH, {"status": "partial", "fingerprint": None}),
-        (Act.RUNNING, {"status": "partial", "alive": True, "effect_started": True}),
-        (Act.EXECUTE, {"status": "partial"}),
-        (Act.REFUSE_PARTIAL, {"status": "partial", "effect_started": True}),
-        (Act.REFUSE_PARTIAL, {"status": "partial", "effect_started": True, "expired": True}),
-        (Act.ROLL_BACK, {"status": "partial", "effect_started": True, "on_partial": "rollback", "undoes": True}),
-        (Act.VERIFY, {"status": "partial", "effect_started": True, "on_partial": "verify"}),
-        (Act.EXECUTE, {"status": "failure", "failures": 2}),
-        (Act.EXECUTE, {"status": "failure", "failures": 1, "effect_started": True}),
-        (Act.ROLL_BACK, {"status": "failure", "failures": 1, "effect_started": True, "undoes": True}),
-        (Act.VERIFY, {"status": "failure", "failures": 1, "effect_started": True, "on_partial": "verify"}),
-        (Act.EXECUTE, {"status": "failure", "failures": 1, "on_partial": "verify"}),
-        (Act.EXHAUSTED, {"status": "failure", "failures": 3}),
-        (Act.EXHAUSTED, {"status": "partial", "failures": 2}),
-        (Act.REFUSE_FAILED, {"status": "failure", "failures": 1, "error": '{"remembered": true}'}),
-        (Act.EXECUTE, {"status": "failure", "failures": 9, "error": '{"reset": true}', "fingerprint": "another"}),
+        (Decision.EXECUTE, {"status": None, "fingerprint": None}),
+        (Decision.REPLAY, {"status": "success"}),
+        (Decision.EXECUTE, {"status": "success", "expired": True, "fingerprint": "another"}),
+        (Decision.EXPIRED, {"status": "success", "expired": True, "reuse": False}),
+        (Decision.REPLAY, {"status": "success", "reuse": False}),
+        (Decision.EXPIRED, {"status": "success", "result": None}),
+        (Decision.MISMATCH, {"status": "success", "expired": True, "reuse": False, "fingerprint": "another"}),
+        (Decision.EXECUTE, {"status": "failure", "expired": True, "error": '{"reset": true}', "reuse": False}),
+        (Decision.MISMATCH, {"status": "success", "fingerprint": "another"}),
+        (Decision.MISMATCH, {"status": "partial", "fingerprint": None}),
+        (Decision.RUNNING, {"status": "partial", "alive": True, "effect_started": True}),
+        (Decision.EXECUTE, {"status": "partial"}),
+        (Decision.REFUSE_PARTIAL, {"status": "partial", "effect_started": True}),
+        (Decision.REFUSE_PARTIAL, {"status": "partial", "effect_started": True, "expired": True}),
+        (Decision.ROLL_BACK, {"status": "partial", "effect_started": True, "on_partial": "rollback", "undoes": True}),
+        (Decision.VERIFY, {"status": "partial", "effect_started": True, "on_partial": "verify"}),
+        (Decision.EXECUTE, {"status": "failure", "failures": 2}),
+        (Decision.EXECUTE, {"status": "failure", "failures": 1, "effect_started": True}),
+        (Decision.ROLL_BACK, {"status": "failure", "failures": 1, "effect_started": True, "undoes": True}),
+        (Decision.VERIFY, {"status": "failure", "failures": 1, "effect_started": True, "on_partial": "verify"}),
+        (Decision.EXECUTE, {"status": "failure", "failures": 1, "on_partial": "verify"}),
+        (Decision.EXHAUSTED, {"status": "failure", "failures": 3}),
+        (Decision.EXHAUSTED, {"status": "partial", "failures": 2}),
+        (Decision.REFUSE_FAILED, {"status": "failure", "failures": 1, "error": '{"remembered": true}'}),
+        (Decision.EXECUTE, {"status": "failure", "failures": 9, "error": '{"reset": true}', "fingerprint": "another"}),
     ],
     ids=str,
 )
-def test_what_follows_from_what_the_log_says(expected: Act, said: dict[str, Any]) -> None:
+def test_what_follows_from_what_the_log_says(expected: Decision, said: dict[str, Any]) -> None:
     assert act(**said) is expected
 
 
 def test_refusals_say_what_to_do() -> None:
     key = as_key("charge:42")
-    assert isinstance(refusal(Act.MISMATCH, SEEN, key), KeyReused)
-    half = refusal(Act.REFUSE_PARTIAL, SEEN._replace(status="partial"), key)
+    assert isinstance(refusal(Decision.MISMATCH, SEEN, key), KeyReused)
+    half = refusal(Decision.REFUSE_PARTIAL, SEEN._replace(status="partial"), key)
     assert isinstance(half, OperationFailed)
     assert (half.status, half.label, half.key) == ("partial", "charge:42", key.digest)
     assert "Give rollback= or verify=, or reset it" in str(half)
     failed = SEEN._replace(status="failure", attempt=8, failures=3, error='{"type": "E", "message": "no"}')
-    assert "'charge:42' was tried 3 times, the last time with E: no" in str(refusal(Act.EXHAUSTED, failed, key))
+    assert "'charge:42' was tried 3 times, the last time with E: no" in str(refusal(Decision.EXHAUSTED, failed, key))
 
 
 def test_what_says_nothing_about_the_operation() -> None:
     class OperationalError(Exception): ...
 
     for state in ("40001", "40P01", "08006", "57P01"):
-        assert passes(Exception(), state)
+        assert is_transient(Exception(), state)
     for error in (ConnectionResetError(), TimeoutError(), OperationalError("database is locked")):
-        assert passes(error, None)
+        assert is_transient(error, None)
     wrong: list[tuple[Exception, str | None]] = [
         (ValueError("locked"), None), (Exception(), "23505"), (OperationalError("no such table"), None),
     ]  # fmt: skip
     for problem, said in wrong:
-        assert not passes(problem, said)
+        assert not is_transient(problem, said)
     lost = type("OperationalError", (Exception,), {"__module__": "psycopg"})("SSL SYSCALL error: EOF detected")
     wrapped = OperationalError("(psycopg.OperationalError) SSL SYSCALL error: EOF detected")
     wrapped.orig = lost  # type: ignore[attr-defined]
     file = OperationalError("no such table: locks")
     for each, code in ((file, 1), (OperationalError("a locked door"), 1)):
         each.sqlite_errorcode = code  # type: ignore[attr-defined]
-        assert not passes(each, None), "of SQLite the code is asked, not the words"
+        assert not is_transient(each, None), "of SQLite the code is asked, not the words"
     for each in (lost, wrapped, type("InterfaceError", (Exception,), {})("network error")):
-        assert passes(each, None), "whatever words it has"
-    assert collides(Exception(), "40001")
-    assert collides(OperationalError("database is locked"), None)
-    assert not collides(TimeoutError(), None)
-    assert not collides(Exception(), "08006")
+        assert is_transient(each, None), "whatever words it has"
+    assert is_collision(Exception(), "40001")
+    assert is_collision(OperationalError("database is locked"), None)
+    assert not is_collision(TimeoutError(), None)
+    assert not is_collision(Exception(), "08006")
 
 
 @given(st.integers(0, 40), st.floats(0, 60), st.floats(0, 1))
 def test_whoever_backs_off_asks_again_in_bounded_time_and_sooner_towards_its_end(
     asked: int, waited: float, chance: float
 ) -> None:
-    found = pause(asked, waited, 60.0, chance)
+    found = backoff_delay(asked, waited, 60.0, chance)
     assert 0 < found <= 1.5
-    assert pause(asked, 0.0, 60.0, chance) >= found
-    assert pause(asked + 1, waited, 60.0, chance) >= found
-    assert pause(asked, waited, 60.0, chance + 1.0) >= 1.5 * found, "chance tells those apart who began at once"
+    assert backoff_delay(asked, 0.0, 60.0, chance) >= found
+    assert backoff_delay(asked + 1, waited, 60.0, chance) >= found
+    assert backoff_delay(asked, waited, 60.0, chance + 1.0) >= 1.5 * found, "chance tells those apart who began at once"
 
 
 def test_the_result_of_what_was_skipped_or_failed_is_an_error() -> None:
@@ -130,7 +138,7 @@ JSON = st.recursive(
 @settings(max_examples=80, deadline=None)
 @given(JSON | st.binary())
 def test_a_result_comes_back_as_it_was(value: Any) -> None:
-    found = results.decode(results.encode(value))
+    found = result_codec.decode(result_codec.encode(value))
     assert (found, type(found)) == (value, type(value))
 
 
@@ -141,10 +149,10 @@ def test_a_number_that_another_process_may_not_read_is_refused() -> None:
     try:
         for value in (10**4300, -(10**4300), [{"a": 10**4300}]):
             with pytest.raises(ValueError, match=r"^the result.* is an int of over 14000 bits"):
-                results.encode(value)
+                result_codec.encode(value)
     finally:
         sys.set_int_max_str_digits(before)
-    assert results.decode(results.encode(10**4200)) == 10**4200
+    assert result_codec.decode(result_codec.encode(10**4200)) == 10**4200
 
 
 @settings(max_examples=40, deadline=None)
@@ -154,9 +162,9 @@ def test_chains_that_begin_with_the_same_phrases_are_the_same_as_one_by_one(text
     alone = Chain(operation, None)
     for kind, detail in notes:
         alone.add(kind, 1, 7, 1.5, detail)
-    phrases = [phrase(number, kind, 1, 7, 1.5, detail) for number, (kind, detail) in enumerate(notes, 1)]
-    told = alone.waiting()
-    found, entries = link(named(operation), "", phrases)
+    phrases = [encode_entry(number, kind, 1, 7, 1.5, detail) for number, (kind, detail) in enumerate(notes, 1)]
+    told = alone.pending()
+    found, entries = link_entries(hash_prefix(operation), "", phrases)
     assert (f"{len(texts)}:{found}", entries) == (told.pointer, told.entries)
 
 
@@ -167,21 +175,21 @@ def test_a_chain_that_is_written_piece_by_piece_is_one_chain(texts: list[str], s
     chain, found = Chain("o", None), []
     chain.add("claimed", 1, 7, 1.0)
     for number, text in enumerate([*texts, "last"]):
-        given = chain.waiting()
+        given = chain.pending()
         chain.add("checkpoint", 1, 7, 1.5, {"name": text})
         if number % size == 0 or text == "last":
-            found += load("o", given.entries)
-            chain.written()
-            assert chain.waiting()[::2] == (given.pointer, found[-1].number + 1)
-    found += load("o", chain.waiting().entries)
+            found += parse_entries("o", given.entries)
+            chain.confirm()
+            assert chain.pending()[::2] == (given.pointer, found[-1].number + 1)
+    found += parse_entries("o", chain.pending().entries)
     assert [each.number for each in found] == list(range(1, len(texts) + 3))
-    assert verify(found, pointer=chain.waiting().pointer) == []
+    assert verify_chain(found, pointer=chain.pending().pointer) == []
 
 
 def test_causes_are_followed_to_where_they_lead_and_in_circles_once() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
-    assert list(causes(first, lambda each: each.__cause__)) == [first, second]
-    assert (unanswered(first), is_down(first)) == (False, False)
+    assert list(walk_causes(first, lambda each: each.__cause__)) == [first, second]
+    assert (is_unanswered(first), is_down(first)) == (False, False)
     second.__cause__ = TimeoutError()
-    assert (unanswered(first), is_down(first)) == (True, True)
+    assert (is_unanswered(first), is_down(first)) == (True, True)

@@ -17,8 +17,8 @@ import holdfast.telemetry
 from holdfast import Energy, Estimate
 from holdfast.integrations.codecarbon import CodeCarbon
 from holdfast.lineage.prov import document
-from holdfast.operations import metering
-from holdfast.operations import metering_async as aio_metering
+from holdfast.operations import energy_clock
+from holdfast.runtime import concurrency_async
 from tests.operations.governing import connected
 
 BUSY = 0.02
@@ -37,9 +37,9 @@ clocks = Clocks()
 
 @pytest.fixture(autouse=True)
 def _clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (metering, aio_metering):
+    for module in (energy_clock, concurrency_async):
         monkeypatch.setattr(module, "thread_time", lambda: clocks.cpu)
-    monkeypatch.setattr(metering, "perf_counter", lambda: clocks.wall[0])
+    monkeypatch.setattr(energy_clock, "perf_counter", lambda: clocks.wall[0])
 
 
 def burn() -> str:
@@ -218,7 +218,7 @@ def test_a_block_that_another_thread_leaves_is_not_given_that_ones_time(
         other.join()
         burn()  # so that this thread's clock is ahead of that one's
         stack.pop_all().close()
-        assert entered[0].spent is None
+        assert entered[0].energy is None
         assert client.operation("a").run(int).replayed
     assert [vars(each)["event"] for each in caplog.records] == ["operation.unmetered"]
 

@@ -44,10 +44,10 @@ def test_an_index_that_the_migrations_make_is_missed(postgres_url: str) -> None:
 
 
 def test_a_look_at_a_long_log_reads_a_part_of_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.operations import operation_log
+    from holdfast.operations import operations
 
-    monkeypatch.setattr(operation_log, "ENOUGH", 500)
-    monkeypatch.setattr(operation_log, "LATEST", 100)
+    monkeypatch.setattr(operations, "COUNT_LIMIT", 500)
+    monkeypatch.setattr(operations, "LATEST", 100)
     query(
         postgres_url,
         "insert into holdfast.idempotency_log (idem_key, status, created_at, updated_at, wal_pointer, attempt, fence, "

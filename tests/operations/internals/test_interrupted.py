@@ -16,8 +16,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.operations import attempt, within
-from holdfast.operations import within_async as aio_within
+from holdfast.operations import attempt, own_transaction, own_transaction_async
 from tests.children import eventually
 from tests.interrupting import Interrupt, generated
 from tests.operations.transactions import key, logged, opened, work
@@ -61,7 +60,7 @@ def wherever(
             pass
         if not signal.raised:
             break
-        assert (within._open, attempt.around()) == ({}, ()), signal.where
+        assert (own_transaction._by_connection, attempt.entered_attempts()) == ({}, ()), signal.where
         try:
             after(name)
         except (AssertionError, holdfast.HoldfastError) as problem:
@@ -143,7 +142,7 @@ async def test_who_is_cancelled_while_a_failure_is_looked_at_has_the_connection_
         with pytest.raises(asyncio.CancelledError):
             await client.operation("it", tx=mine).run(effect)
         asyncio.current_task().uncancel()  # type: ignore[union-attr]
-        assert (mine.info.transaction_status.name, aio_within._open) == ("IDLE", {})
+        assert (mine.info.transaction_status.name, own_transaction_async._by_connection) == ("IDLE", {})
         await mine.commit()
         async with client.operation("it", tx=mine):
             await mine.execute("insert into work values (2)")

@@ -288,7 +288,7 @@ def test_a_file_has_the_checksum_that_others_compute(tmp_path: Path) -> None:
         checksum_file(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     for endless in (tmp_path / "pipe", "/dev/zero"):
-        with pytest.raises(ValueError, match="is no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             checksum_file(endless)
 
 

@@ -55,9 +55,9 @@ def test_what_is_taken_up_to_be_undone_is_partial_and_may_turn_out_to_be_done(cl
 
 
 def test_chains_are_read_page_by_page(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.operations import operation_log
+    from holdfast.operations import operations
 
-    monkeypatch.setattr(operation_log, "PAGE", 3)
+    monkeypatch.setattr(operations, "PAGE", 3)
     with holdfast.Client(either) as client:
         for number in range(10):
             client.operation(f"n{number}").run(lambda: 1)

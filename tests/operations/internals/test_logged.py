@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.doctor import operations
-from holdfast.operations import archive, logged, wal
-from holdfast.operations.replay import fold
-from holdfast.operations.wal import Entry
+from holdfast.operations import archive, log
+from holdfast.operations.log import LogEntry, fold
 from tests.operations.internals.test_wal import OPERATION, chain, lives
 
 
-def rows(entries: list[Entry], **changed: Any) -> list[dict[str, Any]]:
+def rows(entries: list[LogEntry], **changed: Any) -> list[dict[str, Any]]:
     """As the statement gives them: what was written together in one row, with what the log says of the whole."""
     state = fold(entries)[OPERATION]
     success = state.status == "success"
@@ -34,11 +33,11 @@ def rows(entries: list[Entry], **changed: Any) -> list[dict[str, Any]]:
         **changed,
     }  # fmt: skip
     pieces = [entries[at : at + 3] for at in range(0, len(entries), 3)]
-    return [{**known, "number": piece[0].number, "entries": wal.dump(piece)} for piece in pieces]
+    return [{**known, "number": piece[0].number, "entries": log.dump_entries(piece)} for piece in pieces]
 
 
-def read(found: list[dict[str, Any]], **more: Any) -> logged.Logged:
-    [one] = logged.logged(found, **more)
+def read(found: list[dict[str, Any]], **more: Any) -> log.LoggedOperation:
+    [one] = log.parse_operations(found, **more)
     return one
 
 
@@ -46,9 +45,9 @@ DONE = chain(("claimed", 1), ("lock_acquired", 1), ("success", 1), ("lock_releas
 
 
 @given(lives())
-def test_nothing_is_wrong_where_both_agree_and_the_state_is_what_the_log_says(entries: list[Entry]) -> None:
+def test_nothing_is_wrong_where_both_agree_and_the_state_is_what_the_log_says(entries: list[LogEntry]) -> None:
     one = read(rows(entries))
-    assert [each for each in logged.examine(one) if each.broken] == []
+    assert [each for each in log.verify_operation(one) if each.broken] == []
     assert one.state().result == (b'"it"' if one.status == "success" else None)
 
 
@@ -63,7 +62,7 @@ def test_nothing_is_wrong_where_both_agree_and_the_state_is_what_the_log_says(en
     ],
 )  # fmt: skip
 def test_what_the_log_says_otherwise_is_found(changed: dict[str, Any], what: str | None) -> None:
-    assert [each.what for each in logged.examine(read(rows(DONE, **changed)))] == ([] if what is None else [what])
+    assert [each.what for each in log.verify_operation(read(rows(DONE, **changed)))] == ([] if what is None else [what])
 
 
 FAILED = chain(
@@ -82,15 +81,15 @@ FAILED = chain(
     ],
 )  # fmt: skip
 def test_so_it_is_of_a_failure(changed: dict[str, Any]) -> None:
-    assert logged.examine(read(rows(FAILED))) == []
-    assert [each.what for each in logged.examine(read(rows(FAILED, **changed)))] == ["log"]
+    assert log.verify_operation(read(rows(FAILED))) == []
+    assert [each.what for each in log.verify_operation(read(rows(FAILED, **changed)))] == ["log"]
 
 
 def test_an_operation_that_only_the_log_knows_or_whose_entries_are_no_entries_is_found() -> None:
     [alone] = [{**rows(DONE)[0], "entries": None, "number": None}]
-    assert [each.what for each in logged.examine(read([alone]))] == ["head"]
+    assert [each.what for each in log.verify_operation(read([alone]))] == ["head"]
     damaged = {**rows(DONE)[0], "entries": "[[]]"}
-    tally = logged.Tally()
+    tally = log.LogVerifier()
     tally.add(read([damaged]))
     judged = tally.verification()
     assert [(each.what, each.broken) for each in judged.problems] == [("tampered", True)]
@@ -98,37 +97,39 @@ def test_an_operation_that_only_the_log_knows_or_whose_entries_are_no_entries_is
 
 
 @given(lives(), lives(), st.data())
-def test_what_was_put_away_is_proven_with_what_stays(entries: list[Entry], others: list[Entry], data: Any) -> None:
-    note = archive.note(entries, at=7)
-    away = archive.read([archive.line("charge:42", entries)])
+def test_what_was_put_away_is_proven_with_what_stays(
+    entries: list[LogEntry], others: list[LogEntry], data: Any
+) -> None:
+    note = archive.archived_entry(entries, at=7)
+    away = archive.parse_archive([archive.archive_line("charge:42", entries)])
     stays = rows([note])
-    assert [each for each in logged.examine(read(stays)) if each.broken] == []
+    assert [each for each in log.verify_operation(read(stays)) if each.broken] == []
     whole = read(stays, archived=away)
-    assert [each for each in logged.examine(whole) if each.broken] == []
+    assert [each for each in log.verify_operation(whole) if each.broken] == []
     assert len(whole.entries) == len(entries) + 1
-    text = archive.line("charge:42", entries)
+    text = archive.archive_line("charge:42", entries)
     at = data.draw(st.integers(text.index("["), len(text) - 1))
     forged = text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
     try:
-        found = logged.examine(read(stays, archived=archive.read([forged])))
+        found = log.verify_operation(read(stays, archived=archive.parse_archive([forged])))
     except ValueError:
         return
     assert any(each.broken for each in found) or json.loads(forged)["log"] == json.loads(text)["log"]
 
 
 @given(lives())
-def test_what_was_written_down_twice_is_there_once(entries: list[Entry]) -> None:
+def test_what_was_written_down_twice_is_there_once(entries: list[LogEntry]) -> None:
     """It was not put away in the end, or whoever did died in between."""
-    text = archive.line("charge:42", entries)
+    text = archive.archive_line("charge:42", entries)
     for lines in ([text], [text, text]):
-        one = read(rows(entries), archived=archive.read(lines))
-        assert [each for each in logged.examine(one) if each.broken] == []
+        one = read(rows(entries), archived=archive.parse_archive(lines))
+        assert [each for each in log.verify_operation(one) if each.broken] == []
         assert list(one.entries) == [replace(entry, payload=None) for entry in entries]
 
 
 def test_a_line_that_is_none_is_named() -> None:
     with pytest.raises(ValueError, match="line 2 of the archive is no chain"):
-        archive.read([archive.line("x", DONE), "{}"])
+        archive.parse_archive([archive.archive_line("x", DONE), "{}"])
 
 
 ABOUT: dict[str, Any] = {

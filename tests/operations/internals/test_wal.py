@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.operations import replay, wal
-from holdfast.operations.wal import Entry, Kind
+from holdfast.operations import log
+from holdfast.operations.log import Kind, LogEntry
 
 OPERATION = "ab" * 32
 
 
-def chain(*events: tuple[Kind, int] | tuple[Kind, int, dict[str, Any]], operation: str = OPERATION) -> list[Entry]:
-    entries: list[Entry] = []
+def chain(*events: tuple[Kind, int] | tuple[Kind, int, dict[str, Any]], operation: str = OPERATION) -> list[LogEntry]:
+    entries: list[LogEntry] = []
     for kind, attempt, *more in events:
         detail = json.dumps(more[0] if more else {})
         payload = b'"it"' if kind == "success" else None
         entries.append(
-            wal.append(
+            log.next_entry(
                 entries[-1] if entries else None, operation, kind, attempt=attempt, fence=attempt * 10,
                 at=1_000_000 + len(entries), detail=detail, payload=payload,
             )
@@ -32,7 +32,7 @@ def chain(*events: tuple[Kind, int] | tuple[Kind, int, dict[str, Any]], operatio
 
 
 @st.composite
-def lives(draw: st.DrawFn, operation: str = OPERATION) -> list[Entry]:
+def lives(draw: st.DrawFn, operation: str = OPERATION) -> list[LogEntry]:
     """A life as the lifecycle writes it: attempts that fail, crash, are rolled back, succeed, are reset."""
     events: list[Any] = []
     for attempt in range(1, draw(st.integers(1, 4)) + 1):
@@ -62,13 +62,13 @@ def lives(draw: st.DrawFn, operation: str = OPERATION) -> list[Entry]:
     return chain(*events, operation=operation)
 
 
-def broken(entries: list[Entry], **options: Any) -> list[str]:
-    return [each.what for each in wal.verify(entries, **options) if each.broken]
+def broken(entries: list[LogEntry], **options: Any) -> list[str]:
+    return [each.what for each in log.verify_chain(entries, **options) if each.broken]
 
 
 @settings(max_examples=50)
 @given(lives())
-def test_nothing_is_wrong_with_what_the_lifecycle_writes(entries: list[Entry]) -> None:
+def test_nothing_is_wrong_with_what_the_lifecycle_writes(entries: list[LogEntry]) -> None:
     assert broken(entries, pointer=entries[-1].pointer) == []
 
 
@@ -80,7 +80,7 @@ CHANGES: dict[str, Any] = {
 
 @settings(max_examples=50)
 @given(lives(), st.data())
-def test_an_entry_that_was_changed_is_found(entries: list[Entry], data: Any) -> None:
+def test_an_entry_that_was_changed_is_found(entries: list[LogEntry], data: Any) -> None:
     at, name = data.draw(st.integers(0, len(entries) - 1)), data.draw(st.sampled_from(sorted(CHANGES)))
     changed = replace(entries[at], **{name: CHANGES[name]})
     if changed == entries[at]:
@@ -90,13 +90,13 @@ def test_an_entry_that_was_changed_is_found(entries: list[Entry], data: Any) -> 
 
 @settings(max_examples=50)
 @given(lives(), st.data())
-def test_an_entry_that_was_changed_and_hashed_anew_is_found(entries: list[Entry], data: Any) -> None:
+def test_an_entry_that_was_changed_and_hashed_anew_is_found(entries: list[LogEntry], data: Any) -> None:
     at = data.draw(st.integers(0, len(entries) - 1))
     old = entries[at]
     forged = replace(old, detail='{"forged": 1}')
     forged = replace(
         forged,
-        hash=wal.seal(old.operation, old.number, old.kind, old.attempt, old.fence, old.at, forged.detail,
+        hash=log.hash_entry(old.operation, old.number, old.kind, old.attempt, old.fence, old.at, forged.detail,
                       old.payload_hash, old.previous),
     )  # fmt: skip
     assert broken([*entries[:at], forged, *entries[at + 1 :]], pointer=entries[-1].pointer)
@@ -104,14 +104,14 @@ def test_an_entry_that_was_changed_and_hashed_anew_is_found(entries: list[Entry]
 
 @settings(max_examples=50)
 @given(lives(), st.data())
-def test_entries_that_are_missing_are_found(entries: list[Entry], data: Any) -> None:
+def test_entries_that_are_missing_are_found(entries: list[LogEntry], data: Any) -> None:
     gone = data.draw(st.sets(st.integers(0, len(entries) - 1), min_size=1))
     assert broken([each for at, each in enumerate(entries) if at not in gone], pointer=entries[-1].pointer)
 
 
 @settings(max_examples=50)
 @given(lives(), st.data())
-def test_entries_that_were_moved_or_doubled_are_found(entries: list[Entry], data: Any) -> None:
+def test_entries_that_were_moved_or_doubled_are_found(entries: list[LogEntry], data: Any) -> None:
     order = data.draw(st.permutations(entries))
     assert bool(broken(order, pointer=entries[-1].pointer)) == (order != entries)
     at = data.draw(st.integers(0, len(entries) - 1))
@@ -120,18 +120,18 @@ def test_entries_that_were_moved_or_doubled_are_found(entries: list[Entry], data
 
 @settings(max_examples=50)
 @given(lives(), lives(operation="cd" * 32), st.data())
-def test_an_entry_of_another_operation_is_found(entries: list[Entry], others: list[Entry], data: Any) -> None:
+def test_an_entry_of_another_operation_is_found(entries: list[LogEntry], others: list[LogEntry], data: Any) -> None:
     at = data.draw(st.integers(1, len(entries)))
     assert "foreign" in broken([*entries[:at], data.draw(st.sampled_from(others)), *entries[at:]])
 
 
 def test_what_is_hashed_cannot_be_read_in_two_ways() -> None:
     expected = sha256(b"2:ab,1:1,7:claimed,1:1,2:10,3:100,2:{},-,0:,").hexdigest()
-    assert wal.seal("ab", 1, "claimed", 1, 10, 100, "{}", None, "") == expected
-    assert wal.seal("ab", 1, "claimed", 1, 10, 100, "{}", "", "") != expected, "missing is not empty"
+    assert log.hash_entry("ab", 1, "claimed", 1, 10, 100, "{}", None, "") == expected
+    assert log.hash_entry("ab", 1, "claimed", 1, 10, 100, "{}", "", "") != expected, "missing is not empty"
     in_bytes = sha256('2:ab,1:1,7:claimed,1:1,2:10,3:100,7:"é€",-,0:,'.encode()).hexdigest()
-    assert wal.seal("ab", 1, "claimed", 1, 10, 100, '"é€"', None, "") == in_bytes, "a length is of bytes"
-    assert wal.seal("ab", 11, "claimed", 1, 10, 100, "{}", None, "") != wal.seal(
+    assert log.hash_entry("ab", 1, "claimed", 1, 10, 100, '"é€"', None, "") == in_bytes, "a length is of bytes"
+    assert log.hash_entry("ab", 11, "claimed", 1, 10, 100, "{}", None, "") != log.hash_entry(
         "ab", 1, "claimed", 11, 10, 100, "{}", None, ""
     )
 
@@ -152,7 +152,7 @@ def test_what_is_hashed_cannot_be_read_in_two_ways() -> None:
     ],
 )
 def test_a_lock_entry_without_its_other_half_is_reported(events: Any, running: bool, expected: list[int]) -> None:
-    found = wal.verify(chain(*events), running=running)
+    found = log.verify_chain(chain(*events), running=running)
     assert [(each.what, each.number) for each in found] == [("unpaired", number) for number in expected]
     assert not any(each.broken for each in found)
 
@@ -175,15 +175,15 @@ def test_what_a_chain_may_begin_with() -> None:
     assert broken(whole[1:]) == ["missing", "impossible"]
     assert "missing" in broken([*whole[:1], *whole[2:]])
     assert broken([], pointer="2:00") == ["head"]
-    assert wal.verify([]) == []
+    assert log.verify_chain([]) == []
 
 
 @settings(max_examples=50)
 @given(lives(), st.data())
-def test_what_was_written_together_comes_back(entries: list[Entry], data: Any) -> None:
+def test_what_was_written_together_comes_back(entries: list[LogEntry], data: Any) -> None:
     cut = data.draw(st.integers(1, len(entries)))
     pieces = [piece for piece in (entries[:cut], entries[cut:]) if piece]
-    read = [entry for piece in pieces for entry in wal.load(OPERATION, wal.dump(piece))]
+    read = [entry for piece in pieces for entry in log.parse_entries(OPERATION, log.dump_entries(piece))]
     assert read == [replace(entry, payload=None) for entry in entries]
     for wrong in (
         "",
@@ -196,31 +196,31 @@ def test_what_was_written_together_comes_back(entries: list[Entry], data: Any) -
         '["",[1,"claimed",1,1,1,"{}",null],7]',
     ):
         with pytest.raises(ValueError, match="the log of operation abababababab… holds a"):
-            wal.load(OPERATION, wrong)
+            log.parse_entries(OPERATION, wrong)
 
 
 @settings(max_examples=50)
 @given(lives(), lives(operation="cd" * 32), st.data())
-def test_folding_piece_by_piece_or_mixed_is_the_same(one: list[Entry], two: list[Entry], data: Any) -> None:
-    mixed: list[Entry] = []
+def test_folding_piece_by_piece_or_mixed_is_the_same(one: list[LogEntry], two: list[LogEntry], data: Any) -> None:
+    mixed: list[LogEntry] = []
     left = [list(one), list(two)]
     while any(left):
         mixed.append(data.draw(st.sampled_from([each for each in left if each])).pop(0))
     cut = data.draw(st.integers(0, len(mixed)))
-    whole = replay.fold(mixed)
-    assert replay.fold(mixed[cut:], replay.fold(mixed[:cut])) == whole == replay.fold(one) | replay.fold(two)
+    whole = log.fold(mixed)
+    assert log.fold(mixed[cut:], log.fold(mixed[:cut])) == whole == log.fold(one) | log.fold(two)
 
 
 @settings(max_examples=50)
 @given(lives(), st.data())
-def test_what_is_archived_folds_to_the_same(entries: list[Entry], data: Any) -> None:
+def test_what_is_archived_folds_to_the_same(entries: list[LogEntry], data: Any) -> None:
     cut = data.draw(st.integers(1, len(entries)))
-    [state] = replay.fold(entries[:cut]).values()
-    note = wal.append(
+    [state] = log.fold(entries[:cut]).values()
+    note = log.next_entry(
         entries[cut - 1], OPERATION, "archived", attempt=state.attempt, fence=state.fence, at=5,
-        detail=json.dumps({"state": replay.snapshot(state)}),
+        detail=json.dumps({"state": log.archived_fields(state)}),
     )  # fmt: skip
-    [short], [whole] = (replay.fold(each).values() for each in ([note], [*entries[:cut], note]))
+    [short], [whole] = (log.fold(each).values() for each in ([note], [*entries[:cut], note]))
     assert replace(short, result=None) == replace(whole, result=None)
 
 
@@ -230,7 +230,7 @@ def test_a_life_is_folded_into_its_state_and_result() -> None:
         ("claimed", 2), ("failure", 2, {"error": "ValueError: no"}), ("claimed", 3), ("effect_started", 3),
         ("success", 3), ("reset", 3), ("sovereignty", 3),
     )  # fmt: skip
-    states = [replay.fold(entries[: count + 1])[OPERATION] for count in range(len(entries))]
+    states = [log.fold(entries[: count + 1])[OPERATION] for count in range(len(entries))]
     assert [each.status for each in states] == [
         "partial", "partial", "partial", "failure", "partial", "failure", "partial", "partial", "success", "reset",
         "reset",

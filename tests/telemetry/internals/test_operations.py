@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
-from holdfast.operations.governing import Governance
+from holdfast.operations.policy_checks import PolicyChecks
 from holdfast.runtime import telemetry as _wire_telemetry
 from holdfast.testing.operation_stage import leave_half_done, running
 from tests.children import eventually
@@ -231,7 +231,7 @@ def test_a_batch_that_cannot_ask_leaves_no_run_open(
     with holdfast.Client(sqlite_url) as client:
         with pytest.raises(ArithmeticError):
             client.operation("a", remember_errors=(ArithmeticError,)).run(fail)
-        monkeypatch.setattr(Governance, "refused", unanswered)
+        monkeypatch.setattr(PolicyChecks, "review_refusal", unanswered)
         with pytest.raises(holdfast.EngineError):
             client.operations.run_many(["a"], one)
     assert len(told.of("operation.started")) == len(told.of("operation.ended")) == 2

@@ -1,0 +1,160 @@
+"""An operation in a transaction that the caller has open and will commit: a part of it, like its other writes.
+
+A failed attempt is rolled back to a savepoint and recorded in the transaction: it counts if the caller goes on and
+commits, and is gone with everything else if the caller rolls back.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from holdfast.database.connections.connection_async import AsyncConnection, recognise
+from holdfast.database.sessions import Row
+from holdfast.errors import HoldfastError
+from holdfast.operations.attempt_async import entered_attempts
+from holdfast.operations.decide import Decision, Prior, chain_length, in_progress
+from holdfast.operations.op_context_async import AsyncOpContext
+from holdfast.operations.outcome import Outcome
+from holdfast.operations.own_transaction_async import (
+    AsyncOwnTransaction,
+    AsyncTransactionAttempt,
+    RollBack,
+    check_unused,
+    detect_ended_transaction,
+    says_transaction_ended,
+)
+from holdfast.operations.policy_checks_async import AsyncPolicyChecks
+from holdfast.operations.spec_async import AsyncOperationSpec, end_parameters
+from holdfast.runtime.clock import now
+
+
+class AsyncCallersTransaction(AsyncTransactionAttempt):
+    def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection) -> None:
+        super().__init__(spec, AsyncPolicyChecks(spec, connection), connection)
+        self._is_sqlite = spec.engine.database.dialect == "sqlite"
+        self._savepoints: list[AbstractAsyncContextManager[Any]] = []
+
+    async def _claim(self) -> AsyncOpContext | Outcome:
+        started, tries = now(), 0
+        while True:
+            asked_at = now()
+            claim = await self._parse_claim(await self._connection.write("operation_begin", self._claim_parameters()))
+            prior = claim.prior
+            decision = self.decide(prior)
+            self.policy.is_uncommitted = (
+                decision in (Decision.REPLAY, Decision.EXPIRED, Decision.EXHAUSTED)
+                and await self._is_uncommitted(prior)
+            )  # fmt: skip
+            if (outcome := self.settle(decision, prior)) is not None:
+                return replace(outcome, committed=not self.policy.is_uncommitted)
+            claim.check_writable(self.spec.key)
+            if claim.is_free and decision is not Decision.RUNNING and await self._lock_dataset():
+                if self.is_nested(same_key=True):
+                    self.report_locked_out("reentered")
+                    raise in_progress(self.spec.key, why="it runs inside of itself")
+                await self.policy.check_locked(prior)
+                self.prior, self._began = prior, claim.began
+                _defer_outer_places()
+                await self._set_savepoints()
+                try:
+                    return await self._start(decision, prior, asked_at)
+                except BaseException:
+                    if await self._undo() and self._failed_recovery is not None:
+                        await self._record(self._failed_recovery_row(began=self._began, late=True))
+                    raise
+            if claim.has_fixed_snapshot and self.spec.terms.when_locked in ("wait", "backoff"):
+                await self.escalate(prior)
+                self.report_locked_out("snapshot")
+                raise in_progress(
+                    self.spec.key,
+                    why="it is already running, and the snapshot of this transaction would not show its result: roll "
+                    "back and try again",
+                )
+            if (outcome := await self.wait_for_lock(prior, tries, started)) is not None:
+                return outcome
+            tries += 1
+
+    async def _set_savepoints(self) -> None:
+        """One; on SQLite two. There the release of the inner one proves that the function has not ended the
+        transaction, and the outer one can still undo everything if the recording is interrupted."""
+        for _ in range(1 + self._is_sqlite):
+            self._savepoints.append(self._connection.nested())
+            await self._savepoints[-1].__aenter__()
+
+    async def succeed(self, op: AsyncOpContext, value: Any) -> Outcome:
+        parameters = self._success(op, value)
+        with detect_ended_transaction(op.key.label):
+            await self._connection.flush()
+            if self._is_sqlite:
+                await self._release_savepoint()
+            row = await self._connection.write("operation_end", parameters)
+        if row["state"] != "done":
+            raise self._changed_error()
+        with detect_ended_transaction(op.key.label):
+            await self._release_savepoint()
+        return Outcome("success", False, op.attempt, committed=False, value=value)
+
+    async def _release_savepoint(self) -> None:
+        await self._savepoints.pop().__aexit__(None, None, None)
+
+    async def fail(self, op: AsyncOpContext, error: BaseException) -> bool:
+        has_ended = says_transaction_ended(error) or await self._has_ended_transaction(error)
+        is_undone = await self._undo()
+        if has_ended and not self._is_sqlite:  # on SQLite the caller may have a transaction open, which has the file
+            await self._write_outside(self._partial_row(op, error))
+        elif is_undone and not has_ended and isinstance(error, Exception) and not self.is_uncounted(error):
+            await self._record(self._failure_row(op, error, began=self._began, late=True))
+        return False
+
+    async def drop(self) -> None:
+        await super().drop()
+        await self._undo()
+
+    async def _undo(self) -> bool:
+        """Roll back to the savepoint. False when that is impossible: the transaction or the connection has ended."""
+        if not self._savepoints:
+            return False
+        try:
+            while self._savepoints:
+                await self._savepoints[-1].__aexit__(RollBack, RollBack(), None)
+                self._savepoints.pop()
+        except Exception:
+            self._savepoints.clear()
+            return False
+        return self._connection.in_transaction()
+
+    async def _record(self, row: Row) -> None:
+        """Record the failure in the transaction. Raises if that fails: the caller must not commit the transaction as
+        if there had been no attempt."""
+        async with self._connection.nested() if self._is_sqlite else nullcontext():  # several statements on SQLite
+            answer = await self._connection.write("operation_end", end_parameters(row))
+        if answer["state"] != "done":
+            raise self._changed_error()
+
+    async def _is_uncommitted(self, prior: Prior) -> bool:
+        """Whether this transaction sees more entries of the operation than others do."""
+        [row] = await self.spec.engine.call("operation_get", {"key": self.spec.key.digest})
+        return chain_length(row["pointer"]) < chain_length(prior.pointer)
+
+    def _changed_error(self) -> HoldfastError:
+        return in_progress(self.spec.key, why="another process has run it meanwhile: roll back and try again")
+
+
+def _defer_outer_places() -> None:
+    """The entries of the operations around this one are written after it in the same transaction, and must get their
+    place in the log after it, too."""
+    for attempt in entered_attempts():
+        if isinstance(attempt, AsyncTransactionAttempt):
+            attempt.gets_late_place = True
+
+
+def transaction_attempt(spec: AsyncOperationSpec, driver_connection: Any) -> AsyncTransactionAttempt:
+    """For the user's connection: in the transaction that is open on it, or in one of its own. RuntimeError when an
+    operation of another thread or task runs on it."""
+    connection = recognise(spec.engine.database, driver_connection, "the log of operations is")
+    check_unused(driver_connection)
+    if connection.in_transaction():
+        return AsyncCallersTransaction(spec, connection)
+    return AsyncOwnTransaction(spec, connection, driver_connection)

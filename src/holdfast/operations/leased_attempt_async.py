@@ -1,0 +1,324 @@
+"""An operation whose effect is outside of the database: at most one live attempt, under a lease and not under a lock of
+the database.
+
+    lease_acquire → operation_write(partial) → the function → operation_write(success | failure) → lease_release
+
+A process that dies leaves ``partial`` in the log, and its lease says whether it is alive. The end is written only while
+the lease is held, so a late owner is refused (FencedOut).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Self
+
+from holdfast.database import driver_errors
+from holdfast.errors import AcquireTimeout, EngineError, HoldfastError, Refused
+from holdfast.lease.grant_async import AsyncLeaseGrant
+from holdfast.lease.handle_async import AsyncLease
+from holdfast.lease.terms import LeaseTerms
+from holdfast.operations.attempt_async import AsyncAttempt
+from holdfast.operations.decide import (
+    NO_PRIOR,
+    Decision,
+    Key,
+    Prior,
+    TransactionClaim,
+    error_record,
+    failure_detail,
+    fenced_out,
+    in_progress,
+)
+from holdfast.operations.op_context_async import AsyncOpContext
+from holdfast.operations.outcome import Outcome
+from holdfast.operations.policy_checks_async import AsyncPolicyChecks
+from holdfast.operations.spec_async import AsyncOperationSpec, encode_result, keep_detail
+from holdfast.runtime.clock import now
+from holdfast.runtime.log import WARNING, logger
+
+log = logger("holdfast.operation")
+
+RELEASE_TIMEOUT = 5.0
+"""Seconds that a finished operation waits for the release of its lease, which would expire anyway."""
+
+
+def _fenced_out(key: Key) -> HoldfastError:
+    return fenced_out(f"operation {key.label!r}")
+
+
+class AsyncLeasedAttempt(AsyncAttempt):
+    """``changed_error``: raised when the log has changed since it was read, although the lease is held."""
+
+    def __init__(self, spec: AsyncOperationSpec, changed_error: Callable[[Key], HoldfastError] = _fenced_out) -> None:
+        super().__init__(spec, AsyncPolicyChecks(spec))
+        self.changed_error = changed_error
+        self.grant: AsyncLeaseGrant | None = None
+        self._dataset_grant: AsyncLeaseGrant | None = None
+        """Of the whole dataset, if that is sovereign."""
+        self.asked_at = 0.0
+        """When the row was fetched."""
+
+    @classmethod
+    def under(cls, spec: AsyncOperationSpec, grant: AsyncLeaseGrant) -> Self:
+        """Part of a batch, which holds the lease and releases it."""
+        attempt = cls(spec._replace(lease=grant.name))
+        attempt.grant, attempt.prior = grant, NO_PRIOR
+        return attempt
+
+    def _lease(self, name: str) -> AsyncLease:
+        return AsyncLease(self.spec.engine, LeaseTerms.check(name, ttl=self.spec.terms.ttl), 0.0)
+
+    @property
+    def held_grant(self) -> AsyncLeaseGrant:
+        if self.grant is None:
+            raise RuntimeError(f"operation {self.spec.key.label!r} has ended: nothing can be recorded for it any more")
+        return self.grant
+
+    @property
+    def fence(self) -> int:  # type: ignore[override]
+        return self.held_grant.fence
+
+    # Claim
+
+    async def _claim(self) -> AsyncOpContext | Outcome:
+        started, tries = now(), 0
+        while True:
+            prior = await self.fetch_prior()
+            decision = self.decide(prior)
+            if (outcome := self.settle(decision, prior)) is not None:
+                return outcome
+            if decision is not Decision.RUNNING and await self.acquire(started):
+                claimed = await self._claim_under_lease(prior, decision)
+                if claimed is not None:
+                    return claimed
+            if (outcome := await self.wait_for_lock(prior, tries, started)) is not None:
+                return outcome
+            tries += 1
+
+    async def fetch_prior(self) -> Prior:
+        self.asked_at = now()
+        [row] = await self.spec.engine.call("operation_get", {"key": self.spec.key.digest})
+        return Prior.from_row(row)
+
+    async def acquire(self, started: float) -> bool:
+        """Acquire the lease, waiting for it if the terms say so; False when it is taken. OperationInProgress when the
+        time is over."""
+        spec, lease = self.spec, self._lease(self.spec.lease_name)
+        # A policy decides what to do when the lease is taken, so it must not be waited for here.
+        if spec.terms.when_locked != "wait" or spec.governed is not None or self.is_nested():
+            self.grant = await lease.try_acquire()
+            return self.grant is not None and await self.lock_dataset()
+        try:
+            self.grant = await lease.acquire(timeout=max(0.0, started + spec.terms.timeout - now()))
+        except AcquireTimeout as error:
+            self.report_locked_out("timeout")
+            why = f"its lock is held by {error.holder or 'another owner'}"
+            raise in_progress(spec.key, now() - started, why) from error
+        return True
+
+    async def try_acquire(self) -> bool:
+        """Acquire the lease, and that of a sovereign dataset, without waiting."""
+        self.grant = await self._lease(self.spec.lease_name).try_acquire()
+        return self.grant is not None and await self.lock_dataset()
+
+    async def lock_dataset(self) -> bool:
+        """Lock a sovereign dataset as a whole; releases everything when it is taken. True also if it is not sovereign.
+
+        The lease first, then the lock of transactions: those ask in the reverse order, so one of two sees the other.
+        """
+        claim = self.spec.dataset_claim
+        if claim is None:
+            return True
+        try:
+            self._dataset_grant = await self._lease(claim["lease"]).try_acquire()
+            if self._dataset_grant is not None:
+                [row] = await self.spec.engine.call("operation_begin", {**claim, "lease": ""})
+                if TransactionClaim.from_row(row).is_free:
+                    return True
+        except BaseException:
+            await self.release()
+            raise
+        await self.release()
+        return False
+
+    async def _claim_under_lease(self, prior: Prior, decision: Decision) -> AsyncOpContext | Outcome | None:
+        """Write the claim, or fetch the row again if it has changed. None: a transaction has the lock."""
+        try:
+            while True:
+                if (outcome := self.settle(decision, prior)) is not None:
+                    await self.release()
+                    return outcome
+                state: str | None = None
+                if decision is not Decision.RUNNING:
+                    claimed, state = await self._start(prior, decision)
+                    if claimed is not None:
+                        return claimed
+                if decision is Decision.RUNNING or state == "busy":
+                    await self.release()
+                    return None
+                prior = await self.fetch_prior()
+                decision = self.decide(prior)
+        except BaseException:
+            await self.release()
+            raise
+
+    async def _start(self, prior: Prior, decision: Decision) -> tuple[AsyncOpContext | Outcome | None, str]:
+        """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
+        spec, self.prior = self.spec, prior
+        await self.policy.check_locked(prior)
+        op = AsyncOpContext(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
+        self.prior = prior._replace(failures=prior.failed_attempts)
+        if decision is not Decision.EXECUTE:
+            op.attempt, op.has_begun = prior.attempt, True
+            op.add_entry("lock_acquired", self.lock_detail())
+            if (state := await self.write(op, "partial", lock=spec.key.lock_key)) != "done":
+                return None, state
+            self.policy.spend_approval()
+            outcome = await self._recover(op, prior, decision)
+            if outcome is not None:
+                return outcome, "done"
+            op.attempt, op.has_begun = prior.attempt + 1, False
+        else:
+            op.add_entry("lock_acquired", self.lock_detail())
+        op.add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
+        if not spec.preconditions and not spec.terms.marks_effect and not self.policy.is_sensitive:
+            op.has_begun = True
+            op.add_entry("effect_started")
+        state = await self.write(op, "partial", lock=spec.key.lock_key)
+        op.save = self.save
+        if state != "done":
+            return None, state
+        if self.policy.is_sensitive:
+            await self._check_again(op, prior)
+        self.policy.spend_approval()
+        return op, state
+
+    async def _check_again(self, op: AsyncOpContext, prior: Prior) -> None:
+        """A transaction that had the lock during the check may have committed the same since. None can from here on,
+        and there is no effect yet."""
+        try:
+            await self.policy.check_held(prior)
+        except Exception as error:
+            await self.fail(op, error)
+            raise
+
+    async def _recover(self, op: AsyncOpContext, prior: Prior, decision: Decision) -> Outcome | None:
+        """Roll the dead attempt back, or ask the probe; the outcome if that says that it is done."""
+        spec = self.spec
+        try:
+            if decision is Decision.ROLL_BACK and spec.rollback is not None:
+                await self.roll_back(spec.rollback, prior, self.asked_at)
+                op.add_entry("rollback", {"attempt": prior.attempt, "name": spec.rollback_name})
+            elif spec.verify is not None:
+                done = await self.probe(spec.verify, prior, self.asked_at)
+                if done is not None:
+                    return await self.succeed(op, done.result)
+            op.add_release()
+            op.attempt += 1
+            op.add_entry("lock_acquired", {**self.lock_detail(), "mended": True})
+            op.attempt -= 1
+            return None
+        except Exception as error:
+            if self.grant is not None:  # else the end is written already, or was refused
+                await self._close_partial(op, error_record(error, where=decision.name.lower()))
+            raise
+
+    # End
+
+    async def succeed(self, op: AsyncOpContext, value: Any) -> Outcome:
+        await op.close()
+        try:
+            result = encode_result(value)
+        except ValueError as error:
+            await self._close_partial(op, error_record(error, where="result"))
+            raise
+        keep = self.spec.terms.keep
+        op.add_entry("success", keep_detail(keep), payload_hash=result["result_hash"])
+        await self.close(op, "success", keep=keep, failures=0, **result)
+        return Outcome("success", False, op.attempt, value=value)
+
+    async def fail(self, op: AsyncOpContext, error: BaseException) -> bool:
+        """After an interrupt the effect is unknown: the row stays partial."""
+        if self.grant is None:
+            return False  # the end is written already, or was refused
+        if not isinstance(error, Exception):
+            await self.release()
+            return False
+        record = error_record(error, remembered=self.is_remembered(error))
+        await op.close()
+        op.add_entry("failure", failure_detail(record))
+        try:
+            await self.close(op, "failure", error=json.dumps(record), failures=self.prior.failures + 1)
+        except HoldfastError as problem:
+            self.log_unrecorded(problem)
+        return False
+
+    async def _close_partial(self, op: AsyncOpContext, record: dict[str, Any]) -> None:
+        """The effect is unknown, or its result cannot be stored: leave it to a recovery."""
+        await self.close(op, "partial", error=json.dumps(record))
+
+    async def close(self, op: AsyncOpContext, status: str, **more: Any) -> None:
+        """Write the end and release the lease. ``changed_error`` when the log has changed."""
+        op.add_release()
+        try:
+            if await self.write(op, status, **more) != "done":
+                raise self.changed_error(self.spec.key)
+        finally:
+            await self.release()
+
+    async def save(self, op: AsyncOpContext) -> None:
+        """Write the pending entries of a running attempt."""
+        if await self.write(op, "partial") != "done":
+            raise self.changed_error(self.spec.key)
+
+    def lock_detail(self) -> dict[str, Any]:
+        return self.spec.lock_detail(self.held_grant.name) or {}
+
+    async def write(self, op: AsyncOpContext, status: str, **more: Any) -> str:
+        """Write the row and the pending entries: "done"; "changed" when the chain has another end than expected; "busy"
+        when a transaction has the lock. FencedOut when the lease is lost."""
+        grant = self.held_grant
+        more = {"failures": self.prior.failures, "owner": grant.name, "token": grant.token, **more}
+        row = self.spec.row(op, status, **more)
+        try:
+            [answer] = await self.spec.engine.call("operation_write", row)
+        except Refused as error:
+            if error.sqlstate != driver_errors.SQLSTATE:
+                raise
+            raise _fenced_out(op.key) from error
+        state: str = answer["state"]
+        if state == "fenced":
+            raise _fenced_out(op.key)
+        if state == "changed" and (await self.fetch_prior()).pointer == row["pointer"]:
+            state = "done"  # written twice, because the first answer was lost
+        if state == "done":
+            op.chain.confirm()
+        return state
+
+    async def drop(self) -> None:
+        await super().drop()
+        await self.release()
+
+    async def release(self) -> None:
+        """Release both leases even if interrupted: one that stays would be renewed as long as the process lives."""
+        try:
+            if self.grant is not None:
+                await self._release(self.grant)
+        finally:
+            self.grant = None
+            try:
+                if self._dataset_grant is not None:
+                    await self._release(self._dataset_grant)
+            finally:
+                self._dataset_grant = None
+
+    async def _release(self, grant: AsyncLeaseGrant) -> None:
+        try:
+            await grant.release(timeout=RELEASE_TIMEOUT)
+        except EngineError as error:
+            log.event(
+                "operation.released_late", WARNING, "the lease of operation %(operation)r is released later: %(error)s",
+                operation=self.spec.key.label, error=str(error),
+            )  # fmt: skip
+            grant.abandon()

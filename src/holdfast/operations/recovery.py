@@ -1,0 +1,153 @@
+# Generated from recovery_async.py by scripts/unasync.py. Do not edit.
+"""What is done to an operation from outside of a run: recovery after a dead owner, rollback and reset by an operator.
+
+Each works under the lease of the operation, and leaves an operation with a live owner alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+from holdfast.errors import HoldfastError, OperationFailed, PolicyDenied
+from holdfast.operations.decide import Key, Prior, correction_error, error_record, in_progress
+from holdfast.operations.leased_attempt import LeasedAttempt
+from holdfast.operations.log import has_effect
+from holdfast.operations.op_context import OpContext
+from holdfast.operations.spec import OperationSpec
+
+
+class Recovery:
+    """Use it once: each method acquires the lease and releases it."""
+
+    def __init__(self, spec: OperationSpec) -> None:
+        self._attempt = LeasedAttempt(spec, _changed_error)
+
+    def recover(self, permit: Callable[[], None]) -> str | None:
+        """Finish or roll back what a dead owner left: "finished", "rolled back", or None when there is nothing to
+        recover any more. ``permit`` raises PolicyDenied when it must not be rolled back."""
+        attempt = self._attempt
+        try:
+            prior = self._take_over()
+            if prior is None or prior.status != "partial":
+                return None
+            op = self._op(prior)
+            if prior.effect_started:
+                if not self._claim(op, prior):
+                    return None
+                if self._finish_or_undo(op, prior, permit):
+                    return "finished"
+            detail = {"attempt": prior.attempt, "name": attempt.spec.rollback_name}
+            self._close(op, "rollback", detail, prior.failed_attempts)
+            return "rolled back"
+        finally:
+            attempt.release()
+
+    def roll_back(self, actor: str, reason: str, expected: str | None) -> None:
+        """Undo the operation, whatever its status. ``expected``: the end of its chain must be this pointer.
+        OperationInProgress when it is running or has changed, LookupError when there is nothing to undo,
+        OperationFailed when its rollback is not registered here."""
+        attempt = self._attempt
+        try:
+            prior = self._take_over_or_raise()
+            spec = attempt.spec
+            if expected is not None and prior.pointer != expected:
+                raise _changed_error(spec.key)
+            if not has_effect(prior):
+                raise LookupError(f"operation {spec.key.label!r} leaves nothing to undo: it is {prior.status}")
+            if spec.rollback is None:
+                raise _no_rollback(spec, prior)
+            op = self._op(prior)
+            if prior.status == "success":  # is never run again, so no claim is needed
+                attempt.roll_back(spec.rollback, prior, attempt.asked_at)
+            else:
+                attempt.spec = spec._replace(verify=None)
+                if not self._claim(op, prior):
+                    raise _changed_error(spec.key)
+                self._finish_or_undo(op, prior, lambda: None)
+            detail = {"name": spec.rollback_name, "actor": actor, "reason": reason}
+            self._close(op, "rollback", detail, prior.failed_attempts)
+        finally:
+            attempt.release()
+
+    def reset(self, actor: str, reason: str) -> None:
+        """Let the operation be run as if it were new; its entries stay in the log. OperationInProgress while it is
+        running."""
+        try:
+            prior = self._take_over_or_raise()
+            self._close(self._op(prior), "reset", {"actor": actor, "reason": reason}, 0)
+        finally:
+            self._attempt.release()
+
+    def _take_over_or_raise(self) -> Prior:
+        prior = self._take_over()
+        if prior is None:
+            raise in_progress(self._attempt.spec.key)
+        return prior
+
+    def _take_over(self) -> Prior | None:
+        """Acquire the lease and fetch the row; None when the operation has a live owner, or no row."""
+        attempt = self._attempt
+        if not attempt.try_acquire():
+            return None
+        prior = attempt.fetch_prior()
+        if prior.status is None or prior.alive:
+            return None
+        attempt.prior = prior
+        attempt.spec = attempt.spec._replace(fingerprint=prior.fingerprint)
+        return prior
+
+    def _op(self, prior: Prior) -> OpContext:
+        """The operation in its last attempt: nothing here is a new one."""
+        attempt = self._attempt
+        op = OpContext(attempt.spec.key, prior, attempt.asked_at, attempt=prior.attempt, fence=attempt.held_grant.fence)
+        op.add_entry("lock_acquired", {**attempt.lock_detail(), "outside": True})
+        return op
+
+    def _claim(self, op: OpContext, prior: Prior) -> bool:
+        """Before a function of the user is called. Transactions do not ask for the lease, and a batch has another one:
+        with this claim they find the operation running, or cannot commit. False when they were faster."""
+        op.has_begun = True
+        return self._attempt.write(op, "partial", error=prior.error) == "done"
+
+    def _finish_or_undo(self, op: OpContext, prior: Prior, permit: Callable[[], None]) -> bool:
+        """True when the probe says that the operation is done, which is recorded; else it is rolled back, because it
+        may be done in part."""
+        attempt = self._attempt
+        spec = attempt.spec
+        try:
+            if spec.verify is not None:
+                done = attempt.probe(spec.verify, prior, attempt.asked_at)
+                if done is not None:
+                    attempt.succeed(op, done.result)
+                    return True
+            if spec.rollback is not None:
+                permit()
+                attempt.roll_back(spec.rollback, prior, attempt.asked_at)
+        except Exception as error:
+            if attempt.grant is not None:  # else the end is written already, or was refused
+                record = prior.error if isinstance(error, PolicyDenied) else json.dumps(error_record(error))
+                attempt.close(op, "partial", error=record)
+            raise
+        return False
+
+    def _close(self, op: OpContext, kind: Literal["rollback", "reset"], detail: dict[str, Any], failures: int) -> None:
+        op.add_entry(kind, detail)
+        op.has_begun = False
+        error = json.dumps(correction_error(kind, detail))
+        self._attempt.close(op, "failure", error=error, failures=failures)
+
+
+def _changed_error(key: Key) -> HoldfastError:
+    """Transactions do not ask for the lease, and may commit while it is held."""
+    return in_progress(key, why="another process has run it meanwhile: check its status and try again")
+
+
+def _no_rollback(spec: OperationSpec, prior: Prior) -> OperationFailed:
+    key, name = spec.key, spec.rollback_name
+    why = "nothing is registered to undo it: it was run without the name of a rollback"
+    if name is not None:
+        why = f"its rollback {name!r} is not registered here: client.operations.register({name!r}, rollback=…)"
+    message = f"operation {key.label!r}: {why}"
+    return OperationFailed(message, key=key.digest, label=key.label, status=prior.status or "failure", error=None)

@@ -1,0 +1,132 @@
+# Generated from spec_async.py by scripts/unasync.py. Do not edit.
+"""The specification of an operation: its key, its terms, its functions; and the rows that are written for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.database.engine import Engine
+from holdfast.database.sessions import Row
+from holdfast.keys import lock_key
+from holdfast.operations import result_codec
+from holdfast.operations.decide import LEASE_PREFIX, Decision, Key, Prior, decide
+from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
+from holdfast.operations.op_context import OpContext
+from holdfast.operations.terms import Function, OperationTerms
+
+if TYPE_CHECKING:
+    from holdfast.governance.policy import Governed
+    from holdfast.operations.energy import Meter
+
+_END_FIELDS = (
+    "began", "label", "key", "expected", "pointer", "number", "entries", "status", "attempt", "fence", "fingerprint",
+    "result", "result_hash", "error", "keep", "effect_started", "failures", "rollback", "outbox", "pipeline", "task",
+    "dataset", "operation", "checksum", "params_hash", "late",
+)  # fmt: skip
+"""The fields of ``operation_end``, in this order."""
+
+
+class OperationSpec(NamedTuple):
+    engine: Engine
+    key: Key
+    fingerprint: str | None
+    terms: OperationTerms
+    rollback: Function | None = None
+    rollback_name: str | None = None
+    """The name under which rollback and probe are registered."""
+    verify: Function | None = None
+    preconditions: Sequence[Function] = ()
+    postconditions: Sequence[Function] = ()
+    lease: str | None = None
+    """The name of its lease, where that does not follow from its key: in a batch, or in a recovery."""
+    lineage: Lineage = NO_LINEAGE
+    governed: Governed | None = None
+    """The policy and its demands; None when no policy applies."""
+    meter: Meter | None = None
+    """Estimates the energy of the execution."""
+
+    @property
+    def lease_name(self) -> str:
+        """The lease under which the operation runs when it is not in a transaction."""
+        return self.lease or lease_name_of(self.key.lock_key or 0)
+
+    @property
+    def dataset_claim(self) -> Row | None:
+        """Parameters of ``operation_begin`` that lock a sovereign dataset as a whole; None if it is not sovereign."""
+        if not self.terms.sovereign or self.key.dataset is None:
+            return None
+        lock = lock_key(self.key.dataset, "")
+        return {"key": "", "lock": lock, "lease": lease_name_of(lock)}
+
+    def decide(self, prior: Prior, *, approved: bool) -> Decision:
+        """What to do, given its row in the log. ``approved``: a review allows one more attempt."""
+        terms = self.terms
+        return decide(
+            prior, self.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
+            undoes=self.rollback is not None, approved=approved, reuse=terms.reuse,
+        )  # fmt: skip
+
+    def lock_detail(self, lease: str | None = None) -> dict[str, str] | None:
+        """The detail of a ``lock_acquired`` entry: the lease, and the name of what undoes the attempt."""
+        if lease is None and self.rollback_name is None:
+            return None  # as in most transactions
+        fields = {"owner": lease, "rollback": self.rollback_name}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def claim_entries(
+        self, fingerprint: str | None, version: str | None, bucket: str | None
+    ) -> list[tuple[str, dict[str, Any] | None]]:
+        """Kind and detail of the entries that begin an attempt: who and why, the parts of the key that its row does not
+        have (so that the row can be proven by its key), and the mark of a sovereign dataset. The arguments are those of
+        the key, except in a batch, where this is the spec of the first of its operations."""
+        terms, detail = self.terms, None
+        if terms.actor or terms.justification or fingerprint or version or bucket:
+            fields = {
+                "actor": terms.actor, "justification": terms.justification, "fingerprint": fingerprint,
+                "version": version, "bucket": bucket,
+            }  # fmt: skip
+            detail = {name: value for name, value in fields.items() if value is not None}
+        if any(self.lineage):
+            detail = (detail or {}) | self.lineage.detail()
+        if not terms.sovereign:
+            return [("claimed", detail)]
+        return [("claimed", detail), ("sovereignty", {"dataset": self.key.dataset, "sovereignty_event": True})]
+
+    def row(self, op: OpContext, status: str, **more: Any) -> Row:
+        """The row of the operation with its pending entries: parameters of ``operation_write``."""
+        key, pending = self.key, op.chain.pending()
+        fields = {
+            "key": key.digest, "label": key.label, "pipeline": key.pipeline, "task": key.task, "dataset": key.dataset,
+            "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash,
+            "fingerprint": self.fingerprint, "rollback": self.rollback_name, "status": status, "attempt": op.attempt,
+            "fence": op.fence, "effect_started": op.has_begun,
+            "outbox": op.outbox_json() if status == "success" else None,
+            "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
+            "lock": None, "failures": 0,
+        }  # fmt: skip
+        return {**fields, **pending._asdict(), **more}
+
+
+def lease_name_of(lock: int) -> str:
+    return f"{LEASE_PREFIX}{lock & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def end_parameters(row: Row) -> Row:
+    """The parameters of ``operation_end``: the row, and its fields joined into one ASCII text, which needs no adapter
+    on any connection. No field contains a control character: names cannot, and the rest is JSON or hexadecimal."""
+    text = "\x1f".join(["" if value is None else str(value) for value in map(row.get, _END_FIELDS)])
+    return {**row, "told": text if text.isascii() else "\x1e" + json.dumps(text)}
+
+
+def encode_result(value: Any) -> dict[str, str]:
+    """The fields ``result`` and ``result_hash`` of the row. ValueError when the value cannot be stored."""
+    encoded = result_codec.encode(value)
+    return {"result": encoded.hex(), "result_hash": sha256(encoded).hexdigest()}
+
+
+def keep_detail(keep: float | None) -> dict[str, float] | None:
+    """The detail of a ``success`` entry: how long its result is kept."""
+    return None if keep is None else {"keep": keep}
