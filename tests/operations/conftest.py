@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.operations.governing import WAYS, connected, runs
+from tests.operations.policies import WAYS, connected, runs
 
 
 @pytest.fixture(params=WAYS)

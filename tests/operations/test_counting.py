@@ -15,8 +15,8 @@ import pytest
 
 import holdfast
 from holdfast.testing.operation_stage import LONG, interrupted
-from tests.operations.governing import WAYS, connected, runs
 from tests.operations.logs import LATER, fail, problems
+from tests.operations.policies import WAYS, connected, runs
 
 
 @pytest.mark.parametrize("how", ["rollback", "verify"])

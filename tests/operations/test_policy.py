@@ -14,7 +14,7 @@ import holdfast
 from holdfast import Allow, Deny, PolicyContext, PolicyDenied, Review
 from holdfast.testing.operation_stage import LONG, name, running
 from tests.children import eventually
-from tests.operations.governing import BY_ELDER, answer, fail, governed, key
+from tests.operations.policies import BY_ELDER, answer, fail, governed, key
 
 
 def test_the_matrix_through_a_client(either: str) -> None:

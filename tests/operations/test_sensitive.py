@@ -12,7 +12,7 @@ import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_stage import name
 from tests.children import eventually
-from tests.operations.governing import BY_ELDER, POINT, connected, fail, governed, key
+from tests.operations.policies import BY_ELDER, POINT, connected, fail, governed, key
 
 
 def test_a_sensitive_dataset_needs_a_justification_on_every_try(either: str, attempt: Any) -> None:

@@ -14,8 +14,8 @@ import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
 from holdfast.testing.operation_stage import interrupted, name, running
 from tests.children import eventually
-from tests.lineage.sample_operations import FAR
-from tests.operations.governing import BY_ELDER, POINT, answer, connected, fail, governed, key
+from tests.lineage.stage import FAR
+from tests.operations.policies import BY_ELDER, POINT, answer, connected, fail, governed, key
 
 
 @pytest.mark.parametrize("how", ["policy", "argument"])

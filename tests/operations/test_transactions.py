@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_stage import RESULTS
 from tests.conftest import migrated, server
-from tests.operations.transactions import FEW, KINDS, key, logged, opened, work
+from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
 from tests.subjects import settled, subject
 
 

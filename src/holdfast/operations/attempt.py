@@ -8,7 +8,7 @@
         └ CallersTransaction   it joins one that the caller commits               callers_transaction.py
 
 ``operation.py`` drives it: ``begin`` claims the operation or returns its outcome, ``enter`` and ``leave`` are
-called around the function, ``succeed`` or ``fail`` records the end, ``drop`` gives back whatever is still held.
+called around the function, ``succeed`` or ``fail`` records the end, ``drop`` gives back what is still held.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from holdfast.operations.decide import (
     Decision,
     Prior,
     backoff_delay,
+    decide,
     error_record,
     format_error,
     in_progress,
@@ -81,10 +82,20 @@ class Attempt(ABC):
     """Whether the function was called. An error before that is not retried."""
     telemetry: RunTelemetry | None = None
     """Of the run that this attempt is part of, if anything listens."""
+    tries = 0
+    """How often this run has tried before."""
+    _policy: PolicyChecks | None = None
     _is_entered = False
 
-    def __init__(self, spec: OperationSpec, policy: PolicyChecks) -> None:
-        self.spec, self.policy = spec, policy
+    def __init__(self, spec: OperationSpec) -> None:
+        self.spec = spec
+
+    @property
+    def policy(self) -> PolicyChecks:
+        """Made on first use: most operations have neither a policy nor a review."""
+        if self._policy is None:
+            self._policy = PolicyChecks(self.spec, self.tries)
+        return self._policy
 
     # The strategy
 
@@ -101,7 +112,7 @@ class Attempt(ABC):
         """Undo and record the failure. True when the attempt collided with others and can begin again at once."""
 
     def drop(self) -> None:
-        """Give back whatever is still held, wherever the attempt ended or was interrupted."""
+        """Give back what is still held, wherever the attempt ended or was interrupted."""
         self.leave()
 
     # Begin
@@ -113,13 +124,13 @@ class Attempt(ABC):
         while True:
             try:
                 if self.spec.governed is not None or self.spec.terms.when_locked == "escalate":
-                    self.policy.check_claim()
+                    self._check_claim()
                 claimed = self._claim()
                 if isinstance(claimed, Outcome) and claimed.status == "skipped":
-                    self.policy.return_approval()
+                    self._return_approval()
                 return claimed
             except (OperationInProgress, PolicyDenied):
-                self.policy.return_approval()
+                self._return_approval()
                 raise
             except OperationFailed as error:
                 if not self.policy.review_refusal(error):
@@ -128,16 +139,33 @@ class Attempt(ABC):
                 self.policy.review_need(need)
             except BaseException:
                 with suppress(Exception):  # the first error is the one to raise
-                    self.policy.return_approval()
+                    self._return_approval()
                 raise
 
+    def _check_claim(self) -> None:
+        """Check the policy before the claim, without any lock."""
+        [row] = self.spec.engine.call("operation_get", {"key": self.spec.key.digest})
+        prior = Prior.from_row(row)
+        self.policy.check_claim(self.decide(prior), prior)
+
+    def _return_approval(self) -> None:
+        if self._policy is not None:
+            self._policy.return_approval()
+
     def decide(self, prior: Prior) -> Decision:
-        return self.spec.decide(prior, approved=self.policy.is_approved)
+        """What to do, given the row of the operation."""
+        spec, terms = self.spec, self.spec.terms
+        return decide(
+            prior, spec.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
+            undoes=spec.rollback is not None, approved=self._policy is not None and self._policy.is_approved,
+            reuse=terms.reuse,
+        )  # fmt: skip
 
     def settle(self, decision: Decision, prior: Prior) -> Outcome | None:
         """The outcome if the log has one; None if an attempt is needed. Raises if there must not be one."""
         if decision is Decision.REPLAY:
-            self.policy.check_replay(prior)
+            if self.spec.governed is not None:
+                self.policy.check_replay(prior)
             outcome = Outcome("success", True, prior.attempt, value=prior.value())
         elif decision is Decision.EXPIRED:
             outcome = Outcome("expired", True, prior.attempt)

@@ -31,7 +31,7 @@ from holdfast.operations.log import Chain, EncodedEntry, encode_entry, hash_pref
 from holdfast.operations.op_context import OpContext, call_metered, call_with_op, op_parameter
 from holdfast.operations.operation import new_run_telemetry, run
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.spec import OperationSpec, encode_result, keep_detail
+from holdfast.operations.spec import OperationSpec, encode_result
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
 from holdfast.runtime.clock import now
@@ -279,7 +279,8 @@ class BatchPart:
             record = error_record(error, where="result")
             self._ends[digest] = ("partial", None, None, json.dumps(record), "0", "1", None)
             return Outcome("failed", False, 1, error=error)
-        op.add_entry("success", keep_detail(spec.terms.keep), payload_hash=result["result_hash"])
+        keep = spec.terms.keep
+        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         self._ends[digest] = ("success", *result.values(), None, "0", "1", op.outbox_json())
         return Outcome("success", False, 1, value=value)
 
@@ -320,8 +321,7 @@ class BatchPart:
         rows = []
         for digest, end in self._ends.items():
             chain = self._chains[digest]
-            chain.add_encoded(release_entry(chain.next_number))
-            expected, pointer, number, entries = chain.pending()
+            expected, pointer, number, entries = chain.pending(release_entry(chain.next_number))
             rows.append((digest, expected, pointer, str(number), entries, *end))
         keep = self._attempt.spec.terms.keep
         if rows and self._call("operation_finish_many", {"keep": keep}, FINISH_COLUMNS, rows):

@@ -11,18 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from holdfast.database.connections.connection import Connection, recognise
+from holdfast.database.connections.connection import Connection
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt import entered_attempts
-from holdfast.operations.decide import Decision, Prior, chain_length, in_progress
+from holdfast.operations.decide import Decision, Prior, chain_length, in_progress, read_only_transaction
 from holdfast.operations.op_context import OpContext
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction import (
-    OwnTransaction,
     RollBack,
     TransactionAttempt,
-    check_unused,
     detect_ended_transaction,
     says_transaction_ended,
 )
@@ -33,9 +31,16 @@ from holdfast.runtime.clock import now
 
 class CallersTransaction(TransactionAttempt):
     def __init__(self, spec: OperationSpec, connection: Connection) -> None:
-        super().__init__(spec, PolicyChecks(spec, connection), connection)
+        super().__init__(spec, connection)
         self._is_sqlite = spec.engine.database.dialect == "sqlite"
         self._savepoints: list[AbstractContextManager[Any]] = []
+
+    @property
+    def policy(self) -> PolicyChecks:
+        """Reviews and related operations are in the caller's transaction, if only that sees them."""
+        if self._policy is None:
+            self._policy = PolicyChecks(self.spec, self.tries, self._connection)
+        return self._policy
 
     def _claim(self) -> OpContext | Outcome:
         started, tries = now(), 0
@@ -50,12 +55,14 @@ class CallersTransaction(TransactionAttempt):
             )  # fmt: skip
             if (outcome := self.settle(decision, prior)) is not None:
                 return replace(outcome, committed=not self.policy.is_uncommitted)
-            claim.check_writable(self.spec.key)
+            if claim.is_read_only:
+                raise read_only_transaction(self.spec.key)
             if claim.is_free and decision is not Decision.RUNNING and self._lock_dataset():
                 if self.is_nested(same_key=True):
                     self.report_locked_out("reentered")
                     raise in_progress(self.spec.key, why="it runs inside of itself")
-                self.policy.check_locked(prior)
+                if self.spec.governed is not None:
+                    self.policy.check_locked(prior)
                 self.prior, self._began = prior, claim.began
                 _defer_outer_places()
                 self._set_savepoints()
@@ -149,13 +156,3 @@ def _defer_outer_places() -> None:
     for attempt in entered_attempts():
         if isinstance(attempt, TransactionAttempt):
             attempt.gets_late_place = True
-
-
-def transaction_attempt(spec: OperationSpec, driver_connection: Any) -> TransactionAttempt:
-    """For the user's connection: in the transaction that is open on it, or in one of its own. RuntimeError when an
-    operation of another thread or task runs on it."""
-    connection = recognise(spec.engine.database, driver_connection, "the log of operations is")
-    check_unused(driver_connection)
-    if connection.in_transaction():
-        return CallersTransaction(spec, connection)
-    return OwnTransaction(spec, connection, driver_connection)

@@ -10,18 +10,16 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from holdfast.database.connections.connection_async import AsyncConnection, recognise
+from holdfast.database.connections.connection_async import AsyncConnection
 from holdfast.database.sessions import Row
 from holdfast.errors import HoldfastError
 from holdfast.operations.attempt_async import entered_attempts
-from holdfast.operations.decide import Decision, Prior, chain_length, in_progress
+from holdfast.operations.decide import Decision, Prior, chain_length, in_progress, read_only_transaction
 from holdfast.operations.op_context_async import AsyncOpContext
 from holdfast.operations.outcome import Outcome
 from holdfast.operations.own_transaction_async import (
-    AsyncOwnTransaction,
     AsyncTransactionAttempt,
     RollBack,
-    check_unused,
     detect_ended_transaction,
     says_transaction_ended,
 )
@@ -32,9 +30,16 @@ from holdfast.runtime.clock import now
 
 class AsyncCallersTransaction(AsyncTransactionAttempt):
     def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection) -> None:
-        super().__init__(spec, AsyncPolicyChecks(spec, connection), connection)
+        super().__init__(spec, connection)
         self._is_sqlite = spec.engine.database.dialect == "sqlite"
         self._savepoints: list[AbstractAsyncContextManager[Any]] = []
+
+    @property
+    def policy(self) -> AsyncPolicyChecks:
+        """Reviews and related operations are in the caller's transaction, if only that sees them."""
+        if self._policy is None:
+            self._policy = AsyncPolicyChecks(self.spec, self.tries, self._connection)
+        return self._policy
 
     async def _claim(self) -> AsyncOpContext | Outcome:
         started, tries = now(), 0
@@ -49,12 +54,14 @@ class AsyncCallersTransaction(AsyncTransactionAttempt):
             )  # fmt: skip
             if (outcome := self.settle(decision, prior)) is not None:
                 return replace(outcome, committed=not self.policy.is_uncommitted)
-            claim.check_writable(self.spec.key)
+            if claim.is_read_only:
+                raise read_only_transaction(self.spec.key)
             if claim.is_free and decision is not Decision.RUNNING and await self._lock_dataset():
                 if self.is_nested(same_key=True):
                     self.report_locked_out("reentered")
                     raise in_progress(self.spec.key, why="it runs inside of itself")
-                await self.policy.check_locked(prior)
+                if self.spec.governed is not None:
+                    await self.policy.check_locked(prior)
                 self.prior, self._began = prior, claim.began
                 _defer_outer_places()
                 await self._set_savepoints()
@@ -148,13 +155,3 @@ def _defer_outer_places() -> None:
     for attempt in entered_attempts():
         if isinstance(attempt, AsyncTransactionAttempt):
             attempt.gets_late_place = True
-
-
-def transaction_attempt(spec: AsyncOperationSpec, driver_connection: Any) -> AsyncTransactionAttempt:
-    """For the user's connection: in the transaction that is open on it, or in one of its own. RuntimeError when an
-    operation of another thread or task runs on it."""
-    connection = recognise(spec.engine.database, driver_connection, "the log of operations is")
-    check_unused(driver_connection)
-    if connection.in_transaction():
-        return AsyncCallersTransaction(spec, connection)
-    return AsyncOwnTransaction(spec, connection, driver_connection)

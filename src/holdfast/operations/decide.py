@@ -38,7 +38,7 @@ _UNANSWERED = frozenset({"ConnectionError", "ConnectError", "TimeoutError", "Tim
 
 @dataclass(frozen=True)
 class StoredKey:
-    """The key of an operation that is in the log: its digest and label, whatever the key was made of."""
+    """The key of an operation that is in the log: only its digest, label and dataset."""
 
     digest: str
     label: str
@@ -141,20 +141,12 @@ class TransactionClaim(NamedTuple):
     @classmethod
     def from_row(cls, row: Row) -> TransactionClaim:
         answer = json.loads(row["answer"])
-        known = answer.get("known")
-        prior = Prior.none(answer["now"]) if known is None else Prior.from_row({**known, "now": answer["now"]})
+        row = answer.get("known")
+        prior = Prior.none(answer["now"]) if row is None else Prior.from_row({**row, "now": answer["now"]})
         return cls(
             answer["state"] == "free", answer["began"], bool(answer["fixed"]), answer.get("home"), prior,
             "frozen" in answer,
         )  # fmt: skip
-
-    def check_writable(self, key: Key) -> None:
-        """ValueError when the transaction is read-only: the effect could not be recorded."""
-        if self.is_read_only:
-            raise ValueError(
-                f"operation {key.label!r}: this transaction is read-only, because it was begun so or the server is a "
-                "standby, and the operation could not be recorded in it: give tx one that writes"
-            )
 
 
 def decide(
@@ -230,6 +222,13 @@ def in_progress(
 ) -> OperationInProgress:
     more = "" if waited is None else f"; waited {waited:.1f} s"
     return OperationInProgress(f"operation {key.label!r}: {why}{more}", key=key.digest, label=key.label)
+
+
+def read_only_transaction(key: Key) -> ValueError:
+    return ValueError(
+        f"operation {key.label!r}: this transaction is read-only, because it was begun so or the server is a standby, "
+        "and the operation could not be recorded in it: give tx one that writes"
+    )
 
 
 def fenced_out(what: str) -> FencedOut:

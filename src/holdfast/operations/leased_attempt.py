@@ -33,8 +33,7 @@ from holdfast.operations.decide import (
 )
 from holdfast.operations.op_context import OpContext
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.policy_checks import PolicyChecks
-from holdfast.operations.spec import OperationSpec, encode_result, keep_detail
+from holdfast.operations.spec import OperationSpec, encode_result
 from holdfast.runtime.clock import now
 from holdfast.runtime.log import WARNING, logger
 
@@ -52,7 +51,7 @@ class LeasedAttempt(Attempt):
     """``changed_error``: raised when the log has changed since it was read, although the lease is held."""
 
     def __init__(self, spec: OperationSpec, changed_error: Callable[[Key], HoldfastError] = _fenced_out) -> None:
-        super().__init__(spec, PolicyChecks(spec))
+        super().__init__(spec)
         self.changed_error = changed_error
         self.grant: LeaseGrant | None = None
         self._dataset_grant: LeaseGrant | None = None
@@ -167,7 +166,9 @@ class LeasedAttempt(Attempt):
     def _start(self, prior: Prior, decision: Decision) -> tuple[OpContext | Outcome | None, str]:
         """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
         spec, self.prior = self.spec, prior
-        self.policy.check_locked(prior)
+        if spec.governed is not None:
+            self.policy.check_locked(prior)
+        is_sensitive = spec.governed is not None and self.policy.is_sensitive
         op = OpContext(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
         self.prior = prior._replace(failures=prior.failed_attempts)
         if decision is not Decision.EXECUTE:
@@ -175,7 +176,8 @@ class LeasedAttempt(Attempt):
             op.add_entry("lock_acquired", self.lock_detail())
             if (state := self.write(op, "partial", lock=spec.key.lock_key)) != "done":
                 return None, state
-            self.policy.spend_approval()
+            if self._policy is not None:
+                self._policy.spend_approval()
             outcome = self._recover(op, prior, decision)
             if outcome is not None:
                 return outcome, "done"
@@ -183,16 +185,17 @@ class LeasedAttempt(Attempt):
         else:
             op.add_entry("lock_acquired", self.lock_detail())
         op.add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
-        if not spec.preconditions and not spec.terms.marks_effect and not self.policy.is_sensitive:
+        if not spec.preconditions and not spec.terms.marks_effect and not is_sensitive:
             op.has_begun = True
             op.add_entry("effect_started")
         state = self.write(op, "partial", lock=spec.key.lock_key)
         op.save = self.save
         if state != "done":
             return None, state
-        if self.policy.is_sensitive:
+        if is_sensitive:
             self._check_again(op, prior)
-        self.policy.spend_approval()
+        if self._policy is not None:
+            self._policy.spend_approval()
         return op, state
 
     def _check_again(self, op: OpContext, prior: Prior) -> None:
@@ -235,7 +238,7 @@ class LeasedAttempt(Attempt):
             self._close_partial(op, error_record(error, where="result"))
             raise
         keep = self.spec.terms.keep
-        op.add_entry("success", keep_detail(keep), payload_hash=result["result_hash"])
+        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         self.close(op, "success", keep=keep, failures=0, **result)
         return Outcome("success", False, op.attempt, value=value)
 

@@ -32,8 +32,7 @@ from holdfast.operations.decide import (
 )
 from holdfast.operations.op_context_async import AsyncOpContext
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.policy_checks_async import AsyncPolicyChecks
-from holdfast.operations.spec_async import AsyncOperationSpec, encode_result, keep_detail
+from holdfast.operations.spec_async import AsyncOperationSpec, encode_result
 from holdfast.runtime.clock import now
 from holdfast.runtime.log import WARNING, logger
 
@@ -51,7 +50,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
     """``changed_error``: raised when the log has changed since it was read, although the lease is held."""
 
     def __init__(self, spec: AsyncOperationSpec, changed_error: Callable[[Key], HoldfastError] = _fenced_out) -> None:
-        super().__init__(spec, AsyncPolicyChecks(spec))
+        super().__init__(spec)
         self.changed_error = changed_error
         self.grant: AsyncLeaseGrant | None = None
         self._dataset_grant: AsyncLeaseGrant | None = None
@@ -166,7 +165,9 @@ class AsyncLeasedAttempt(AsyncAttempt):
     async def _start(self, prior: Prior, decision: Decision) -> tuple[AsyncOpContext | Outcome | None, str]:
         """Recover a dead attempt and begin the next one; or None and the state of a claim that was refused."""
         spec, self.prior = self.spec, prior
-        await self.policy.check_locked(prior)
+        if spec.governed is not None:
+            await self.policy.check_locked(prior)
+        is_sensitive = spec.governed is not None and self.policy.is_sensitive
         op = AsyncOpContext(spec.key, prior, self.asked_at, attempt=prior.attempt + 1, fence=self.held_grant.fence)
         self.prior = prior._replace(failures=prior.failed_attempts)
         if decision is not Decision.EXECUTE:
@@ -174,7 +175,8 @@ class AsyncLeasedAttempt(AsyncAttempt):
             op.add_entry("lock_acquired", self.lock_detail())
             if (state := await self.write(op, "partial", lock=spec.key.lock_key)) != "done":
                 return None, state
-            self.policy.spend_approval()
+            if self._policy is not None:
+                self._policy.spend_approval()
             outcome = await self._recover(op, prior, decision)
             if outcome is not None:
                 return outcome, "done"
@@ -182,16 +184,17 @@ class AsyncLeasedAttempt(AsyncAttempt):
         else:
             op.add_entry("lock_acquired", self.lock_detail())
         op.add_claim(spec.claim_entries(spec.fingerprint, spec.key.version, spec.key.bucket))
-        if not spec.preconditions and not spec.terms.marks_effect and not self.policy.is_sensitive:
+        if not spec.preconditions and not spec.terms.marks_effect and not is_sensitive:
             op.has_begun = True
             op.add_entry("effect_started")
         state = await self.write(op, "partial", lock=spec.key.lock_key)
         op.save = self.save
         if state != "done":
             return None, state
-        if self.policy.is_sensitive:
+        if is_sensitive:
             await self._check_again(op, prior)
-        self.policy.spend_approval()
+        if self._policy is not None:
+            self._policy.spend_approval()
         return op, state
 
     async def _check_again(self, op: AsyncOpContext, prior: Prior) -> None:
@@ -234,7 +237,7 @@ class AsyncLeasedAttempt(AsyncAttempt):
             await self._close_partial(op, error_record(error, where="result"))
             raise
         keep = self.spec.terms.keep
-        op.add_entry("success", keep_detail(keep), payload_hash=result["result_hash"])
+        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         await self.close(op, "success", keep=keep, failures=0, **result)
         return Outcome("success", False, op.attempt, value=value)
 

@@ -159,50 +159,47 @@ class ChainUpdate(NamedTuple):
     entries: str
 
 
+PendingEntry = tuple[str, int, int, float, Mapping[str, Any] | str | None, str | None]
+"""The arguments of ``encode_entry`` without the number: kind, attempt, fence, at, detail, payload_hash."""
+
+
 class Chain:
     """Collects the entries of one operation until they are written together."""
 
-    __slots__ = ("_hash", "_mark", "_number", "_pending", "_pointer", "_prefix", "_sent_hash", "_sent_number")
+    __slots__ = ("_hash", "_mark", "_number", "_pointer", "_prefix", "_sent_hash", "_sent_number", "entries")
 
     def __init__(self, operation: str, pointer: str | None) -> None:
         number, _, self._hash = (pointer or "0:").partition(":")
         self._prefix, self._pointer, self._number = hash_prefix(operation), pointer, int(number)
-        self._pending: list[EncodedEntry] = []
+        self.entries: list[PendingEntry] = []
+        """Those that are not written yet."""
         self._mark: int | None = None
 
     @property
     def next_number(self) -> int:
-        return self._number + len(self._pending) + 1
-
-    def add(
-        self, kind: str, attempt: int, fence: int, at: float, detail: Mapping[str, Any] | str | None = None,
-        payload_hash: str | None = None,
-    ) -> None:  # fmt: skip
-        self._pending.append(
-            encode_entry(self._number + len(self._pending) + 1, kind, attempt, fence, at, detail, payload_hash)
-        )
-
-    def add_encoded(self, entry: EncodedEntry) -> None:
-        """Add an entry that was encoded once for many chains."""
-        self._pending.append(entry)
+        return self._number + len(self.entries) + 1
 
     def mark(self) -> None:
         """Entries from here on can be taken back with ``discard_marked``."""
-        self._mark = len(self._pending)
+        self._mark = len(self.entries)
 
     def discard_marked(self) -> None:
         """Drop the entries added since ``mark``, if it was called."""
-        del self._pending[len(self._pending) if self._mark is None else self._mark :]
+        del self.entries[len(self.entries) if self._mark is None else self._mark :]
 
-    def pending(self) -> ChainUpdate:
-        """The entries that are not written yet. They are hashed here."""
-        self._sent_number = self._number + len(self._pending)
-        self._sent_hash, entries = link_entries(self._prefix, self._hash, self._pending)
-        return ChainUpdate(self._pointer, f"{self._sent_number}:{self._sent_hash}", self._number + 1, entries)
+    def pending(self, *more: EncodedEntry) -> ChainUpdate:
+        """The entries that are not written yet, encoded and hashed. ``more``: entries that were encoded once for many
+        chains, from ``next_number`` on."""
+        first = self._number + 1
+        encoded = [encode_entry(number, *entry) for number, entry in enumerate(self.entries, first)]
+        encoded += more
+        self._sent_number = self._number + len(encoded)
+        self._sent_hash, text = link_entries(self._prefix, self._hash, encoded)
+        return ChainUpdate(self._pointer, f"{self._sent_number}:{self._sent_hash}", first, text)
 
     def confirm(self) -> None:
         """What ``pending`` returned last is written. Entries added since stay pending."""
-        del self._pending[: self._sent_number - self._number]
+        del self.entries[: self._sent_number - self._number]
         self._number, self._hash = self._sent_number, self._sent_hash
         self._pointer = f"{self._sent_number}:{self._sent_hash}"
 

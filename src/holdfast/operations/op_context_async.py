@@ -80,7 +80,8 @@ class AsyncOpContext:
         if not self.has_begun:  # a checkpoint implies an effect
             self.has_begun = True
             self.add_entry("effect_started")
-        await self._add_and_save("checkpoint", {"name": name, "value": value})
+        detail = json.dumps({"name": name, "value": value}, separators=(",", ":"))  # now: the value may be mutable
+        await self._add_and_save("checkpoint", detail)
 
     def emit(self, topic: str, payload: Any) -> None:
         """Add a message to the outbox: published by a relay if the operation succeeds, and only then."""
@@ -98,12 +99,13 @@ class AsyncOpContext:
     def outbox_json(self) -> str | None:
         return json.dumps(self.outbox) if self.outbox else None
 
-    async def _add_and_save(self, kind: str, detail: Mapping[str, Any] | None = None) -> None:
+    async def _add_and_save(self, kind: str, detail: str | None = None) -> None:
         """One at a time, because the function may run several threads or tasks. RuntimeError after the end."""
         async with self._mutex():
             if self._is_closed:
                 raise RuntimeError(f"operation {self.key.label!r} has ended: nothing can be recorded for it any more")
-            self.add_entry(kind, detail)
+            at = self._server_time + now() - self._asked_at
+            self.chain.entries.append((kind, self.attempt, self.fence, at, detail, None))
             if self.save is not None:
                 await self.save(self)
 
@@ -122,7 +124,7 @@ class AsyncOpContext:
         if kind == "rollback":
             self._dead_prior = None
         at = self._server_time + now() - self._asked_at
-        self.chain.add(kind, self.attempt, self.fence, at, detail, payload_hash)
+        self.chain.entries.append((kind, self.attempt, self.fence, at, detail, payload_hash))
 
     def add_claim(self, entries: list[tuple[str, dict[str, Any] | None]]) -> None:
         """Add the entries that begin an attempt. A dead attempt that was not rolled back ends as failed before."""
@@ -130,14 +132,15 @@ class AsyncOpContext:
         if dead is not None:
             error = format_error(dead.error_fields) if dead.error else "its owner died"
             at = self._server_time + now() - self._asked_at
-            self.chain.add("failure", dead.attempt, self.fence, at, {"error": error})
+            self.chain.entries.append(("failure", dead.attempt, self.fence, at, {"error": error}, None))
         for kind, detail in entries:
             self.add_entry(kind, detail)
 
     def add_release(self) -> None:
         """Add the last entry of an attempt: how long it held the lock."""
         held = now() - self._asked_at
-        self.chain.add("lock_released", self.attempt, self.fence, self._server_time + held, f'{{"held":{held:.6f}}}')
+        at, detail = self._server_time + held, f'{{"held":{held:.6f}}}'
+        self.chain.entries.append(("lock_released", self.attempt, self.fence, at, detail, None))
 
     def held_seconds(self) -> float:
         """Seconds since the lock was requested."""

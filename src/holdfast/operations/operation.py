@@ -10,13 +10,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from holdfast.canonical import digest
+from holdfast.database.connections.connection import recognise
+from holdfast.database.connections.sqlalchemy import subject_of
 from holdfast.errors import OperationFailed
+from holdfast.keys import OperationKey, PlainKey, as_key
 from holdfast.operations.attempt import Attempt
-from holdfast.operations.callers_transaction import transaction_attempt
+from holdfast.operations.callers_transaction import CallersTransaction
 from holdfast.operations.decide import NO_PRIOR, backoff_delay
 from holdfast.operations.leased_attempt import LeasedAttempt
 from holdfast.operations.op_context import OpContext, call_metered, call_with_op
 from holdfast.operations.outcome import Outcome
+from holdfast.operations.own_transaction import OwnTransaction, check_unused
 from holdfast.operations.spec import OperationSpec
 from holdfast.operations.terms import Function
 from holdfast.runtime import telemetry
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SpecBuilder = Callable[[object, str | None, object], OperationSpec]
+SpecBuilder = Callable[[OperationKey | PlainKey, str | None, object], OperationSpec]
 """Builds the spec from a key, a fingerprint and a payload."""
 
 
@@ -63,7 +67,7 @@ class Operation:
         def run_once(*args: P.args, **kwargs: P.kwargs) -> Outcome:
             bound = {**defaults, **signature.bind(*args, **kwargs).arguments}  # TypeError before there is an attempt
             arguments = {each: value for each, value in bound.items() if each not in ("self", "cls")}
-            key = self._key(*args, **kwargs) if callable(self._key) else self._key
+            key = as_key(self._key(*args, **kwargs)) if callable(self._key) else self._key
             fingerprint = self._fingerprint or digest((name, arguments), "the arguments")
             payload = [list(args), dict(kwargs)] if self._fingerprint is None else self._payload
             return run(self._build_spec(key, fingerprint, payload), self._tx, function, args, kwargs)
@@ -182,11 +186,19 @@ def _defaults(signature: Signature) -> dict[str, Any]:
 
 
 def new_attempt(spec: OperationSpec, tx: Any) -> Attempt:
-    """An attempt under a lease, or in a transaction on the connection ``tx``."""
+    """An attempt under a lease; or, on the connection ``tx``, in the transaction that is open or in one of its own.
+    RuntimeError when an operation of another thread or task runs on that connection."""
     spec.engine.check_usable()
     if tx is None:
         return LeasedAttempt(spec)
-    attempt = transaction_attempt(spec, tx)
+    connection = recognise(spec.engine.database, tx, "the log of operations is")
+    connection_id = id(subject_of(tx))
+    check_unused(connection_id)
+    attempt: Attempt
+    if connection.in_transaction():
+        attempt = CallersTransaction(spec, connection)
+    else:
+        attempt = OwnTransaction(spec, connection, tx, connection_id)
     if not spec.engine.schema_seen:  # our own session makes the tables, or says how to: the user's would only fail
         spec.engine.call("operation_get", {"key": spec.key.digest})
     return attempt
@@ -218,7 +230,7 @@ def _run(
     tries, last_error = 0, None
     while True:
         attempt = new_attempt(spec, tx)
-        attempt.policy.tries, attempt.telemetry = tries, run_telemetry
+        attempt.tries, attempt.telemetry = tries, run_telemetry
         try:
             return _run_attempt(attempt, function, args, kwargs)
         except BaseException as error:

@@ -19,7 +19,7 @@ from holdfast.database.engine import Engine
 from holdfast.doctor import operations as doctor_operations
 from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
-from holdfast.keys import OperationKey, as_key
+from holdfast.keys import OperationKey, PlainKey, as_key
 from holdfast.names import Unset, check_limit, check_name, check_said, check_seconds
 from holdfast.operations.archive import archive_line, archived_entry, parse_archive
 from holdfast.operations.attempt import fetch_entries
@@ -205,7 +205,7 @@ class Operations:
         payloads = [Unset.UNSET if payload is None else payload(item) for item in all_items]
         specs = [
             build_spec(
-                item if key is None else key(item),
+                as_key(item if key is None else key(item)),
                 None if payload is None else digest(item_payload, "payload"),
                 item_payload,
             )
@@ -402,19 +402,16 @@ class Operations:
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
 
-        def build_spec(key: object, fingerprint: str | None, payload: object) -> OperationSpec:
-            operation_key = as_key(key)
+        def build_spec(key: OperationKey | PlainKey, fingerprint: str | None, payload: object) -> OperationSpec:
             spec = OperationSpec(
-                self._engine, operation_key, fingerprint, checked, undo, name, probe, before, after, None, lineage,
+                self._engine, key, fingerprint, checked, undo, name, probe, before, after, None, lineage,
                 None, self._meter,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return spec
             from holdfast.governance.policy import governed
 
-            policy = governed(
-                self._rules, operation_key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
-            )
+            policy = governed(self._rules, key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs)
             sovereign = policy is not None and policy.demands.sovereign
             return spec._replace(governed=policy, terms=checked._replace(sovereign=sovereign))
 

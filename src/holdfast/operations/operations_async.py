@@ -18,7 +18,7 @@ from holdfast.database.engine_async import AsyncEngine
 from holdfast.doctor import operations as doctor_operations
 from holdfast.doctor.findings import Examination
 from holdfast.errors import HoldfastError, PolicyDenied
-from holdfast.keys import OperationKey, as_key
+from holdfast.keys import OperationKey, PlainKey, as_key
 from holdfast.names import Unset, check_limit, check_name, check_said, check_seconds
 from holdfast.operations.archive import archive_line, archived_entry, parse_archive
 from holdfast.operations.attempt_async import fetch_entries
@@ -53,7 +53,7 @@ from holdfast.runtime.concurrency_async import check_callable, maybe_await
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Moment, Rules
+    from holdfast.governance.policy import Policy
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -203,7 +203,7 @@ class AsyncOperations:
         payloads = [Unset.UNSET if payload is None else payload(item) for item in all_items]
         specs = [
             build_spec(
-                item if key is None else key(item),
+                as_key(item if key is None else key(item)),
                 None if payload is None else digest(item_payload, "payload"),
                 item_payload,
             )
@@ -400,19 +400,16 @@ class AsyncOperations:
         checked = OperationTerms.check(**terms, undoes=undo is not None, probes=probe is not None)
         before, after = tuple(preconditions), tuple(postconditions)
 
-        def build_spec(key: object, fingerprint: str | None, payload: object) -> AsyncOperationSpec:
-            operation_key = as_key(key)
+        def build_spec(key: OperationKey | PlainKey, fingerprint: str | None, payload: object) -> AsyncOperationSpec:
             spec = AsyncOperationSpec(
-                self._engine, operation_key, fingerprint, checked, undo, name, probe, before, after, None, lineage,
+                self._engine, key, fingerprint, checked, undo, name, probe, before, after, None, lineage,
                 None, self._meter,
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return spec
             from holdfast.governance.policy import govern
 
-            policy = govern(
-                self._rules, operation_key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs
-            )
+            policy = govern(self._rules, key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs)
             sovereign = policy is not None and policy.demands.sovereign
             return spec._replace(governed=policy, terms=checked._replace(sovereign=sovereign))
 

@@ -26,7 +26,7 @@ from holdfast.database import driver_errors
 from holdfast.database.connections.connection import Connection
 from holdfast.database.connections.placeholders import ENDED
 from holdfast.database.connections.psycopg import Psycopg, reject_unreplicated_commit
-from holdfast.database.connections.sqlalchemy import SqlAlchemy, subject_of
+from holdfast.database.connections.sqlalchemy import SqlAlchemy
 from holdfast.database.connections.sqlite import Sqlite3
 from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
@@ -42,11 +42,11 @@ from holdfast.operations.decide import (
     error_text,
     failure_detail,
     is_collision,
+    read_only_transaction,
 )
 from holdfast.operations.op_context import Done, OpContext
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.policy_checks import PolicyChecks
-from holdfast.operations.spec import OperationSpec, encode_result, end_parameters, keep_detail
+from holdfast.operations.spec import OperationSpec, encode_result, end_parameters
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency import current_id
 
@@ -68,8 +68,8 @@ class TransactionAttempt(Attempt, ABC):
     _failed_recovery: tuple[Decision, Prior, float, Exception] | None = None
     """A rollback or a probe has failed: recorded when the transaction was undone."""
 
-    def __init__(self, spec: OperationSpec, policy: PolicyChecks, connection: Connection) -> None:
-        super().__init__(spec, policy)
+    def __init__(self, spec: OperationSpec, connection: Connection) -> None:
+        super().__init__(spec)
         self._connection = connection
 
     def _claim_parameters(self) -> Row:
@@ -80,7 +80,7 @@ class TransactionAttempt(Attempt, ABC):
         """ValueError when the connection is to another database than the client's: its log would not be found."""
         claim = TransactionClaim.from_row(row)
         location = self.spec.engine.state(LogLocation)
-        if claim.log_oid != location.oid:  # not fetched yet, or the tables were made anew
+        if claim.log_oid != location.oid:  # not fetched yet, or the tables were recreated
             [row] = self.spec.engine.call("operation_begin", {"key": "", "lease": ""})
             location.oid = TransactionClaim.from_row(row).log_oid
             if location.oid != claim.log_oid:
@@ -92,14 +92,16 @@ class TransactionAttempt(Attempt, ABC):
 
     def _lock_dataset(self) -> bool:
         """Lock a sovereign dataset as a whole, under the lock of the operation. True also if it is not sovereign."""
-        claim = self.spec.dataset_claim
-        return claim is None or TransactionClaim.from_row(self._connection.write("operation_begin", claim)).is_free
+        claim = self.spec.dataset_claim if self.spec.terms.sovereign else None
+        if claim is None:
+            return True
+        return TransactionClaim.from_row(self._connection.write("operation_begin", claim)).is_free
 
     def _start(self, decision: Decision, prior: Prior, asked_at: float) -> OpContext | Outcome:
         """The lock is ours: recover a dead attempt, and begin the next one."""
         spec = self.spec
-        if self.policy.is_approved:
-            self.policy.spend_approval()
+        if self._policy is not None:
+            self._policy.spend_approval()
         op = OpContext(spec.key, prior, asked_at, attempt=prior.attempt + 1)
         if decision is not Decision.EXECUTE:
             try:
@@ -133,7 +135,7 @@ class TransactionAttempt(Attempt, ABC):
         result = encode_result(value)
         op.chain.mark()
         keep = self.spec.terms.keep
-        op.add_entry("success", keep_detail(keep), payload_hash=result["result_hash"])
+        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         op.add_release()
         late = self.gets_late_place or None
         return end_parameters(self.spec.row(op, "success", keep=keep, began=self._began, late=late, **result))
@@ -179,7 +181,7 @@ class TransactionAttempt(Attempt, ABC):
 
         A function may roll back before it raises, which leaves nothing: SQLAlchemy distinguishes the two, sqlite3 does
         not. psycopg refuses commit() and rollback(), so only a statement can do it; in a failed transaction that cannot
-        be found out.
+        be detected.
         """
         connection = self._connection
         if not isinstance(error, Exception) or isinstance(connection, Sqlite3):
@@ -198,10 +200,10 @@ class TransactionAttempt(Attempt, ABC):
 class OwnTransaction(TransactionAttempt):
     """In a transaction that the operation begins and commits."""
 
-    def __init__(self, spec: OperationSpec, connection: Connection, driver_connection: Any) -> None:
-        super().__init__(spec, PolicyChecks(spec), connection)
+    def __init__(self, spec: OperationSpec, connection: Connection, driver_connection: Any, connection_id: int) -> None:
+        super().__init__(spec, connection)
         self._transaction = user_transaction(spec.engine.database, connection, driver_connection)
-        self._connection_id, self._caller = id(subject_of(driver_connection)), current_id()
+        self._connection_id, self._caller = connection_id, current_id()
         self._is_ending = False
         """``operation_end`` was sent: an error from here on is not one of the function."""
         self._collisions = 0
@@ -220,9 +222,11 @@ class OwnTransaction(TransactionAttempt):
                 if (outcome := self.settle(decision, prior)) is not None:
                     self._roll_back()
                     return outcome
-                claim.check_writable(self.spec.key)
+                if claim.is_read_only:
+                    raise read_only_transaction(self.spec.key)
                 if claim.is_free and decision is not Decision.RUNNING and self._lock_dataset():
-                    self.policy.check_locked(prior)
+                    if self.spec.governed is not None:
+                        self.policy.check_locked(prior)
                     self.prior, self._began = prior, claim.began
                     self.gets_late_place = claim.has_fixed_snapshot or not self._transaction.ends_with_commit
                     return self._start(decision, prior, asked_at)
@@ -285,9 +289,9 @@ _by_connection: dict[int, OwnTransaction] = {}
 """The attempts in progress, by the id of their connection."""
 
 
-def check_unused(driver_connection: Any) -> None:
+def check_unused(connection_id: int) -> None:
     """RuntimeError when an operation of another thread or task runs on this connection."""
-    attempt = _by_connection.get(id(subject_of(driver_connection)))
+    attempt = _by_connection.get(connection_id)
     if attempt is not None and not attempt.surrounds_caller():
         raise attempt.in_use_error()
 

@@ -25,7 +25,7 @@ from holdfast.database import driver_errors
 from holdfast.database.connections.connection_async import AsyncConnection
 from holdfast.database.connections.placeholders_async import ENDED
 from holdfast.database.connections.psycopg_async import AsyncPsycopg, reject_unreplicated_commit
-from holdfast.database.connections.sqlalchemy_async import AsyncSqlAlchemy, subject_of
+from holdfast.database.connections.sqlalchemy_async import AsyncSqlAlchemy
 from holdfast.database.connections.sqlite_async import AsyncSqlite3
 from holdfast.database.engine_async import AsyncEngine
 from holdfast.database.sessions import Row
@@ -41,11 +41,11 @@ from holdfast.operations.decide import (
     error_text,
     failure_detail,
     is_collision,
+    read_only_transaction,
 )
 from holdfast.operations.op_context_async import AsyncOpContext, Done
 from holdfast.operations.outcome import Outcome
-from holdfast.operations.policy_checks_async import AsyncPolicyChecks
-from holdfast.operations.spec_async import AsyncOperationSpec, encode_result, end_parameters, keep_detail
+from holdfast.operations.spec_async import AsyncOperationSpec, encode_result, end_parameters
 from holdfast.runtime.clock import now
 from holdfast.runtime.concurrency_async import current_id
 
@@ -67,8 +67,8 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
     _failed_recovery: tuple[Decision, Prior, float, Exception] | None = None
     """A rollback or a probe has failed: recorded when the transaction was undone."""
 
-    def __init__(self, spec: AsyncOperationSpec, policy: AsyncPolicyChecks, connection: AsyncConnection) -> None:
-        super().__init__(spec, policy)
+    def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection) -> None:
+        super().__init__(spec)
         self._connection = connection
 
     def _claim_parameters(self) -> Row:
@@ -79,7 +79,7 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
         """ValueError when the connection is to another database than the client's: its log would not be found."""
         claim = TransactionClaim.from_row(row)
         location = self.spec.engine.state(LogLocation)
-        if claim.log_oid != location.oid:  # not fetched yet, or the tables were made anew
+        if claim.log_oid != location.oid:  # not fetched yet, or the tables were recreated
             [row] = await self.spec.engine.call("operation_begin", {"key": "", "lease": ""})
             location.oid = TransactionClaim.from_row(row).log_oid
             if location.oid != claim.log_oid:
@@ -91,16 +91,16 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
 
     async def _lock_dataset(self) -> bool:
         """Lock a sovereign dataset as a whole, under the lock of the operation. True also if it is not sovereign."""
-        claim = self.spec.dataset_claim
-        return (
-            claim is None or TransactionClaim.from_row(await self._connection.write("operation_begin", claim)).is_free
-        )
+        claim = self.spec.dataset_claim if self.spec.terms.sovereign else None
+        if claim is None:
+            return True
+        return TransactionClaim.from_row(await self._connection.write("operation_begin", claim)).is_free
 
     async def _start(self, decision: Decision, prior: Prior, asked_at: float) -> AsyncOpContext | Outcome:
         """The lock is ours: recover a dead attempt, and begin the next one."""
         spec = self.spec
-        if self.policy.is_approved:
-            self.policy.spend_approval()
+        if self._policy is not None:
+            self._policy.spend_approval()
         op = AsyncOpContext(spec.key, prior, asked_at, attempt=prior.attempt + 1)
         if decision is not Decision.EXECUTE:
             try:
@@ -134,7 +134,7 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
         result = encode_result(value)
         op.chain.mark()
         keep = self.spec.terms.keep
-        op.add_entry("success", keep_detail(keep), payload_hash=result["result_hash"])
+        op.add_entry("success", None if keep is None else {"keep": keep}, payload_hash=result["result_hash"])
         op.add_release()
         late = self.gets_late_place or None
         return end_parameters(self.spec.row(op, "success", keep=keep, began=self._began, late=late, **result))
@@ -180,7 +180,7 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
 
         A function may roll back before it raises, which leaves nothing: SQLAlchemy distinguishes the two, sqlite3 does
         not. psycopg refuses commit() and rollback(), so only a statement can do it; in a failed transaction that cannot
-        be found out.
+        be detected.
         """
         connection = self._connection
         if not isinstance(error, Exception) or isinstance(connection, AsyncSqlite3):
@@ -199,10 +199,12 @@ class AsyncTransactionAttempt(AsyncAttempt, ABC):
 class AsyncOwnTransaction(AsyncTransactionAttempt):
     """In a transaction that the operation begins and commits."""
 
-    def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection, driver_connection: Any) -> None:
-        super().__init__(spec, AsyncPolicyChecks(spec), connection)
+    def __init__(
+        self, spec: AsyncOperationSpec, connection: AsyncConnection, driver_connection: Any, connection_id: int
+    ) -> None:
+        super().__init__(spec, connection)
         self._transaction = user_transaction(spec.engine.database, connection, driver_connection)
-        self._connection_id, self._caller = id(subject_of(driver_connection)), current_id()
+        self._connection_id, self._caller = connection_id, current_id()
         self._is_ending = False
         """``operation_end`` was sent: an error from here on is not one of the function."""
         self._collisions = 0
@@ -221,9 +223,11 @@ class AsyncOwnTransaction(AsyncTransactionAttempt):
                 if (outcome := self.settle(decision, prior)) is not None:
                     await self._roll_back()
                     return outcome
-                claim.check_writable(self.spec.key)
+                if claim.is_read_only:
+                    raise read_only_transaction(self.spec.key)
                 if claim.is_free and decision is not Decision.RUNNING and await self._lock_dataset():
-                    await self.policy.check_locked(prior)
+                    if self.spec.governed is not None:
+                        await self.policy.check_locked(prior)
                     self.prior, self._began = prior, claim.began
                     self.gets_late_place = claim.has_fixed_snapshot or not self._transaction.ends_with_commit
                     return await self._start(decision, prior, asked_at)
@@ -286,9 +290,9 @@ _by_connection: dict[int, AsyncOwnTransaction] = {}
 """The attempts in progress, by the id of their connection."""
 
 
-def check_unused(driver_connection: Any) -> None:
+def check_unused(connection_id: int) -> None:
     """RuntimeError when an operation of another thread or task runs on this connection."""
-    attempt = _by_connection.get(id(subject_of(driver_connection)))
+    attempt = _by_connection.get(connection_id)
     if attempt is not None and not attempt.surrounds_caller():
         raise attempt.in_use_error()
 

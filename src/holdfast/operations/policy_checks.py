@@ -35,10 +35,9 @@ class NeedsReview(Exception):
 
 
 class PolicyChecks:
-    """``connection``: the caller's open transaction, if the attempt is part of it."""
+    """``tries``: how often this run has tried before. ``connection``: the caller's open transaction, if the attempt is
+    part of it."""
 
-    tries = 0
-    """How often this run has tried before."""
     is_approved = False
     """A review allows one attempt."""
     is_uncommitted = False
@@ -46,8 +45,8 @@ class PolicyChecks:
     _review: int | None = None
     """The number of the approved review, until it is spent."""
 
-    def __init__(self, spec: OperationSpec, connection: Connection | None = None) -> None:
-        self._spec, self._connection = spec, connection
+    def __init__(self, spec: OperationSpec, tries: int, connection: Connection | None = None) -> None:
+        self._spec, self._tries, self._connection = spec, tries, connection
 
     @property
     def is_sensitive(self) -> bool:
@@ -55,14 +54,8 @@ class PolicyChecks:
         governed = self._spec.governed
         return governed is not None and governed.demands.sensitive and self._spec.key.dataset is not None
 
-    def check_claim(self) -> None:
-        """Before the claim, without any lock."""
-        spec = self._spec
-        if spec.governed is None and spec.terms.when_locked != "escalate":
-            return
-        [row] = spec.engine.call("operation_get", {"key": spec.key.digest})
-        prior = Prior.from_row(row)
-        decision = spec.decide(prior, approved=self.is_approved)
+    def check_claim(self, decision: Decision, prior: Prior) -> None:
+        """Before the claim, without any lock. Takes an approval if there is one."""
         if decision in _LEADS_TO_ATTEMPT:
             if not self.is_approved:
                 self.take_approval()
@@ -71,9 +64,8 @@ class PolicyChecks:
 
     def check_locked(self, prior: Prior) -> None:
         """Under the lock, once more: the wait for it may have made this another attempt."""
-        if self._spec.governed is not None:
-            self._check_attempt(prior)
-            self.check_held(prior)
+        self._check_attempt(prior)
+        self.check_held(prior)
 
     def check_held(self, prior: Prior) -> None:
         """The lock is ours: check with what others have done to the same data."""
@@ -84,13 +76,11 @@ class PolicyChecks:
     def check_busy(self, prior: Prior) -> str | None:
         """Another owner has the lock. Returns the reason of a review that the policy asks for; None: it may be waited
         for, as the terms say. PolicyDenied when the policy forbids it."""
-        governed = self._spec.governed
-        if governed is None:
-            return None
         from holdfast.governance.policy import Deny, Review
 
+        assert self._spec.governed is not None
         context = self._context("locked", prior, lock="busy")
-        match governed.rules(context):
+        match self._spec.governed.rules(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason):
@@ -99,18 +89,17 @@ class PolicyChecks:
 
     def check_replay(self, prior: Prior) -> None:
         """Before a recorded result is returned."""
-        if self._spec.governed is not None:
-            self._enforce(self._context("replay", prior, attempt=prior.attempt))
+        self._enforce(self._context("replay", prior, attempt=prior.attempt))
 
     def _check_attempt(self, prior: Prior) -> None:
         governed = self._spec.governed
         if governed is None:
             return
-        is_retry, failed = not prior.is_new or self.tries > 0, None
+        is_retry, failed = not prior.is_new or self._tries > 0, None
         if is_retry and governed.demands.budget:
             parameters = {"dataset": self._spec.key.dataset, "seconds": BUDGET_SECONDS}
             [row] = self._spec.engine.call("operation_failed", parameters)
-            failed = row["failed"] + max(0, self.tries - prior.failures)  # those of this run are not in the log yet
+            failed = row["failed"] + max(0, self._tries - prior.failures)  # those of this run are not in the log yet
         self._enforce(self._context("retry" if is_retry else "claim", prior, failed_lately=failed))
 
     def _enforce(self, context: PolicyContext) -> None:
@@ -131,7 +120,7 @@ class PolicyChecks:
         return PolicyContext(**{
             "moment": moment, "key": key.digest, "label": key.label, "dataset": key.dataset,
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
-            "params_hash": key.params_hash, "attempt": max(prior.attempt, self.tries) + 1, "failures": prior.failures,
+            "params_hash": key.params_hash, "attempt": max(prior.attempt, self._tries) + 1, "failures": prior.failures,
             "sovereign": terms.sovereign, "actor": terms.actor, "justification": terms.justification,
             "exposed": governed.exposed, "inputs": self._spec.lineage.inputs, "outputs": self._spec.lineage.outputs,
             **more,

@@ -34,10 +34,9 @@ class NeedsReview(Exception):
 
 
 class AsyncPolicyChecks:
-    """``connection``: the caller's open transaction, if the attempt is part of it."""
+    """``tries``: how often this run has tried before. ``connection``: the caller's open transaction, if the attempt is
+    part of it."""
 
-    tries = 0
-    """How often this run has tried before."""
     is_approved = False
     """A review allows one attempt."""
     is_uncommitted = False
@@ -45,8 +44,8 @@ class AsyncPolicyChecks:
     _review: int | None = None
     """The number of the approved review, until it is spent."""
 
-    def __init__(self, spec: AsyncOperationSpec, connection: AsyncConnection | None = None) -> None:
-        self._spec, self._connection = spec, connection
+    def __init__(self, spec: AsyncOperationSpec, tries: int, connection: AsyncConnection | None = None) -> None:
+        self._spec, self._tries, self._connection = spec, tries, connection
 
     @property
     def is_sensitive(self) -> bool:
@@ -54,14 +53,8 @@ class AsyncPolicyChecks:
         governed = self._spec.governed
         return governed is not None and governed.demands.sensitive and self._spec.key.dataset is not None
 
-    async def check_claim(self) -> None:
-        """Before the claim, without any lock."""
-        spec = self._spec
-        if spec.governed is None and spec.terms.when_locked != "escalate":
-            return
-        [row] = await spec.engine.call("operation_get", {"key": spec.key.digest})
-        prior = Prior.from_row(row)
-        decision = spec.decide(prior, approved=self.is_approved)
+    async def check_claim(self, decision: Decision, prior: Prior) -> None:
+        """Before the claim, without any lock. Takes an approval if there is one."""
         if decision in _LEADS_TO_ATTEMPT:
             if not self.is_approved:
                 await self.take_approval()
@@ -70,9 +63,8 @@ class AsyncPolicyChecks:
 
     async def check_locked(self, prior: Prior) -> None:
         """Under the lock, once more: the wait for it may have made this another attempt."""
-        if self._spec.governed is not None:
-            await self._check_attempt(prior)
-            await self.check_held(prior)
+        await self._check_attempt(prior)
+        await self.check_held(prior)
 
     async def check_held(self, prior: Prior) -> None:
         """The lock is ours: check with what others have done to the same data."""
@@ -83,13 +75,11 @@ class AsyncPolicyChecks:
     def check_busy(self, prior: Prior) -> str | None:
         """Another owner has the lock. Returns the reason of a review that the policy asks for; None: it may be waited
         for, as the terms say. PolicyDenied when the policy forbids it."""
-        governed = self._spec.governed
-        if governed is None:
-            return None
         from holdfast.governance.policy import Deny, Review
 
+        assert self._spec.governed is not None
         context = self._context("locked", prior, lock="busy")
-        match governed.rules(context):
+        match self._spec.governed.rules(context):
             case Deny(reason):
                 raise _denied(context, reason)
             case Review(reason):
@@ -98,18 +88,17 @@ class AsyncPolicyChecks:
 
     def check_replay(self, prior: Prior) -> None:
         """Before a recorded result is returned."""
-        if self._spec.governed is not None:
-            self._enforce(self._context("replay", prior, attempt=prior.attempt))
+        self._enforce(self._context("replay", prior, attempt=prior.attempt))
 
     async def _check_attempt(self, prior: Prior) -> None:
         governed = self._spec.governed
         if governed is None:
             return
-        is_retry, failed = not prior.is_new or self.tries > 0, None
+        is_retry, failed = not prior.is_new or self._tries > 0, None
         if is_retry and governed.demands.budget:
             parameters = {"dataset": self._spec.key.dataset, "seconds": BUDGET_SECONDS}
             [row] = await self._spec.engine.call("operation_failed", parameters)
-            failed = row["failed"] + max(0, self.tries - prior.failures)  # those of this run are not in the log yet
+            failed = row["failed"] + max(0, self._tries - prior.failures)  # those of this run are not in the log yet
         self._enforce(self._context("retry" if is_retry else "claim", prior, failed_lately=failed))
 
     def _enforce(self, context: PolicyContext) -> None:
@@ -130,7 +119,7 @@ class AsyncPolicyChecks:
         return PolicyContext(**{
             "moment": moment, "key": key.digest, "label": key.label, "dataset": key.dataset,
             "operation": key.operation, "pipeline": key.pipeline, "task": key.task, "checksum": key.checksum,
-            "params_hash": key.params_hash, "attempt": max(prior.attempt, self.tries) + 1, "failures": prior.failures,
+            "params_hash": key.params_hash, "attempt": max(prior.attempt, self._tries) + 1, "failures": prior.failures,
             "sovereign": terms.sovereign, "actor": terms.actor, "justification": terms.justification,
             "exposed": governed.exposed, "inputs": self._spec.lineage.inputs, "outputs": self._spec.lineage.outputs,
             **more,

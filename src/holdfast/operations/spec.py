@@ -12,7 +12,7 @@ from holdfast.database.engine import Engine
 from holdfast.database.sessions import Row
 from holdfast.keys import lock_key
 from holdfast.operations import result_codec
-from holdfast.operations.decide import LEASE_PREFIX, Decision, Key, Prior, decide
+from holdfast.operations.decide import LEASE_PREFIX, Key
 from holdfast.operations.lineage_terms import NO_LINEAGE, Lineage
 from holdfast.operations.op_context import OpContext
 from holdfast.operations.terms import Function, OperationTerms
@@ -61,14 +61,6 @@ class OperationSpec(NamedTuple):
         lock = lock_key(self.key.dataset, "")
         return {"key": "", "lock": lock, "lease": lease_name_of(lock)}
 
-    def decide(self, prior: Prior, *, approved: bool) -> Decision:
-        """What to do, given its row in the log. ``approved``: a review allows one more attempt."""
-        terms = self.terms
-        return decide(
-            prior, self.fingerprint, max_attempts=terms.max_attempts, on_partial=terms.on_partial,
-            undoes=self.rollback is not None, approved=approved, reuse=terms.reuse,
-        )  # fmt: skip
-
     def lock_detail(self, lease: str | None = None) -> dict[str, str] | None:
         """The detail of a ``lock_acquired`` entry: the lease, and the name of what undoes the attempt."""
         if lease is None and self.rollback_name is None:
@@ -103,7 +95,7 @@ class OperationSpec(NamedTuple):
             "operation": key.operation, "checksum": key.checksum, "params_hash": key.params_hash,
             "fingerprint": self.fingerprint, "rollback": self.rollback_name, "status": status, "attempt": op.attempt,
             "fence": op.fence, "effect_started": op.has_begun,
-            "outbox": op.outbox_json() if status == "success" else None,
+            "outbox": op.outbox_json() if op.outbox and status == "success" else None,
             "result": None, "result_hash": None, "error": None, "keep": None, "owner": None, "token": None,
             "lock": None, "failures": 0,
         }  # fmt: skip
@@ -125,8 +117,3 @@ def encode_result(value: Any) -> dict[str, str]:
     """The fields ``result`` and ``result_hash`` of the row. ValueError when the value cannot be stored."""
     encoded = result_codec.encode(value)
     return {"result": encoded.hex(), "result_hash": sha256(encoded).hexdigest()}
-
-
-def keep_detail(keep: float | None) -> dict[str, float] | None:
-    """The detail of a ``success`` entry: how long its result is kept."""
-    return None if keep is None else {"keep": keep}

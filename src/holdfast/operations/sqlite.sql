@@ -163,7 +163,7 @@ select 'unpublished' as state where exists (select 1 from holdfast_outbox where 
     or exists (select 1 from holdfast_relay where place < (select max(id) from holdfast_wal where idem_key = :key))
     or exists (select 1 from holdfast_parked where idem_key = :key);
 update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
--- In this order: the highest id must stay, or it would be used again, and whoever reads on after it would miss what has it.
+-- Keep the highest rowid: SQLite would reuse it, and cursors would skip the new row.
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
 delete from holdfast_wal where idem_key = :key and number < :number;
 delete from holdfast_outbox where idem_key = :key;
@@ -180,8 +180,8 @@ update holdfast_idempotency_log set result = null where idem_key in (
 select changes() as gone;
 
 -- name: operation_health
--- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. What somebody has
--- reset or rolled back, as its error says, is not counted as failed.
+-- Never reads the whole log: what is unfinished, expired or unpublished has an index, and rows are numbered. What was reset or
+-- rolled back by hand, as its error says, is not counted as failed.
 select (select coalesce(max(rowid), 0) from holdfast_idempotency_log) as operations, coalesce(sum(status = 'partial'), 0) as partial,
        coalesce(sum(status = 'partial' and not alive), 0) as orphaned,
        coalesce(sum(status = 'partial' and not alive and updated_at < {now} - :stale), 0) as stale_partials,

@@ -161,7 +161,7 @@ def test_chains_that_begin_with_the_same_phrases_are_the_same_as_one_by_one(text
     notes: list[tuple[str, dict[str, Any] | None]] = [("claimed", {"name": text} if text else None) for text in texts]
     alone = Chain(operation, None)
     for kind, detail in notes:
-        alone.add(kind, 1, 7, 1.5, detail)
+        alone.entries.append((kind, 1, 7, 1.5, detail, None))
     phrases = [encode_entry(number, kind, 1, 7, 1.5, detail) for number, (kind, detail) in enumerate(notes, 1)]
     told = alone.pending()
     found, entries = link_entries(hash_prefix(operation), "", phrases)
@@ -173,10 +173,10 @@ def test_chains_that_begin_with_the_same_phrases_are_the_same_as_one_by_one(text
 def test_a_chain_that_is_written_piece_by_piece_is_one_chain(texts: list[str], size: int) -> None:
     """Also when something is added while a piece is being written: that waits for the next."""
     chain, found = Chain("o", None), []
-    chain.add("claimed", 1, 7, 1.0)
+    chain.entries.append(("claimed", 1, 7, 1.0, None, None))
     for number, text in enumerate([*texts, "last"]):
         given = chain.pending()
-        chain.add("checkpoint", 1, 7, 1.5, {"name": text})
+        chain.entries.append(("checkpoint", 1, 7, 1.5, {"name": text}, None))
         if number % size == 0 or text == "last":
             found += parse_entries("o", given.entries)
             chain.confirm()

@@ -19,7 +19,7 @@ from holdfast.integrations.codecarbon import CodeCarbon
 from holdfast.lineage.prov import document
 from holdfast.operations import energy_clock
 from holdfast.runtime import concurrency_async
-from tests.operations.governing import connected
+from tests.operations.policies import connected
 
 BUSY = 0.02
 METER = Energy(watts=20, grams_per_kwh=500, idle_watts=2)

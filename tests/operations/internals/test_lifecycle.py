@@ -14,7 +14,7 @@ from holdfast import telemetry
 from holdfast.runtime.clock import now
 from holdfast.testing.operation_stage import name
 from tests.children import query
-from tests.operations.governing import connected, key
+from tests.operations.policies import connected, key
 
 
 @pytest.mark.parametrize("way", ["outside", "own"])
