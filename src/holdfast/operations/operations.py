@@ -49,13 +49,12 @@ from holdfast.operations.outcome import OperationRecord, Outcome, policy_fields
 from holdfast.operations.recovery import Recovery
 from holdfast.operations.spec import OperationSpec
 from holdfast.operations.terms import Function, OnPartial, OperationTerms, WhenLocked
-from holdfast.records import ReviewRecord
 from holdfast.runtime import telemetry
 from holdfast.runtime.concurrency import check_callable, maybe_await
 from holdfast.runtime.log import ERROR, WARNING, logger
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Moment, Rules
+    from holdfast.governance.policy import Policy
     from holdfast.operations.energy import Meter
 
 log = logger("holdfast.operation")
@@ -100,7 +99,7 @@ class Archived:
 class Operations:
     """``client.operations``. A single operation to be run is ``client.operation(key)``."""
 
-    def __init__(self, engine: Engine, rules: Rules | None = None, energy: Meter | None = None) -> None:
+    def __init__(self, engine: Engine, rules: Policy | None = None, energy: Meter | None = None) -> None:
         self._engine, self._rules, self._meter = engine, rules, energy
         self._handlers: dict[str, Handlers] = {}
 
@@ -409,9 +408,9 @@ class Operations:
             )  # fmt: skip
             if self._rules is None and not checked.sovereign:
                 return spec
-            from holdfast.governance.policy import governed
+            from holdfast.governance.policy import govern
 
-            policy = governed(self._rules, key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs)
+            policy = govern(self._rules, key, sovereign=checked.sovereign, payload=payload, outputs=lineage.outputs)
             sovereign = policy is not None and policy.demands.sovereign
             return spec._replace(governed=policy, terms=checked._replace(sovereign=sovereign))
 

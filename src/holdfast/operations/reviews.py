@@ -17,7 +17,7 @@ from holdfast.operations.outcome import OperationRecord, policy_fields
 from holdfast.records import ReviewRecord
 
 if TYPE_CHECKING:
-    from holdfast.governance.policy import Rules
+    from holdfast.governance.policy import Policy
 
 Records = list[ReviewRecord]
 _STATUSES = ("open", "approved", "rejected", "reset", "done")
@@ -26,7 +26,7 @@ _STATUSES = ("open", "approved", "rejected", "reset", "done")
 class Reviews:
     """``client.reviews``: list reviews, approve and reject them."""
 
-    def __init__(self, engine: Engine, rules: Rules | None) -> None:
+    def __init__(self, engine: Engine, rules: Policy | None) -> None:
         self._engine, self._rules = engine, rules
 
     def list(self, *, status: str | None = "open", key: OperationKey | str | None = None, most: int = 100) -> Records:

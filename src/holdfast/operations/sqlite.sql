@@ -163,7 +163,7 @@ select 'unpublished' as state where exists (select 1 from holdfast_outbox where 
     or exists (select 1 from holdfast_relay where place < (select max(id) from holdfast_wal where idem_key = :key))
     or exists (select 1 from holdfast_parked where idem_key = :key);
 update holdfast_idempotency_log set wal_pointer = :pointer where idem_key = :key;
--- Keep the highest rowid: SQLite would reuse it, and cursors would skip the new row.
+-- Insert before the delete, so that the highest rowid stays: SQLite would reuse it, and cursors would skip the new row.
 insert into holdfast_wal (idem_key, number, at, entries) values (:key, :number, {now}, :entries);
 delete from holdfast_wal where idem_key = :key and number < :number;
 delete from holdfast_outbox where idem_key = :key;
