@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 import holdfast
 from bench.measure import Effort
 from holdfast.testing import Postgres
-from holdfast.testing.account import account
+from holdfast.testing.server_user import server_user
 
 
 class Closeable(Protocol):
@@ -53,7 +53,7 @@ class Place:
         if self.effort.quick:
             return self.fast
         folder = Path(self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
-        account().own(folder)
+        server_user().own(folder)
         return self._at_end.enter_context(Postgres.create(folder / "server", durable=True))
 
     def postgres_url(self, server: Postgres | None = None, *, history: bool = True) -> str:

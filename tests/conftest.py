@@ -15,7 +15,7 @@ from hypothesis import settings
 
 import holdfast
 from holdfast.testing import Pooler, Postgres, available, pooler
-from holdfast.testing.portal import Blocking, Portal
+from holdfast.testing.sync_facade import EventLoopThread, SyncFacade
 from tests.children import stop_looking
 
 # The same examples in every run: a failure is never a matter of luck.
@@ -164,20 +164,22 @@ def either(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["sync", "async"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Makes clients of one flavour, closed at the end; the async ones look blocking (see holdfast.testing.portal)."""
-    made: list[Any] = []
-    portal = Portal() if request.param == "async" else None
+    """Creates clients, and closes them at the end: once sync, once async behind ``holdfast.testing.sync_facade``."""
+    clients: list[Any] = []
+    loop_thread = EventLoopThread() if request.param == "async" else None
 
-    def make(url: str, **options: Any) -> Any:
-        client = Blocking(portal, holdfast.AsyncClient(url, **options)) if portal else holdfast.Client(url, **options)
-        made.append(client)
-        return client
+    def create(url: str, **options: Any) -> Any:
+        if loop_thread is None:
+            clients.append(holdfast.Client(url, **options))
+        else:
+            clients.append(SyncFacade(loop_thread, holdfast.AsyncClient(url, **options)))
+        return clients[-1]
 
-    yield make
-    for client in made:
+    yield create
+    for client in clients:
         client.close()
-    if portal:
-        portal.close()
+    if loop_thread is not None:
+        loop_thread.close()
 
 
 @pytest.fixture

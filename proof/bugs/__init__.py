@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from holdfast.testing import pooler
 from holdfast.testing.checker import Report, check
-from holdfast.testing.closing import Closing
 from holdfast.testing.faults.servers import Pair
 from holdfast.testing.postgres import Postgres
+from holdfast.testing.resource import Resource
 from proof.bugs import answers, fencing, forking, gauges, locks, recipes, running, tokens
 from proof.bugs.implementation import Holdfast
 from proof.bugs.stage import Stage
@@ -83,7 +83,7 @@ BUGS: dict[str, Bug] = {
 }
 
 
-class Servers(Closing):
+class Servers(Resource):
     """The servers that scenes are played on: one alone and one pair, made when they are needed, and used again."""
 
     def __init__(self, *, major: int | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import holdfast
-from holdfast.testing import watcher
+from holdfast.testing import child_watchdog
 from holdfast.testing.history import Recorder, now
 from holdfast.testing.server import until
 from proof.bugs.implementation import Connection, Grant, Holdfast, answer
@@ -138,11 +138,11 @@ def resumed_after_its_time(stage: Stage) -> None:
                 paused[number] = start(number)
             else:
                 raise RuntimeError(f"guard {number} was lost before its process worked, {_ATTEMPTS} times")
-            watcher.tell([paused[number].pid], signal.SIGSTOP)
+            child_watchdog.send_signal([paused[number].pid], signal.SIGSTOP)
         successor = stack.enter_context(Recorder(stage.folder, "successor"))
         grants = [client.lease(f"guard {number}", timeout=60).acquire() for number in range(_INSTANCES)]
         since = now()
-        watcher.tell([each.pid for each in paused], signal.SIGCONT)
+        child_watchdog.send_signal([each.pid for each in paused], signal.SIGCONT)
         for each in paused:
             each.wait(60)
         for grant in grants:

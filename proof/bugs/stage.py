@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 
 import holdfast
 from holdfast.testing.faults.servers import Pair
-from holdfast.testing.history import Database, write_database
+from holdfast.testing.history import DatabaseRows, write_database
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.server import until
 from proof import ledger
@@ -101,7 +101,7 @@ class Stage:
             return cursor.execute(statement.encode()).fetchall()
 
         timeline = "select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as timeline"
-        database = Database(
+        database = DatabaseRows(
             rows("select name, fence, key from proof_write"),
             rows("select name, fence, older, newest from proof_takeover"),
             rows("select name, fence, outcome from holdfast.history order by id"),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import holdfast
 from holdfast.testing.checker import Report, check
 from holdfast.testing.faults import Nemesis, kill, pause
-from holdfast.testing.history import Database, Recorder, now, write_database
+from holdfast.testing.history import DatabaseRows, Recorder, now, write_database
 from holdfast.testing.standstill import Standstill
 from proof.chaos.contender import FORCED, SESSION, Errand
 from proof.chaos.crew import Crew
@@ -158,13 +158,13 @@ class Lane:
         self._record.info("fault", fault=kind, phase=phase)
 
 
-def _database(place: Place) -> Database:
+def _database(place: Place) -> DatabaseRows:
     def rows(table: str, *columns: str) -> list[dict[str, Any]]:
         found = place.query(f"select {', '.join(columns)} from {table}")
         return [dict(zip(columns, row, strict=True)) for row in found]
 
     takeovers = rows("proof_takeover", "name", "fence", "older", "newest")
-    return Database(
+    return DatabaseRows(
         rows("proof_write", "name", "fence", "key"),
         takeovers,
         rows("proof_grant", "name", "fence", "outcome"),

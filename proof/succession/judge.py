@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from holdfast.testing.checker import linear
 from holdfast.testing.checker.beliefs import overlaps
-from holdfast.testing.checker.checks import Verdict
+from holdfast.testing.checker.checks import CheckVerdict
 from holdfast.testing.checker.models import LeaseModel, RegisterModel
 from holdfast.testing.history import operations, read
 
@@ -28,7 +28,7 @@ class Truth(NamedTuple):
         ]
 
 
-def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -> list[Verdict]:
+def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -> list[CheckVerdict]:
     """``there``: the records at the end; ``changes``: all that was ever written, as the database tells it."""
     events = read(folder)
     done = operations(events)
@@ -38,17 +38,21 @@ def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -
     beliefs = [event for event in events if event.op == "believe"]
     removed = [each.id for each in changes if each.kind == "deleted"]
     return [
-        Verdict.of("terms have rising fences", len(terms), [str(each) for each in linear.check(terms, LeaseModel())]),
-        Verdict.of("no two lead at once", len(beliefs), [str(each) for each in overlaps(beliefs)]),
-        Verdict.of("notes are linearizable", len(notes), [str(each) for each in linear.check(notes, RegisterModel())]),
-        Verdict.of("no record is lost", len(truth.ready), [f"{id} is lost" for id in truth.ready.keys() - there]),
-        Verdict.of(
+        CheckVerdict.of(
+            "terms have rising fences", len(terms), [str(each) for each in linear.check(terms, LeaseModel())]
+        ),
+        CheckVerdict.of("no two lead at once", len(beliefs), [str(each) for each in overlaps(beliefs)]),
+        CheckVerdict.of(
+            "notes are linearizable", len(notes), [str(each) for each in linear.check(notes, RegisterModel())]
+        ),
+        CheckVerdict.of("no record is lost", len(truth.ready), [f"{id} is lost" for id in truth.ready.keys() - there]),
+        CheckVerdict.of(
             "none is pruned wrongly",
             len(changes),
             [f"{id} was removed, and its backend was there" for id in removed if id not in truth.lost],
         ),
-        Verdict.of("none is pruned before its grace is over", len(truth.removed), truth.hasty()),
-        Verdict.of(
+        CheckVerdict.of("none is pruned before its grace is over", len(truth.removed), truth.hasty()),
+        CheckVerdict.of(
             "what is gone is removed once",
             len(changes),
             [f"{id} was removed {removed.count(id)} times" for id in truth.lost if removed.count(id) != 1],

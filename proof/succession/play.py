@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import holdfast
-from holdfast.testing.checker.checks import Verdict
+from holdfast.testing.checker.checks import CheckVerdict
+from holdfast.testing.fake_driver import FakeDriver
 from holdfast.testing.history import Recorder
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.server import until
 from holdfast.testing.standstill import Standstill
-from holdfast.testing.yard import Yard
 from proof.succession.judge import Truth, judge
 from proof.succession.replica import ELECTOR, TYPE, Errand
 
@@ -38,7 +38,7 @@ class Play:
         self.faults: Counter[str] = Counter()
         self.gaps: list[float] = []
         """Seconds from each fault until all records were true again."""
-        self._yard = Yard(folder)
+        self._yard = FakeDriver(folder)
         self._truth = Truth({}, {}, {}, grace)
         self._over = threading.Event()
         self._ids = [f"sb-{number:03}" for number in range(records)]
@@ -85,7 +85,7 @@ class Play:
             until(self._is_true, what=f"the records are true after {kind} of {name}", timeout=_PATIENCE)
             self.gaps.append(time.monotonic() - began)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[CheckVerdict]:
         """When the orphans had their grace: everyone goes home, and is judged."""
         until(self._is_pruned, what="what is gone is removed", timeout=_PATIENCE + self._truth.grace)
         until(lambda: self._truth.lost.keys() <= self._truth.removed.keys(), what="that is seen", timeout=_PATIENCE)
@@ -115,7 +115,7 @@ class Play:
 
     def _say(self, id: str) -> None:
         self._truth.ready[id] = self._random.choice(_READY)
-        self._yard.put(id, self._truth.ready[id], terminal=True, tell=self._random.random() < 0.5)
+        self._yard.put(id, self._truth.ready[id], terminal=True, publish=self._random.random() < 0.5)
 
     def _blink(self, id: str) -> None:
         """It is gone for a moment, far shorter than the grace, and this is told."""
@@ -128,7 +128,7 @@ class Play:
     def _lose(self, id: str, gone: float | None = None) -> None:
         del self._truth.ready[id]
         self._truth.lost[id] = time.time() if gone is None else gone
-        self._yard.remove(id, tell=self._random.random() < 0.5)
+        self._yard.remove(id, publish=self._random.random() < 0.5)
 
     def _records(self) -> list[Any]:
         return self._client.objects.list(TYPE, most=10_000)

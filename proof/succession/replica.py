@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import holdfast
+from holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver
 from holdfast.testing.history import Pending, Recorder
-from holdfast.testing.yard import AsyncYard, Yard
 from proof.chaos.contender import Belief
 
 TYPE, ELECTOR = "sandbox", "reconciler"
@@ -32,7 +32,7 @@ class Replica:
         self._errand, self._client = errand, client
         self._record = Recorder(Path(errand.folder) / "history", errand.worker)
         self._random = random.Random(f"{errand.seed}-{errand.worker}")
-        driver = AsyncYard(Yard(Path(errand.folder)))
+        driver = AsyncFakeDriver(FakeDriver(Path(errand.folder)))
         self._reconciler = client.reconciler(TYPE, driver, sweep_every=errand.ttl / 5, grace=errand.grace)
         self._standing: Pending | None = None
 

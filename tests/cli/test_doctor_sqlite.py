@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.account import account
+from holdfast.testing.server_user import server_user
 from tests.cli.command import SCRIPT, at, call, environment, valid
 
 CHECKS = {
@@ -91,12 +91,12 @@ def test_a_file_that_is_no_database_fails(sqlite_url: str) -> None:
 
 def test_a_folder_that_this_user_may_not_write_to_fails(used_url: str) -> None:
     folder = path(used_url).parent
-    account().own(folder)
+    server_user().own(folder)
     for each in folder.iterdir():
-        account().own(each)
+        server_user().own(each)
     folder.chmod(0o555)
     try:
-        prefix = account().prefix if os.geteuid() == 0 else ()
+        prefix = server_user().prefix if os.geteuid() == 0 else ()
         findings = read(run([*prefix, SCRIPT, *at(used_url, "doctor", "--json")]), 1)
     finally:
         folder.chmod(0o755)

@@ -18,8 +18,8 @@ import pytest
 
 import holdfast
 from holdfast.testing import Postgres
-from holdfast.testing.portal import Blocking
 from holdfast.testing.server import until
+from holdfast.testing.sync_facade import SyncFacade
 from tests.conftest import migrated, server
 
 Connect = Callable[..., Any]
@@ -173,7 +173,7 @@ def enters(url: str) -> bool:
 
 
 def inner(client: Any) -> Any:
-    return client._inner if isinstance(client, Blocking) else client
+    return client._inner if isinstance(client, SyncFacade) else client
 
 
 def test_a_wrong_password_is_told_but_never_shown(

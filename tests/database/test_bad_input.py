@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.portal import Blocking
+from holdfast.testing.sync_facade import SyncFacade
 
 Connect = Callable[..., Any]
 BAD_NAMES = ["", "x" * 201, "x" * 300, "a\nb", "a\x00b", "a\x7fb", "a\x85b", "\ud800"]
@@ -117,7 +117,7 @@ def test_options_that_contradict_each_other_are_refused(untouched: Any) -> None:
 
 
 def test_cancel_is_for_asyncio_alone(untouched: Any) -> None:
-    if isinstance(untouched, Blocking):
+    if isinstance(untouched, SyncFacade):
         assert untouched.lease("import", on_lost="cancel").name == "import"
     else:
         with pytest.raises(ValueError, match="'cancel' is for asyncio"):
@@ -136,7 +136,7 @@ def test_hooks_and_drivers_are_checked_before_they_are_called_in_vain(untouched:
     for name in driver:
         with pytest.raises(TypeError, match=rf"^driver must have .* has no {name}\(\)$"):
             untouched.reconciler("box", SimpleNamespace(**{**driver, name: None}))
-    bad = [5, generator] if isinstance(untouched, Blocking) else [5, generator, awaited]
+    bad = [5, generator] if isinstance(untouched, SyncFacade) else [5, generator, awaited]
     for hook in bad:
         told = "must be a function" if hook == 5 else "must be a .*function, not a .*generator function"
         for argument in ("session_present", "on_event"):
@@ -147,7 +147,7 @@ def test_hooks_and_drivers_are_checked_before_they_are_called_in_vain(untouched:
         if hook != 5:
             with pytest.raises(TypeError, match=f"^driver.get {told}"):
                 untouched.reconciler("box", SimpleNamespace(**{**driver, "get": hook}))
-    if isinstance(untouched, Blocking):
+    if isinstance(untouched, SyncFacade):
         for name in ("list", "get"):
             half = {**driver, "list": awaited, "get": awaited, name: driver[name]}
             with pytest.raises(TypeError, match=f"^driver.{name} must be an async def"):

@@ -13,7 +13,7 @@ from psycopg.errors import InsufficientPrivilege, InvalidParameterValue, RaiseEx
 from psycopg.rows import namedtuple_row
 
 import holdfast
-from holdfast.testing.lease_stage import refused_after_waiting
+from holdfast.testing.lease_contract import refused_after_waiting
 from holdfast.testing.server import until
 from tests.conftest import MAJORS, NEWEST, for_one_test, server
 

@@ -11,10 +11,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from holdfast.testing.contract import LeaseContract
-from holdfast.testing.lease_stage import LONG, waiting
-from holdfast.testing.portal import Blocking
+from holdfast.testing.lease_contract import LONG, LeaseContract, waiting
 from holdfast.testing.server import until
+from holdfast.testing.sync_facade import SyncFacade
 from tests.raw import Raw
 
 TABLES = ("lease", "beat", "history")
@@ -40,7 +39,7 @@ class TestLease(LeaseContract):
 
 def never_polls(client: Any) -> Any:
     """A client whose waiters ask again only when they are woken, or when their time is up."""
-    inner = client._inner if isinstance(client, Blocking) else client
+    inner = client._inner if isinstance(client, SyncFacade) else client
     inner._engine.poll = 1e6
     return client
 

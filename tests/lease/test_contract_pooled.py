@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Pooler
-from holdfast.testing.contract import LeaseContract
+from holdfast.testing.lease_contract import LeaseContract
 from tests.conftest import migrated, server
 from tests.lease.test_contract import stored
 

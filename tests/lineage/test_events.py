@@ -10,7 +10,7 @@ import sqlalchemy
 from sqlalchemy.pool import NullPool
 
 import holdfast
-from holdfast.testing.operation_stage import leave_half_done
+from holdfast.testing.operation_contract import leave_half_done
 from tests.children import query
 from tests.lineage.recording_sink import RecordingSink
 from tests.lineage.sample_operations import FAR, async_emitting, broken, emitted, emitting, key

@@ -20,7 +20,7 @@ from holdfast.testing import Proxy, Recorder
 from holdfast.testing.checker import linear
 from holdfast.testing.checker.models import RegisterModel
 from holdfast.testing.history import operations, read
-from holdfast.testing.object_watching import drain
+from holdfast.testing.object_contract import drain
 from tests.conftest import migrated, server
 from tests.raw import trials
 

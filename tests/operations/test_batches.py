@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import LONG, gives_up, name, running
+from holdfast.testing.operation_contract import LONG, gives_up, name, running
 from tests.children import eventually, query, until
 from tests.subjects import ask
 

@@ -14,7 +14,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 import holdfast
-from holdfast.testing.operation_stage import LONG, gives_up, running
+from holdfast.testing.operation_contract import LONG, gives_up, running
 from tests.conftest import server
 from tests.subjects import ask
 

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import LONG, interrupted
+from holdfast.testing.operation_contract import LONG, interrupted
+from tests.operations.governing import WAYS, connected, runs
 from tests.operations.logs import LATER, fail, problems
 from tests.operations.policies import WAYS, connected, runs
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import leave_half_done, name
+from holdfast.testing.operation_contract import leave_half_done, name
 from holdfast.testing.proxy import Proxy
 from tests.children import eventually, query
 from tests.subjects import ask

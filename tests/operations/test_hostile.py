@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import LONG, name, running
+from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import pass_time, query
 from tests.operations.policies import connected
 from tests.subjects import ask

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import LONG, gives_up, running
-from tests.operations.user_connections import key, opened, work
+from holdfast.testing.operation_contract import LONG, gives_up, running
+from tests.operations.transactions import key, opened, work
 from tests.subjects import ask
 
 

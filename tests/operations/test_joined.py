@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import leave_half_done
-from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
+from holdfast.testing.operation_contract import leave_half_done
+from tests.operations.transactions import FEW, KINDS, key, logged, opened, work
 from tests.subjects import ask, settled
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import LONG, interrupted, leave_half_done, name
+from holdfast.testing.operation_contract import LONG, interrupted, leave_half_done, name
 from holdfast.testing.proxy import Proxy
 from tests.children import eventually, query
 

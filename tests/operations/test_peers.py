@@ -13,7 +13,7 @@ import pytest
 import requests
 
 import holdfast
-from holdfast.testing.operation_stage import LONG
+from holdfast.testing.operation_contract import LONG
 from tests.children import eventually
 
 MANY = 60

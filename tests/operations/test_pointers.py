@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import name
+from holdfast.testing.operation_contract import name
 
 BY_JANE = {"actor": "jane", "reason": "wrong prices"}
 

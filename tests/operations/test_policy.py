@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import Allow, Deny, PolicyContext, PolicyDenied, Review
-from holdfast.testing.operation_stage import LONG, name, running
+from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import eventually
 from tests.operations.policies import BY_ELDER, answer, fail, governed, key
 

@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied, Review
-from holdfast.testing.operation_stage import leave_half_done, name, running
-from tests.operations.policies import BY_ELDER, answer, fail, governed, key
+from holdfast.testing.operation_contract import leave_half_done, name, running
+from tests.operations.governing import BY_ELDER, answer, fail, governed, key
 from tests.subjects import ask
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
-from holdfast.testing.operation_stage import name
+from holdfast.testing.operation_contract import name
 from tests.children import eventually
 from tests.operations.policies import BY_ELDER, POINT, connected, fail, governed, key
 

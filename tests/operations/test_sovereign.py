@@ -13,7 +13,7 @@ from tests.lineage.stage import FAR
 
 import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied
-from holdfast.testing.operation_stage import interrupted, name, running
+from holdfast.testing.operation_contract import interrupted, name, running
 from tests.children import eventually
 from tests.operations.policies import BY_ELDER, POINT, answer, connected, fail, governed, key
 

@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import check
-from holdfast.testing.history import Database, operations, read, write_database
+from holdfast.testing.history import DatabaseRows, operations, read, write_database
 from proof.storms.operation_runner import TABLES, TTL
 from tests.children import Child, eventually, query
 
@@ -73,7 +73,7 @@ def test_every_key_has_one_effect_and_one_result(either: str, tmp_path: Path) ->
         crew.blow(SECONDS)
         crew.finish()
     effects = [{"name": name, "value": value} for name, value in query(either, "select name, value from proof_effect")]
-    write_database(tmp_path, Database(effects=effects))
+    write_database(tmp_path, DatabaseRows(effects=effects))
     report = check(tmp_path)
     [verdict] = [each for each in report.verdicts if each.check == "C5"]
     assert verdict.violations == []

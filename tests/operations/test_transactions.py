@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.operation_stage import RESULTS
+from holdfast.testing.operation_contract import RESULTS
 from tests.conftest import migrated, server
 from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
 from tests.subjects import settled, subject

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing.child_watchdog import descendants
 from holdfast.testing.server import until
-from holdfast.testing.watcher import family
 from tests.children import HANG
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
@@ -98,7 +98,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(options: list[str], moment: str,
     for _ in range(5):  # until it is hit: a test that was held up may find that it is over
         with demo(options, folder) as process:
             reached = comes_to(process, moment)
-            born = list(family(process.pid))
+            born = list(descendants(process.pid))
             os.killpg(process.pid, signal.SIGINT)
             _, complaints = process.communicate(timeout=HANG)
         if reached and process.returncode != 0 and (born or moment == "holdfast"):
@@ -146,7 +146,7 @@ def test_a_demo_that_is_killed_takes_its_workers_with_it(options: list[str], fol
     for _ in range(5):
         with demo(options, folder) as process:
             reached = comes_to(process, moment)
-            born = list(family(process.pid))
+            born = list(descendants(process.pid))
             process.kill()
         if reached and born:
             break

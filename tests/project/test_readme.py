@@ -167,8 +167,8 @@ PLAYED = {
     ),
     "howto/telemetry": (BEGIN, "assert telemetry.readings()", {}),
     "howto/reconcile": (
-        BEGIN + "from pathlib import Path\nfrom holdfast.testing.yard import AsyncYard, Yard\n"
-        "spec, sessions, driver = {}, set(), AsyncYard(Yard(Path()))",
+        BEGIN + "from pathlib import Path\nfrom holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver\n"
+        "spec, sessions, driver = {}, set(), AsyncFakeDriver(FakeDriver(Path()))",
         """
 import asyncio, os, signal, threading
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.testing.checker import Report
-from holdfast.testing.history import Operation, operations, read
+from holdfast.testing.history import RecordedOperation, operations, read
 from proof.bugs import BUGS, Servers, __main__, play
 
 REFUSALS = {
@@ -23,7 +23,7 @@ REFUSALS = {
 
 class Played(NamedTuple):
     report: Report
-    done: list[Operation]
+    done: list[RecordedOperation]
 
     def answers(self, op: str) -> list[str]:
         return sorted(each.outcome for each in self.done if each.op == op)

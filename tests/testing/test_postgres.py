@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.testing import Postgres, available, binaries, folders, watcher
-from holdfast.testing.account import account
+from holdfast.testing import Postgres, available, binaries, child_watchdog, server_folder
+from holdfast.testing.server_user import server_user
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no PostgreSQL on this machine")
 
@@ -43,7 +43,7 @@ def eventually(condition: Callable[[], bool], *, timeout: float = 60.0) -> None:
 
 def lives(pid: int) -> bool:
     """Whether a process is there and has not ended; one that was orphaned may wait for ever to be reaped."""
-    return any(pid == found and state not in "ZX" for found, _, state in watcher.processes())
+    return any(pid == found and state not in "ZX" for found, _, state in child_watchdog.list_processes())
 
 
 def spawn_owner(then: str = "", end: str = "sys.stdin.read()") -> tuple[subprocess.Popen[str], int, Path]:
@@ -69,7 +69,7 @@ def test_starts_each_version_of_the_machine(major: int) -> None:
 def test_takes_a_folder_of_programs_and_settings_and_keeps_a_given_folder(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     programs = available()[max(available())]
-    if account().uid != os.geteuid():
+    if server_user().uid != os.geteuid():
         pytest.skip("the server's account cannot enter this test's folder")
     with Postgres.create(folder, bin=programs, durable=True, settings={"work_mem": "7MB"}) as server:
         assert server.execute("show fsync") == [("on",)]
@@ -92,8 +92,8 @@ def test_shows_the_log_of_a_server_that_does_not_start() -> None:
 
 def test_no_server_runs_as_root_also_where_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then root becomes another user, who may not be able to read the Python that it was begun with."""
-    monkeypatch.setattr("holdfast.testing.account._NAMESPACE", ("no-such-program",))
-    found = account.__wrapped__()
+    monkeypatch.setattr("holdfast.testing.server_user._NAMESPACE", ("no-such-program",))
+    found = server_user.__wrapped__()
     told = subprocess.run([*found.prefix, "id", "-u"], cwd="/", capture_output=True, text=True, check=True)
     assert int(told.stdout) == found.uid != 0
 
@@ -252,12 +252,12 @@ def test_an_owner_that_ends_leaves_no_server() -> None:
 
 
 def test_a_killed_watcher_leaves_no_server() -> None:
-    if "--pdeathsig" not in account().prefix:
+    if "--pdeathsig" not in server_user().prefix:
         pytest.skip("setpriv of this machine cannot tie a process to its parent")
     with Postgres.create() as server:
         pid = server.pid
-        assert server._watcher is not None
-        server._watcher.send_signal(signal.SIGKILL)
+        assert server._watchdog is not None
+        server._watchdog.send_signal(signal.SIGKILL)
         eventually(lambda: not lives(pid))
 
 
@@ -274,7 +274,7 @@ def test_a_forked_child_does_not_close_its_parents_server(postgres: Postgres) ->
 def test_a_server_given_up_while_it_starts_ends_at_once() -> None:
     """Ctrl-C may come before the watcher has even begun the server: then there is nothing to kill yet."""
     postgres = Postgres(binaries.find(), None)
-    folders.initialise(postgres.binaries, postgres.data)
+    server_folder.create_data(postgres.binaries, postgres.data)
     postgres._launch()
     postgres.close()
     assert not postgres.running

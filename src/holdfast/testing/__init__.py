@@ -1,7 +1,7 @@
-"""What tests of services that use holdfast need: real PostgreSQL servers, ways to break them, a
-history of what happened and a judge of it, and fixtures for pytest (`plugin`).
+"""Tools for tests of services that use holdfast: real PostgreSQL servers and poolers, a fault proxy and other faults,
+a history of what workers did and the checker that judges it, contract suites, and pytest fixtures (`plugin`).
 
-The names are imported when they are first used, because pytest imports this package in every run, wanted or not.
+Names are imported when they are first used, because pytest imports this package in every run.
 """
 
 from importlib import import_module
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Fault", "Nemesis", "Pooler", "Postgres", "Proxy", "Recorder", "Report", "available", "check"]
 
-_HOMES = {
+_MODULES = {
     "Event": "history",
     "Fault": "faults",
     "Nemesis": "faults",
@@ -33,6 +33,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"holdfast.testing.{_HOMES[name]}"), name)
+    return getattr(import_module(f"holdfast.testing.{_MODULES[name]}"), name)

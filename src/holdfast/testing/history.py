@@ -1,13 +1,13 @@
-"""What workers did, written down as they do it: one JSON line an event, one file a worker.
+"""A history of what workers did: one file a worker, one line of JSON an event, written while it happens.
 
     record = Recorder(folder, "worker-1")
     with record.invoke("acquire", "nightly-import") as call:
         grant = lease.try_acquire()
         call.ok(grant.fence) if grant else call.fail()
 
-An operation is two events, invoke and completion. The invoke is on disk before the operation is sent, so a worker that
-dies leaves an invoke without a completion, which counts as *unknown*: it may have happened, and it may still happen.
-Nothing here judges what it reads; that is the checker's work.
+An operation is two events, invoke and completion. The invoke is written before the operation is sent, so a worker that
+dies leaves an invoke without a completion. Its outcome is *unknown*: it may have happened, and it may still happen.
+This module does not judge what it reads; the checker does.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
-from holdfast.testing.closing import Closing
+from holdfast.testing.resource import Resource
 
 Kind = Literal["invoke", "ok", "fail", "unknown", "info"]
 Outcome = Literal["ok", "fail", "unknown"]
@@ -31,8 +31,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _KINDS = frozenset(get_args(Kind))
 _SUFFIX = ".jsonl"
 _DATABASE = "database.json"
-_LONGEST = 1 << 20
-"""Bytes: no line is longer."""
+_MAX_LINE = 1 << 20
+"""Bytes."""
 _NUMBER = (int, float)
 _COLUMNS = {"time": _NUMBER, "worker": str, "op": str, "name": str, "id": str, "fence": (int, NoneType), "data": dict}
 _ROWS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ _ROWS: dict[str, dict[str, Any]] = {
 
 
 def now() -> float:
-    """The clock of all histories: never steps, and is the same for all processes of one machine."""
+    """The clock of all histories. It never steps, and all processes of a machine share it."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -74,17 +74,17 @@ class Event(NamedTuple):
         return event
 
 
-def require(found: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-    """ValueError unless each of these columns is there, and of one of its kinds."""
-    for column, kinds in columns.items():
-        if column not in found:
+def require(row: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+    """Raise ValueError unless ``row`` has each of these columns, with a value of one of its types."""
+    for column, types in columns.items():
+        if column not in row:
             raise ValueError(f"{column} is missing")
-        if not isinstance(found[column], kinds):
-            raise ValueError(f"{column}={found[column]!r} is no value for it")
+        if not isinstance(row[column], types):
+            raise ValueError(f"{column}={row[column]!r} has the wrong type")
 
 
-class Operation(NamedTuple):
-    """An invoke and its completion. One that is unknown has no end: it may take effect at any time, or never."""
+class RecordedOperation(NamedTuple):
+    """An invoke and its completion. An unknown one completes at infinity: it may take effect at any time, or never."""
 
     op: str
     name: str
@@ -101,26 +101,26 @@ class Operation(NamedTuple):
         return f"{self.op} {self.name!r} {self.outcome}{fence} by {self.worker} at {span(self.invoked, self.completed)}"
 
 
-class Database(NamedTuple):
-    """The other side of the story, read from the database when all is over."""
+class DatabaseRows(NamedTuple):
+    """Rows read from the database after the run, to compare with the events."""
 
     writes: Sequence[Row] = ()
     """name, fence, key"""
     takeovers: Sequence[Row] = ()
-    """name, fence, older: the writes of that name with a lower fence that this transaction saw"""
+    """name, fence, older: how many writes of that name with a lower fence this transaction saw"""
     grants: Sequence[Row] = ()
     """name, fence, outcome of grants that have ended"""
     timelines: Sequence[Any] = ()
     all_grants: bool = False
-    """Whether ``grants`` is of all that there ever were, and not of the last few."""
+    """Whether ``grants`` has all grants that ended, and not only the last few."""
     sane_clocks: bool = False
-    """Whether no clock was stepped or made to drift, so that no two workers may ever believe in the same lease."""
+    """Whether no clock was changed. Then two workers must never trust grants of the same lease at once."""
     effects: Sequence[Row] = ()
-    """name, value: what operations did"""
+    """name, value: effects of operations"""
 
 
-class Recorder(Closing):
-    """Writes the file of one worker. From any thread, in any task, and after a fork: a line is one write to its end."""
+class Recorder(Resource):
+    """Writes the file of one worker. Safe from any thread, from any task and after a fork: a line is one append."""
 
     def __init__(self, folder: Path | str, worker: str) -> None:
         path = Path(folder) / f"{worker}{_SUFFIX}"
@@ -132,55 +132,54 @@ class Recorder(Closing):
         self._drop_torn_line()
 
     def invoke(self, op: str, name: str, fence: int | None = None, **data: Any) -> "Pending":
-        """Say what is about to be done. The fence is that of the grant it is done under, if there is one."""
+        """Record that an operation is about to start, under the grant with this ``fence`` if there is one."""
         number = f"{self.worker}-{self._run}-{os.getpid()}-{next(self._numbers)}"
         self._write(Event(now(), self.worker, "invoke", op, name, number, fence, data))
         return Pending(self, op, name, number, fence)
 
     def info(self, op: str, name: str = "", fence: int | None = None, **data: Any) -> None:
-        """Something that is not an operation: a belief, a fault, what was left over."""
+        """Record something that is not an operation: a belief, a fault, a leftover."""
         self._write(Event(now(), self.worker, "info", op, name, "", fence, data))
 
     def complete(self, kind: Outcome, op: str, name: str, number: str, fence: int | None, data: dict[str, Any]) -> None:
         self._write(Event(now(), self.worker, kind, op, name, number, fence, data))
 
     def close(self) -> None:
-        """Harmless a second time."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _write(self, event: Event) -> None:
         line = (event.line() + "\n").encode()
-        if len(line) >= _LONGEST:
+        if len(line) >= _MAX_LINE:
             raise ValueError(f"an event of {len(line)} bytes is too long for a history")
         if os.write(self._file, line) != len(line):
             raise OSError(f"the history of {self.worker} could not be written: is the disk full?")
 
     def _drop_torn_line(self) -> None:
-        """What a worker of this name was writing when it was killed would spoil our first line."""
+        """Remove an unfinished last line of a killed worker with this name: our first line would be appended to it."""
         size = os.fstat(self._file).st_size
-        start = max(0, size - _LONGEST)
-        os.ftruncate(self._file, start + os.pread(self._file, _LONGEST, start).rfind(b"\n") + 1)
+        start = max(0, size - _MAX_LINE)
+        os.ftruncate(self._file, start + os.pread(self._file, _MAX_LINE, start).rfind(b"\n") + 1)
 
 
 class Pending:
-    """An operation that has been invoked. As a context it is unknown at the end unless something else was said."""
+    """An operation that has been invoked. At the end of its block it is completed as unknown, if it was not before."""
 
     def __init__(self, recorder: Recorder, op: str, name: str, number: str, fence: int | None) -> None:
         self._recorder, self._op, self._name, self._number, self._fence = recorder, op, name, number, fence
         self.completed = False
 
     def ok(self, fence: int | None = None, **data: Any) -> None:
-        """It certainly happened."""
+        """It happened."""
         self._complete("ok", fence, data)
 
     def fail(self, **data: Any) -> None:
-        """It certainly did not happen, and never will."""
+        """It did not happen, and never will."""
         self._complete("fail", None, data)
 
     def unknown(self, **data: Any) -> None:
-        """Nobody answered, or the answer cannot be relied on."""
+        """There was no answer, or one that proves nothing."""
         self._complete("unknown", None, data)
 
     def _complete(self, kind: Outcome, fence: int | None, data: dict[str, Any]) -> None:
@@ -201,7 +200,10 @@ class Pending:
 
 
 def read(folder: Path | str) -> list[Event]:
-    """The events of all workers in time order. The torn last line of a killed worker is no event."""
+    """The events of all workers in time order, without the unfinished last line of a killed worker.
+
+    Raises FileNotFoundError if there is no history, ValueError if a line is damaged.
+    """
     files = sorted(Path(folder).glob(f"*{_SUFFIX}"))
     if not files:
         raise FileNotFoundError(f"{folder}: there is no history here (no *{_SUFFIX})")
@@ -209,60 +211,63 @@ def read(folder: Path | str) -> list[Event]:
 
 
 def _lines(file: Path) -> Iterator[Event]:
-    whole, _, _torn = file.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if whole else (), 1):
+    complete, _, _unfinished = file.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(complete.split(b"\n") if complete else (), 1):
         try:
             yield Event.parse(line)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file}, line {number} is not an event: {error}") from error
 
 
-def operations(events: Iterable[Event]) -> list[Operation]:
-    """Each invoke with its completion, in the order of the invokes."""
-    begun: dict[str, Event] = {}
-    ended: dict[str, Event] = {}
+def operations(events: Iterable[Event]) -> list[RecordedOperation]:
+    """Each invoke with its completion, in the order of the invokes. Raises ValueError if they do not match."""
+    invokes: dict[str, Event] = {}
+    completions: dict[str, Event] = {}
     for event in events:
         if event.kind == "info":
             continue
-        chosen = begun if event.kind == "invoke" else ended
-        if chosen.setdefault(event.id, event) is not event:
-            raise ValueError(f"{event.id} is {'invoked' if chosen is begun else 'completed'} twice: {event}")
-    if orphans := ended.keys() - begun.keys():
+        same_kind = invokes if event.kind == "invoke" else completions
+        if same_kind.setdefault(event.id, event) is not event:
+            raise ValueError(f"{event.id} is {'invoked' if event.kind == 'invoke' else 'completed'} twice: {event}")
+    if orphans := completions.keys() - invokes.keys():
         raise ValueError(f"{min(orphans)} is completed, but was never invoked")
-    return [_operation(event, ended.get(number)) for number, event in begun.items()]
+    return [_operation(event, completions.get(id)) for id, event in invokes.items()]
 
 
-def _operation(invoke: Event, end: Event | None) -> Operation:
+def _operation(invoke: Event, completion: Event | None) -> RecordedOperation:
     fence, data = invoke.fence, invoke.data
-    if end is not None:
-        fence, data = (invoke.fence if end.fence is None else end.fence), invoke.data | end.data
+    if completion is not None:
+        fence = invoke.fence if completion.fence is None else completion.fence
+        data = invoke.data | completion.data
     outcome: Outcome = "unknown"
-    if end is not None and (end.kind == "ok" or end.kind == "fail"):
-        outcome = end.kind
-    until = math.inf if end is None or outcome == "unknown" else end.time
-    return Operation(invoke.op, invoke.name, invoke.worker, outcome, fence, invoke.time, until, invoke.id, data)
+    if completion is not None and (completion.kind == "ok" or completion.kind == "fail"):
+        outcome = completion.kind
+    completed = math.inf if completion is None or outcome == "unknown" else completion.time
+    return RecordedOperation(
+        invoke.op, invoke.name, invoke.worker, outcome, fence, invoke.time, completed, invoke.id, data
+    )
 
 
-def write_database(folder: Path | str, database: Database) -> None:
+def write_database(folder: Path | str, database: DatabaseRows) -> None:
     (Path(folder) / _DATABASE).write_text(json.dumps(database._asdict(), indent=1))
 
 
-def read_database(folder: Path | str) -> Database:
-    """What was written beside the history; a history without it can be judged in part."""
+def read_database(folder: Path | str) -> DatabaseRows:
+    """The rows stored beside the history; empty if there are none. Raises ValueError if they are damaged."""
     path = Path(folder) / _DATABASE
     if not path.exists():
-        return Database()
+        return DatabaseRows()
     try:
-        known = json.loads(path.read_text())
-        require({"the document": known}, {"the document": dict})
-        database = Database(**{field: known[field] for field in Database._fields if field in known})
+        document = json.loads(path.read_text())
+        require({"the document": document}, {"the document": dict})
+        database = DatabaseRows(**{field: document[field] for field in DatabaseRows._fields if field in document})
         require(database._asdict(), dict.fromkeys(_ROWS, (list, tuple)) | {"timelines": (list, tuple)})
         for field, columns in _ROWS.items():
             for number, row in enumerate(getattr(database, field)):
                 require({f"{field}[{number}]": row}, {f"{field}[{number}]": dict})
                 require(row, columns)
     except ValueError as error:
-        raise ValueError(f"{path} is not what a database said: {error}") from error
+        raise ValueError(f"{path} does not describe a database: {error}") from error
     return database
 
 

@@ -1,7 +1,7 @@
-"""What every engine promises of a lock, as tests: an engine is done when they are green.
+"""What every engine promises of a lock, as tests. An engine is complete when they pass.
 
-Used as ``LeaseContract`` is, with the same two fixtures: ``url`` and ``connect``. Who is asking is a thread or a task,
-and behind ``holdfast.testing.portal`` every call is a task of its own; so what re-entry means is not tested here.
+Subclass it as ``LeaseContract``, with the same two fixtures: ``url`` and ``connect``. Re-entry depends on the thread or
+task that calls, and ``holdfast.testing.sync_facade`` runs every call in a new task: it is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.testing.lease_stage import waiting
+from holdfast.testing.lease_contract import waiting
 
 Connect = Callable[..., Any]
 
 LONG = 60.0
-"""A timeout that does not run out during a test."""
+"""A timeout that does not end during a test."""
 NAMES = ["import", ("agent", 7)]
 
 
 class LockContract:
-    """The lock, seen from outside."""
+    """The lock, through public names."""
 
     @pytest.mark.parametrize("name", NAMES, ids=str)
     def test_a_grant_says_what_it_is(self, connect: Connect, url: str, name: Any) -> None:
@@ -68,7 +68,7 @@ class LockContract:
             pass
         assert not held.lost
         assert held.release() is True
-        assert other.lock("import").try_acquire() is not None, "whoever gave up does not stand in the way"
+        assert other.lock("import").try_acquire() is not None, "a waiter that gave up does not block others"
 
     def test_without_patience_it_is_refused_at_once(self, connect: Connect, url: str) -> None:
         held = connect(url).lock("import").acquire()
@@ -88,11 +88,11 @@ class LockContract:
 
     @pytest.mark.parametrize("how", ["with", "or_skip"])
     def test_an_exception_in_the_block_releases_and_propagates(self, connect: Connect, url: str, how: str) -> None:
-        client, problem = connect(url), LookupError("no such order")
+        client, error = connect(url), LookupError("no such order")
         block = client.lock("import") if how == "with" else client.lock("import").or_skip()
         with pytest.raises(LookupError) as raised, block:
-            raise problem
-        assert raised.value is problem
+            raise error
+        assert raised.value is error
         assert connect(url).lock("import").try_acquire() is not None
 
     def test_a_second_release_is_harmless(self, connect: Connect, url: str) -> None:
@@ -113,7 +113,7 @@ class LockContract:
         assert client.lock("import").try_acquire() is None
 
     def test_different_keys_never_wait_for_each_other(self, connect: Connect, url: str) -> None:
-        """Texts and numbers have spaces of their own, and so has every namespace."""
+        """Strings and numbers are separate, and so is every namespace."""
         client, other = connect(url), connect(url)
         names: list[Any] = ["7", "agent", ("agent", 7), ("agent", 8), ("agent", -7), ("order", 7), ("7", 7)]
         held = [client.lock(name).try_acquire() for name in names]
@@ -162,8 +162,8 @@ class LockContract:
                     inside[0] -= 1
 
         with ThreadPoolExecutor(6) as pool:
-            for done in [pool.submit(work, clients[number % 2]) for number in range(6)]:
-                done.result(LONG)
+            for future in [pool.submit(work, clients[number % 2]) for number in range(6)]:
+                future.result(LONG)
         assert (total, wrong) == ([60], [])
 
     def test_closing_the_client_frees_its_locks(self, connect: Connect, url: str) -> None:
@@ -178,18 +178,18 @@ class LockContract:
     def test_closing_the_client_tells_whoever_waits(self, connect: Connect, url: str) -> None:
         client = connect(url)
         connect(url).lock("import").acquire()
-        told: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def wait() -> None:
             try:
                 client.lock("import").acquire(timeout=LONG)
             except holdfast.HoldfastError as error:
-                told.append(error)
+                errors.append(error)
 
         with waiting(wait):
             client.close()
-        assert [type(error) for error in told] == [holdfast.EngineError]
-        assert "closed" in str(told[0])
+        assert [type(error) for error in errors] == [holdfast.EngineError]
+        assert "closed" in str(errors[0])
 
     def test_a_closed_client_locks_nothing(self, connect: Connect, url: str) -> None:
         client = connect(url)
@@ -205,7 +205,7 @@ class LockContract:
                 unused.lock(name).acquire()
 
     @pytest.mark.parametrize(
-        ("name", "error", "told"),
+        ("name", "error", "message"),
         [
             ("", ValueError, "1 to 200 characters"),
             ("x" * 201, ValueError, "1 to 200 characters"),
@@ -224,9 +224,9 @@ class LockContract:
         ],
     )
     def test_a_name_that_is_none(
-        self, connect: Connect, url: str, name: Any, error: type[Exception], told: str
+        self, connect: Connect, url: str, name: Any, error: type[Exception], message: str
     ) -> None:
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             connect(url).lock(name)
 
     def test_the_first_and_the_last_number(self, connect: Connect, url: str) -> None:

@@ -1,14 +1,14 @@
-"""What every engine promises of objects, as tests: an engine is done when they are green.
+"""What every engine promises of objects, as tests. An engine is complete when they pass.
 
-Subclass it as ``LeaseContract`` in ``contract``, with the same two fixtures: ``url``, an empty and migrated database,
-and ``connect``, which makes clients on it. The tests use the public door alone, and assert order and outcome, never
-speed.
+Subclass it as ``LeaseContract``, with the same two fixtures: ``url``, an empty and migrated database, and ``connect``,
+which creates clients on it. The tests use public names only, and assert order and outcome, never speed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,16 +17,19 @@ import pytest
 
 import holdfast
 from holdfast import MatchVersion, MustCreate, Unconditional
-from holdfast.testing.object_watching import PATIENCE, Connect, WatchingContract
 
+Connect = Callable[..., Any]
+
+PATIENCE = 60.0
+"""Seconds to wait for something that will happen, however busy the machine is."""
 PAYLOADS: list[Any] = [
     None, True, False, 0, -1, 2**70, 0.1, 1e300, "", "text", "é \u0000 \ud800 \U0001f600", [], [1, [None, "a"]], {},
     {"b": 1, "a": {"": [1.0, 1]}}, b"", b"\x00\xff", bytes(range(256)),
 ]  # fmt: skip
 
 
-class ObjectContract(WatchingContract):
-    """Objects, seen from outside."""
+class ObjectContract:
+    """Objects and watches, through public names."""
 
     def test_a_record_says_what_it_is(self, connect: Connect, url: str) -> None:
         before = datetime.now(UTC) - timedelta(seconds=5)
@@ -53,8 +56,8 @@ class ObjectContract(WatchingContract):
         objects = connect(url).objects
         for number, payload in enumerate(PAYLOADS):
             assert objects.put_if("box", f"b-{number}", payload, MustCreate()).payload == payload
-            found = objects.get("box", f"b-{number}").payload
-            assert (found, type(found)) == (payload, type(payload))
+            stored = objects.get("box", f"b-{number}").payload
+            assert (stored, type(stored)) == (payload, type(payload))
         buffer = bytearray(b"written")
         record = objects.put_if("box", "b-0", buffer, Unconditional())
         buffer[:] = b"used again"
@@ -69,7 +72,7 @@ class ObjectContract(WatchingContract):
         assert second.get("box", "b-1") == record
 
     def test_a_write_under_a_grant_is_refused_once_the_grant_has_passed_on(self, connect: Connect, url: str) -> None:
-        """Whatever its version: the database knows that the holder is another one, before the old one does."""
+        """Whatever the version: the database refuses the old holder before that holder knows."""
         client, operator = connect(url), connect(url)
         grant = client.lease("work", ttl=600).acquire()
         record = client.objects.put_if("box", "b-1", 1, MustCreate(), under=_inner(grant))
@@ -125,7 +128,7 @@ class ObjectContract(WatchingContract):
         assert objects.get("box", "b-1") is None
 
     def test_a_version_never_comes_again_not_even_after_a_delete(self, connect: Connect, url: str) -> None:
-        """Or a writer that slept through it all would overwrite an object that it has never seen."""
+        """Otherwise a writer that was paused would overwrite an object that it has never read."""
         objects = connect(url).objects
         stale = objects.put_if("box", "b-1", 1, MustCreate())
         objects.delete_if("box", "b-1", stale.version)
@@ -184,21 +187,21 @@ class ObjectContract(WatchingContract):
 
     def test_a_record_says_when_it_was_made_and_when_it_was_written(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects
-        record = made = objects.put_if("box", "b-1", 1, MustCreate())
-        for payload, more in ((2, {}), (b"3", {}), (4, {"labels": {"a": "1"}}), (5, {"name": "web"})):
+        record = created = objects.put_if("box", "b-1", 1, MustCreate())
+        for payload, options in ((2, {}), (b"3", {}), (4, {"labels": {"a": "1"}}), (5, {"name": "web"})):
             for condition in (MatchVersion(record.version), Unconditional()):
                 time.sleep(0.002)  # the clocks of databases tick in milliseconds
-                written = objects.put_if("box", "b-1", payload, condition, **more)
+                written = objects.put_if("box", "b-1", payload, condition, **options)
                 assert written.updated_at > record.updated_at
-                assert written.created_at == made.created_at
+                assert written.created_at == created.created_at
                 record = written
                 assert objects.get("box", "b-1") == record
 
     def test_pages_are_stable(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects
         ids = ["B", "a", "b", "b 1", "b-1", "z", "é"]
-        for each in ids:
-            objects.put_if("box", each, each, MustCreate())
+        for id in ids:
+            objects.put_if("box", id, id, MustCreate())
         assert [record.id for record in objects.list("box")] == ids
         page = objects.list("box", most=3)
         objects.delete_if("box", page[-1].id, page[-1].version)
@@ -209,8 +212,8 @@ class ObjectContract(WatchingContract):
     def test_a_selector_wants_all_its_labels(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects
         labels = [{}, {"team": "a"}, {"team": "a", "app.kubernetes.io/name": "x"}, {"team": "b", "empty": ""}]
-        for number, each in enumerate(labels):
-            objects.put_if("box", str(number), number, MustCreate(), labels=each)
+        for number, mapping in enumerate(labels):
+            objects.put_if("box", str(number), number, MustCreate(), labels=mapping)
         assert [record.id for record in objects.list("box", labels={"team": "a"})] == ["1", "2"]
         assert [record.id for record in objects.list("box", labels=labels[2])] == ["2"]
         assert [record.id for record in objects.list("box", labels={"empty": ""})] == ["3"]
@@ -221,9 +224,9 @@ class ObjectContract(WatchingContract):
         objects = [connect(url).objects for _ in range(3)]
         objects[0].put_if("box", "b-1", 0, MustCreate())
 
-        def count(mine: Any) -> None:
+        def count(own: Any) -> None:
             for _ in range(5):
-                mine.update("box", "b-1", lambda record: record.payload + 1)
+                own.update("box", "b-1", lambda record: record.payload + 1)
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(count, objects))
@@ -232,22 +235,97 @@ class ObjectContract(WatchingContract):
     def test_update_gives_up_in_the_end(self, connect: Connect, url: str) -> None:
         objects = connect(url).objects
         objects.put_if("box", "b-1", 0, MustCreate())
-        asked: list[int] = []
-        with holdfast.Client(url) as other:  # not on the loop that waits for what it writes
+        versions: list[int] = []
+        with holdfast.Client(url) as other:  # a sync client: the event loop waits while change() runs
 
             def change(record: Any) -> int:
-                asked.append(record.version)
+                versions.append(record.version)
                 other.objects.put_if("box", "b-1", -1, Unconditional())
                 return 1
 
             with pytest.raises(holdfast.Conflict):
                 objects.update("box", "b-1", change)
-            assert len(asked) == len(set(asked)) > 3
+            assert len(versions) == len(set(versions)) > 3
             assert objects.get("box", "b-1").payload == -1
             with pytest.raises(holdfast.Conflict, match="does not exist"):
                 objects.update("box", "b-2", change)
 
+    def test_a_watch_tells_every_change_in_its_order(self, connect: Connect, url: str) -> None:
+        objects = connect(url).objects
+        cursor = objects.cursor()
+        first = objects.put_if("box", "b-1", 1, MustCreate())
+        second = objects.put_if("box", "b-1", 2, MatchVersion(first.version))
+        with pytest.raises(holdfast.Conflict):
+            objects.put_if("box", "b-1", 3, MatchVersion(first.version))
+        objects.put_if("jar", "j-1", 1, MustCreate())
+        objects.delete_if("box", "b-1", second.version)
+        changes = drain(connect(url).objects.watch(since=cursor))
+        assert [(each.type, each.id, each.kind) for each in changes] == [
+            ("box", "b-1", "created"), ("box", "b-1", "updated"), ("jar", "j-1", "created"), ("box", "b-1", "deleted"),
+        ]  # fmt: skip
+        assert [each.version for each in changes[:2]] == [first.version, second.version]
+        assert drain(objects.watch("jar", since=cursor)) == [changes[2]]
+
+    def test_every_cursor_leads_on_from_its_change(self, connect: Connect, url: str) -> None:
+        objects = connect(url).objects
+        cursor = objects.cursor()
+        for number in range(5):
+            objects.put_if("box", f"b-{number}", number, MustCreate())
+        watch = objects.watch(since=cursor)
+        changes = drain(watch)
+        for number, change in enumerate(changes):
+            assert [each.id for each in drain(objects.watch(since=change.cursor))] == [
+                f"b-{n}" for n in range(number + 1, 5)
+            ]
+        objects.put_if("box", "later", 1, MustCreate())
+        assert [each.id for each in drain(objects.watch(since=watch.cursor))] == ["later"]
+        assert [each.id for each in drain(watch)] == ["later"]
+
+    def test_without_a_cursor_a_watch_begins_now(self, connect: Connect, url: str) -> None:
+        objects = connect(url).objects
+        objects.put_if("box", "before", 1, MustCreate())
+        watch = objects.watch()
+        assert watch.cursor is None
+        assert watch.next(timeout=0) is None
+        objects.put_if("box", "after", 1, MustCreate())
+        assert watch.next(timeout=PATIENCE).id == "after"
+
+    def test_a_watch_that_waits_is_told(self, connect: Connect, url: str) -> None:
+        watch, writer = connect(url).objects.watch(), connect(url).objects
+        watch.begin()
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(watch.next, timeout=PATIENCE)
+            writer.put_if("box", "b-1", 1, MustCreate())
+            assert waiter.result(PATIENCE).id == "b-1"
+            waiter = pool.submit(watch.next, timeout=PATIENCE)
+            watch.close()
+            assert waiter.result(PATIENCE) is None
+
+    def test_a_cursor_that_is_none_is_refused(self, connect: Connect, url: str) -> None:
+        objects = connect(url).objects
+        for cursor in ("", "x", "-1", "1/2", "1/2:3", "1.5"):
+            with pytest.raises(ValueError, match="since must be the cursor"):
+                objects.watch(since=cursor)
+        with pytest.raises(TypeError, match="since must be a str"):
+            objects.watch(since=5)
+
+    def test_a_cursor_of_another_time_is_told_as_expired(self, connect: Connect, url: str) -> None:
+        """As after a failover that lost the last commits: positions of the old server mean nothing on the new."""
+        objects = connect(url).objects
+        head, slash, rest = objects.cursor().partition("/")
+        foreign = f"{int(head) + 1}/{rest}" if slash else str(int(head) + (1 << 33))
+        with pytest.raises(holdfast.CursorExpired, match=r"objects\.cursor\(\)"):
+            objects.watch(since=foreign).next(timeout=5)
+
+
+def drain(watch: Any) -> list[Any]:
+    """All changes that the watch has now."""
+    changes = []
+    while (change := watch.next(timeout=0)) is not None:
+        changes.append(change)
+    return changes
+
 
 def _inner(grant: Any) -> Any:
-    """The grant itself, whichever flavour it comes from."""
+    """The grant itself, without its facade."""
     return getattr(grant, "_inner", grant)

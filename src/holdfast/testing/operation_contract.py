@@ -1,35 +1,121 @@
-"""What every engine promises of operations, as tests: an engine is done when they are green.
+"""What every engine promises of operations, as tests. An engine is complete when they pass.
 
-Used as ``LeaseContract`` is, with the same two fixtures: ``url`` and ``connect``. Effects are counted in a list, as
-something outside of the database; how they are one with a transaction depends on the driver, and is tested elsewhere.
+Subclass it as ``LeaseContract``, with the same two fixtures: ``url`` and ``connect``. Effects are counted in a list, as
+something outside of the database. How an effect commits with a transaction depends on the database driver, and is
+tested elsewhere.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.testing.operation_mending import MendingContract
-from holdfast.testing.operation_stage import (
-    LONG,
-    RESULTS,
-    Connect,
-    Effects,
-    gives_up,
-    leave_half_done,
-    name,
-    running,
-)
+
+Connect = Callable[..., Any]
+
+LONG = 60.0
+RESULTS: list[Any] = [
+    None, {}, [], 0, 0.0, False, True, "", "text", b"", b"\x00\xff", -1, 2**100, 0.1, "é \u0000 \ud800 \U0001f600",
+    [1, [None, "a"], 1.0], {"b": 1, "a": {"": [1.0, 1]}}, bytes(range(256)) * 1000, "x" * 1_000_000,
+]  # fmt: skip
+WRONG: list[Any] = [object(), (1, 2), {1: 2}, {"a": {1, 2}}, float("nan"), [float("inf")], bytearray(b"x")]
 
 
-class OperationContract(MendingContract):
-    """Operations, seen from outside."""
+def name() -> str:
+    """A new operation key."""
+    return f"op-{secrets.token_hex(6)}"
+
+
+class Effects(list[Any]):
+    """The effects that happened, in order."""
+
+    def do(self, result: Any = None, error: Exception | None = None) -> Callable[[], Any]:
+        """A function that appends ``result`` to the effects, and then returns it or raises ``error``."""
+
+        def function() -> Any:
+            self.append(result)
+            if error is not None:
+                raise error
+            return result
+
+        return function
+
+
+@contextmanager
+def running(url: str, key: Any, **options: Any) -> Iterator[Callable[[], Future[Any]]]:
+    """Another client runs the operation until the block ends, or until it calls the function that it gets.
+
+    That function returns the future of the other client's outcome.
+    """
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> str:
+        begun.set()
+        assert go_on.wait(10 * LONG)
+        return "theirs"
+
+    with holdfast.Client(url) as other, ThreadPoolExecutor(1) as pool:
+        result = pool.submit(lambda: other.operation(key, **options).run(work))
+        try:
+            assert begun.wait(LONG), result.result()
+
+            def finish() -> Future[Any]:
+                go_on.set()
+                return result
+
+            yield finish
+        finally:
+            go_on.set()
+
+
+def gives_up(run: Callable[[], Any], *, after: float) -> None:
+    """Assert that ``run`` waits ``after`` seconds for the lock and then raises OperationInProgress.
+
+    A wait of less than a second gives the database one second to answer. On a paused machine it ends with an
+    EngineError, which says nothing about the lock: then ``run`` is called again.
+    """
+    deadline = time.monotonic() + LONG
+    while True:
+        try:
+            with pytest.raises(holdfast.OperationInProgress, match=r"waited \d+\.\d s") as refused:
+                run()
+        except holdfast.EngineError:
+            assert time.monotonic() < deadline, "the database never answers"
+        else:
+            waited = re.findall(r"waited (\d+\.\d) s", str(refused.value))
+            assert float(waited[0]) >= after, refused.value
+            return
+
+
+def leave_half_done(url: str, key: Any, note: Any = None, **options: Any) -> None:
+    """Leave an operation as a process that dies does: without an outcome, and without its lease."""
+
+    def work(op: Any) -> None:
+        if note is not None:
+            op.checkpoint("noted", note)
+        raise KeyboardInterrupt
+
+    with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
+        dies.operation(key, **options).run(work)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+class OperationContract:
+    """Operations, through public names."""
 
     def test_a_result_is_replayed_exactly_and_the_function_is_not_called(self, connect: Connect, url: str) -> None:
         client, other, effects = connect(url), connect(url), Effects()
@@ -165,23 +251,27 @@ class OperationContract(MendingContract):
             return number * 10
 
         def many() -> list[Any]:
-            found = client.operations.run_many(
+            outcomes = client.operations.run_many(
                 range(10), work, key=lambda number: f"{prefix}-{number}", payload=lambda number: number, batch=4,
                 progress=lambda done, total: steps.append((done, total)),
             )  # fmt: skip
-            assert isinstance(found, list)
-            return found
+            assert isinstance(outcomes, list)
+            return outcomes
 
         with running(url, f"{prefix}-7", payload=7):
-            found = many()
-        assert [each.status for each in found] == [
+            outcomes = many()
+        assert [each.status for each in outcomes] == [
             "success", "success", "success", "success", "failed", "success", "failed", "skipped", "failed", "success",
         ]  # fmt: skip
         assert effects == [5, 1, 2, 8, 9, 5]
         assert steps == [(4, 10), (8, 10), (10, 10)]
-        assert [found[n].result for n in (0, 1, 2, 3, 5, 9)] == [0, 10, 20, -3, 50, 90]
-        assert [found[n].replayed for n in (0, 1, 3)] == [True, False, True]
-        assert [type(found[n].error) for n in (4, 6, 8)] == [holdfast.KeyReused, holdfast.OperationFailed, ValueError]
+        assert [outcomes[n].result for n in (0, 1, 2, 3, 5, 9)] == [0, 10, 20, -3, 50, 90]
+        assert [outcomes[n].replayed for n in (0, 1, 3)] == [True, False, True]
+        assert [type(outcomes[n].error) for n in (4, 6, 8)] == [
+            holdfast.KeyReused,
+            holdfast.OperationFailed,
+            ValueError,
+        ]
         again = many()
         assert [again[n].result for n in (0, 1, 2, 3, 5, 7, 9)] == [0, 10, 20, -3, 50, "theirs", 90]
         assert effects == [5, 1, 2, 8, 9, 5, 8]
@@ -220,12 +310,13 @@ class OperationContract(MendingContract):
         outcome = client.operation(key, preconditions=[lambda: None], postconditions=[lambda: True]).run(effects.do(3))
         assert (outcome.attempt, effects) == (3, [2, 3])
         conditions = [each for each in client.operations.history(key) if each.kind.endswith("condition")]
-        told = [json.loads(each.detail) for each in conditions]
-        assert [(each.kind, said["name"], said["ok"]) for each, said in zip(conditions, told, strict=True)] == [
+        details = [json.loads(each.detail) for each in conditions]
+        kinds = [each.kind for each in conditions]
+        assert [(kind, detail["name"], detail["ok"]) for kind, detail in zip(kinds, details, strict=True)] == [
             ("precondition", "has_rows", False), ("postcondition", "is_fresh", False),
             ("precondition", "<lambda>", True), ("postcondition", "<lambda>", True),
         ]  # fmt: skip
-        assert told[1]["error"] == "ValueError: an hour old"
+        assert details[1]["error"] == "ValueError: an hour old"
 
     def test_a_result_that_is_too_big_is_refused(self, connect: Connect, url: str) -> None:
         with pytest.raises(ValueError, match="at most 1048576 bytes, not 1048577: return a reference"):
@@ -265,9 +356,9 @@ class OperationContract(MendingContract):
             return clients[number].operation(key, timeout=LONG).run(effects.do(number)).result
 
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(run, range(4)))
+            results = list(pool.map(run, range(4)))
         assert len(effects) == 1
-        assert found == effects * 4
+        assert results == effects * 4
 
     def test_nested_operations_do_not_mix(self, connect: Connect, url: str) -> None:
         outer, inner, effects = name(), name(), Effects()
@@ -291,10 +382,164 @@ class OperationContract(MendingContract):
 
         for path in ("a", "b", "a"):
             assert load(path).result == path.upper()
-        assert load(path="b").replayed, "however they are passed"
+        assert load(path="b").replayed, "by position or by keyword"
         assert effects == ["a", "b"]
         with pytest.raises(holdfast.KeyReused):
             load("a", rows=2)
         with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
             load("c", row=2)
         assert client.operations.get(f"{prefix}-c") is None, "nothing was begun"
+
+    def test_what_a_dead_owner_left_is_refused_without_a_word_of_what_to_do(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key)
+        assert client.operations.get(key).status == "partial"
+        assert key in [each.label for each in client.operations.list(status="partial")]
+        with pytest.raises(holdfast.OperationFailed, match="left half done in attempt 1") as refused:
+            client.operation(key).run(effects.do())
+        assert refused.value.status == "partial"
+        assert effects == []
+
+    def test_it_is_rolled_back_first(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key, {"file": 7})
+
+        def undo(op: Any) -> None:
+            effects.append(("undone", op.attempt, dict(op.checkpoints)))
+
+        outcome = client.operation(key, rollback=undo).run(effects.do("done"))
+        assert effects == [("undone", 1, {"noted": {"file": 7}}), "done"]
+        assert (outcome.result, outcome.attempt, outcome.replayed) == ("done", 2, False)
+
+    def test_a_rollback_that_fails_leaves_it_as_it_was(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key)
+        with pytest.raises(OSError, match="cannot undo"):
+            client.operation(key, rollback=effects.do("undo", OSError("cannot undo"))).run(effects.do("done"))
+        assert client.operations.get(key).status == "partial"
+        assert client.operation(key, rollback=effects.do("undo")).run(effects.do("done")).result == "done"
+        assert effects == ["undo", "undo", "done"]
+
+    def test_or_a_probe_says_whether_it_is_done(self, connect: Connect, url: str) -> None:
+        client, effects = connect(url), Effects()
+        for probe, called in ((lambda: True, []), (lambda op: op.done(7), []), (lambda: False, ["done"])):
+            key, before = name(), len(effects)
+            leave_half_done(url, key)
+            outcome = client.operation(key, verify=probe, on_partial="verify").run(effects.do("done"))
+            assert effects[before:] == called
+            assert outcome.status == "success"
+            again = client.operation(key).run(effects.do("no"))
+            assert (again.result, again.replayed) == (outcome.result, True)
+
+    def test_a_probe_that_says_neither_yes_nor_no_has_nothing_done_again(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        leave_half_done(url, key)
+        for unclear in (1, [7], "t"):
+            with pytest.raises(TypeError, match=r"verify must return True, op.done\(result\), False or None"):
+                client.operation(key, verify=lambda answer=unclear: answer, max_attempts=9).run(effects.do("again"))
+        assert (effects, client.operations.get(key).status) == ([], "partial")
+
+    def test_a_failure_with_a_rollback_is_undone_before_it_is_tried_again(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(ValueError, match="half way"):
+            client.operation(key, rollback=effects.do("undo")).run(effects.do(1, ValueError("half way")))
+        assert client.operation(key, rollback=effects.do("undo")).run(effects.do(2)).result == 2
+        assert effects == [1, "undo", 2]
+
+    def test_what_says_itself_when_the_effect_begins_may_die_before(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
+            dies.operation(key, marks_effect=True).run(interrupted)
+        assert client.operation(key).run(effects.do("done")).attempt == 2
+        other = name()
+
+        def begun(op: Any) -> None:
+            op.effect_started()
+            raise KeyboardInterrupt
+
+        with holdfast.Client(url) as dies, pytest.raises(KeyboardInterrupt):
+            dies.operation(other, marks_effect=True).run(begun)
+        with pytest.raises(holdfast.OperationFailed, match="half done"):
+            client.operation(other).run(effects.do("again"))
+        assert effects == ["done"]
+
+    def test_crashes_count_as_attempts(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        for _ in range(2):
+            leave_half_done(url, key, rollback=effects.do("undo"))
+        with pytest.raises(holdfast.OperationFailed, match="tried 2 times"):
+            client.operation(key, rollback=effects.do("undo"), max_attempts=2).run(effects.do("done"))
+        assert effects == ["undo"]
+
+    def test_recover_mends_what_it_knows_how_to_without_a_caller(self, connect: Connect, url: str) -> None:
+        client, effects, prefix = connect(url), Effects(), name()
+        keys = {each: name() for each in ("undone", "done", "in part", "unknown", "fails", "not begun")}
+        with holdfast.Client(url) as dies:
+            for handler, key in keys.items():
+                dies.operations.register(f"{prefix} {handler}", rollback=int)
+                with pytest.raises(KeyboardInterrupt):
+                    dies.operation(
+                        key, rollback=f"{prefix} {handler}", marks_effect=handler == "not begun", payload=1
+                    ).run(interrupted)
+        client.operations.register(f"{prefix} undone", rollback=effects.do("undo"))
+        client.operations.register(f"{prefix} done", rollback=effects.do("no"), verify=lambda op: op.done([7]))
+        client.operations.register(f"{prefix} in part", rollback=effects.do("undo the half"), verify=lambda: False)
+        client.operations.register(f"{prefix} fails", rollback=effects.do("tried", OSError("cannot undo")))
+        recovered = client.operations.recover()
+        labels = {client.operations.get(each).key: handler for handler, each in keys.items()}
+        assert {labels[key]: outcome for key, outcome in recovered.items() if key in labels} == {
+            "undone": "rolled back", "done": "finished", "in part": "rolled back", "not begun": "rolled back",
+        }  # fmt: skip
+        assert sorted(effects) == ["tried", "undo", "undo the half"]
+        statuses = {handler: client.operations.get(each).status for handler, each in keys.items()}
+        assert statuses == {
+            "undone": "failure", "done": "success", "in part": "failure", "unknown": "partial", "fails": "partial",
+            "not begun": "failure",
+        }  # fmt: skip
+        assert client.operation(keys["done"], payload=1).run(effects.do("no")).result == [7]
+        assert client.operation(keys["undone"], payload=1).run(effects.do("again")).attempt == 2
+
+    def test_a_reset_key_is_as_if_it_were_new_and_its_history_stays(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        with pytest.raises(LookupError, match=key):
+            client.operations.reset(key, actor="jane", reason="wrong file")
+        client.operation(key, payload=1).run(effects.do(1))
+        client.operations.reset(key, actor="jane", reason="wrong file")
+        assert client.operations.get(key).error["reason"] == "wrong file"
+        outcome = client.operation(key, payload=2, max_attempts=1).run(effects.do(2))
+        assert (outcome.result, outcome.replayed, outcome.attempt) == (2, False, 2)
+        with running(url, other := name()), pytest.raises(holdfast.OperationInProgress):
+            client.operations.reset(other, actor="jane", reason="impatient")
+        for argument in ("actor", "reason"):
+            with pytest.raises(ValueError, match=argument):
+                client.operations.reset(key, **{"actor": "jane", "reason": "why", argument: ""})
+
+    def test_what_is_done_can_be_undone_by_what_is_registered(self, connect: Connect, url: str) -> None:
+        client, key, effects = connect(url), name(), Effects()
+        client.operations.register(f"undo {key}", rollback=lambda op: effects.append(dict(op.checkpoints)))
+
+        def work(op: Any) -> int:
+            return 1
+
+        client.operation(key, rollback=f"undo {key}").run(work)
+        client.operations.rollback(key, actor="jane", reason="wrong file")
+        assert client.operations.get(key).status == "failure"
+        with pytest.raises(LookupError, match="leaves nothing to undo: it is failure"):
+            client.operations.rollback(key, actor="jane", reason="a retry")
+        assert effects == [{}]
+        assert client.operation(key, max_attempts=1).run(effects.do(2)).attempt == 2, "nothing has failed"
+        with pytest.raises(holdfast.OperationFailed, match="nothing is registered"):
+            client.operations.rollback(key, actor="jane", reason="again")
+        with pytest.raises(ValueError, match="no rollback is registered as 'nobody'"):
+            client.operation(key, rollback="nobody")
+
+    def test_a_result_that_cannot_be_kept_is_refused_and_never_forgotten(self, connect: Connect, url: str) -> None:
+        """The effect has happened by then, and must not happen a second time."""
+        client, effects = connect(url), Effects()
+        for wrong in WRONG:
+            key = name()
+            with pytest.raises(ValueError, match=r"^the result.* cannot be kept as it is"):
+                client.operation(key).run(effects.do(wrong))
+            with pytest.raises(holdfast.OperationFailed, match="half done"):
+                client.operation(key).run(effects.do(1))
+        assert len(effects) == len(WRONG)

@@ -1,10 +1,10 @@
-"""Fixtures for pytest, there as soon as holdfast is installed.
+"""Fixtures for pytest, available as soon as holdfast is installed.
 
     def test_only_one_imports(holdfast_client):
         with holdfast_client.lease("nightly-import", ttl=30):
             ...
 
-pytest imports this module in every run, wanted or not: whatever is heavy is imported inside the fixtures.
+pytest imports this module in every run, whether a test uses it or not: heavy imports are inside the fixtures.
 """
 
 import importlib.util
@@ -18,20 +18,12 @@ if TYPE_CHECKING:
     import holdfast
     from holdfast.testing import Postgres
 
-_CONTRACTS = (
-    "contract",
-    "lease_taking",
-    "lock_contract",
-    "object_contract",
-    "object_watching",
-    "operation_contract",
-    "operation_mending",
-)
+_CONTRACTS = ("lease_contract", "lock_contract", "object_contract", "operation_contract")
 pytest.register_assert_rewrite(*(f"holdfast.testing.{name}" for name in _CONTRACTS))
 
 
 def _missing() -> str | None:
-    """Why there can be no PostgreSQL server here, or None when there can."""
+    """Why no PostgreSQL server can be started here; None if one can."""
     from holdfast.testing import available
 
     if importlib.util.find_spec("psycopg") is None:
@@ -43,7 +35,7 @@ def _missing() -> str | None:
 
 @pytest.fixture(scope="session")
 def holdfast_postgres() -> Iterator["Postgres"]:
-    """A running PostgreSQL server of the newest version on this machine; skips where there is none."""
+    """A running PostgreSQL server of the newest version installed. Skips the test if there is none."""
     from holdfast.testing import Postgres
 
     if reason := _missing():
@@ -54,7 +46,7 @@ def holdfast_postgres() -> Iterator["Postgres"]:
 
 @pytest.fixture
 def holdfast_client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["holdfast.Client"]:
-    """A client on a database of its own, migrated and empty: PostgreSQL where there is one, else a SQLite file."""
+    """A client on a new, migrated database: on PostgreSQL if it is installed, else in a SQLite file."""
     import holdfast
 
     if _missing():

@@ -1,7 +1,7 @@
-"""How long this process did not run although it wanted to, so that a verdict about a span can allow for it.
+"""Records when this process did not run although it was ready to, so that checks of durations can subtract it.
 
-A thread sleeps for 20 ms at a time. A wake-up that comes late means that the machine was busy with other work, was
-suspended, or that another thread kept the interpreter. A fault that stops other processes is not counted.
+A thread sleeps for 20 ms at a time. If it wakes up late, the machine was busy or suspended, or another thread held the
+interpreter. Faults that stop other processes are not counted.
 """
 
 import math
@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from holdfast.testing.closing import Closing
 from holdfast.testing.history import now
+from holdfast.testing.resource import Resource
 
 INTERVAL = 0.02
 NOTICED = 0.002
-"""Seconds. A wake-up that is less late than this is ordinary on an idle machine."""
+"""Seconds. Waking up less late than this is ordinary on an idle machine."""
 
 
 class Pause(NamedTuple):
@@ -23,7 +23,7 @@ class Pause(NamedTuple):
     end: float
 
 
-class Standstill(Closing):
+class Standstill(Resource):
     """Records from its creation until ``close()``. Times are those of ``clock``, by default ``history.now``."""
 
     def __init__(self, clock: Callable[[], float] = now) -> None:
@@ -39,24 +39,26 @@ class Standstill(Closing):
         self._thread.join()
 
     def note(self, due: float, woke: float) -> None:
-        """Record a wake-up that was due before."""
+        """Record that the thread woke up at ``woke`` and not at ``due``."""
         if woke - due > NOTICED:
             self._pauses.append(Pause(due, woke))
 
     def pauses(self, since: float = -math.inf, until: float = math.inf) -> list[float]:
-        """How long each pause was, as far as it lies in this span. One that has not ended counts until now: after a
-        standstill the thread that asks may wake up first."""
+        """The length of each pause, as far as it lies between ``since`` and ``until``.
+
+        A pause that has not ended counts until now: after it the caller may run before the recording thread.
+        """
         due, woke = self._due, self._clock()
-        last = [Pause(due, woke)] if woke - due > NOTICED and not self._stopped.is_set() else []
-        spans = (min(pause.end, until) - max(pause.start, since) for pause in (*tuple(self._pauses), *last))
+        current = [Pause(due, woke)] if woke - due > NOTICED and not self._stopped.is_set() else []
+        spans = (min(pause.end, until) - max(pause.start, since) for pause in (*tuple(self._pauses), *current))
         return [span for span in spans if span > 0]
 
     def seconds(self, since: float, until: float = math.inf) -> float:
-        """How much of this span was lost."""
+        """The total of the pauses between ``since`` and ``until``."""
         return sum(self.pauses(since, until))
 
     def figures(self, since: float = -math.inf) -> dict[str, Any]:
-        """In all, and at the longest, in seconds."""
+        """``total`` and ``longest`` in seconds."""
         lengths = self.pauses(since)
         return {"total": round(sum(lengths), 3), "longest": round(max(lengths, default=0.0), 3)}
 

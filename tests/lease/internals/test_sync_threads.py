@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.testing import Proxy
-from holdfast.testing.portal import Blocking
+from holdfast.testing.sync_facade import SyncFacade
 from tests.children import NONE, PATIENCE, Child, eventually, rows
 
 _INTERRUPTED = """
@@ -151,7 +151,7 @@ def test_a_renewal_of_a_long_lease_is_bounded_like_every_call(
 ) -> None:
     """Not by the TTL, which may be a day: every other thread of the client waits meanwhile."""
     client = connect(either)
-    engine = (client._inner if isinstance(client, Blocking) else client)._engine
+    engine = (client._inner if isinstance(client, SyncFacade) else client)._engine
     limits, real = [], engine.call
 
     def call(name: str, parameters: Any, *, timeout: float = 10.0) -> Any:
@@ -185,7 +185,7 @@ def test_a_lease_granted_while_its_client_is_closed_is_given_back(
         acquiring.start()
         eventually(lambda: rows(postgres_url)["lease"] == 1, "it is granted, and not yet answered")
         closing_it = pool.submit(client.close)
-        engine = (client._inner if isinstance(client, Blocking) else client)._engine
+        engine = (client._inner if isinstance(client, SyncFacade) else client)._engine
         eventually(lambda: engine.closing, "the client is being closed")
         link.heal()
         closing_it.result(PATIENCE)

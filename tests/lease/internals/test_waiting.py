@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 import holdfast
 from holdfast.lease.terms import Refusal
 from holdfast.testing import Postgres
-from holdfast.testing.lease_stage import refused_after_waiting
+from holdfast.testing.lease_contract import refused_after_waiting
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
 from tests.raw import Raw

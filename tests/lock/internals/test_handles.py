@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.lock.tickets import Ticket
 from holdfast.testing import Postgres, Proxy
-from holdfast.testing.portal import Blocking, Portal
+from holdfast.testing.sync_facade import EventLoopThread, SyncFacade
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
 from tests.lock.looks import advisory, waiters
@@ -298,8 +298,8 @@ def test_a_session_that_is_given_up_under_a_thread_grants_nothing(either: str) -
 
 def test_a_grant_of_one_event_loop_is_released_from_another(either: str) -> None:
     """By whoever has it, in whatever thread: the sessions belong to the loop that has opened them."""
-    portal = Portal()
-    client = Blocking(portal, holdfast.AsyncClient(either))
+    loop_thread = EventLoopThread()
+    client = SyncFacade(loop_thread, holdfast.AsyncClient(either))
     with holdfast.Client(either) as other:
         for name in ("first", "second"):  # through the multiplexer, and past it
             grant = client.lock(name).acquire()._inner
@@ -307,7 +307,7 @@ def test_a_grant_of_one_event_loop_is_released_from_another(either: str) -> None
             assert asyncio.run(grant.release()) is False
             assert other.lock(name).try_acquire() is not None
     client.close()
-    portal.close()
+    loop_thread.close()
 
 
 def test_a_grant_of_an_event_loop_that_does_not_run_is_released_when_it_does(postgres_url: str) -> None:

@@ -24,7 +24,7 @@ from holdfast.lock.mux import Mux
 from holdfast.lock.shared_pump import SharedPump
 from holdfast.lock.tickets import Session
 from holdfast.testing import Postgres, Proxy
-from holdfast.testing.portal import Blocking
+from holdfast.testing.sync_facade import SyncFacade
 from tests.children import PATIENCE, Child, eventually, query
 from tests.conftest import migrated
 from tests.last_words import BrokenOff
@@ -392,6 +392,6 @@ def test_our_side_of_a_lock_session_notices_a_dead_peer(connect: Connect, postgr
     """Keepalives for an idle connection, the user timeout for one that sends. The server's side is in session_tune."""
     client = connect(postgres_url)
     client.lock("a").acquire()
-    inner = client._inner if isinstance(client, Blocking) else client
+    inner = client._inner if isinstance(client, SyncFacade) else client
     [session] = inner._locks.sessions._pump.mux.holds
     assert session.wire._session.socket_options() == {"keepalive": True, "user_timeout": 3000}

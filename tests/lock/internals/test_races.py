@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.lock.mux import TURNS
 from holdfast.lock.tickets import Claim
-from holdfast.testing.portal import Blocking
+from holdfast.testing.sync_facade import SyncFacade
 from tests.children import PATIENCE, eventually
 from tests.conftest import server
 from tests.lock.looks import advisory
@@ -248,7 +248,7 @@ def test_thirty_two_tasks_and_thirty_two_threads_share_a_session_each(postgres_u
 
 def _in_line(client: Any) -> int:
     """How many wait here, for whatever key."""
-    inner = client._inner if isinstance(client, Blocking) else client
+    inner = client._inner if isinstance(client, SyncFacade) else client
     found = list(inner._locks.sessions._pump.mux.claims.values())
     lines = [each if isinstance(each, Claim) else each.heirs for each in found]
     return sum(len(line.queue) for line in lines if line is not None)

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.lock.tickets import Claim
 from holdfast.runtime.clock import now
-from holdfast.testing.portal import Blocking
+from holdfast.testing.sync_facade import SyncFacade
 from tests.children import PATIENCE, backends, eventually, query
 from tests.lock.looks import advisory, waiters
 
@@ -60,7 +60,7 @@ def test_by_default_it_is_waited_for_fifteen_seconds(connect: Connect, either: s
     holder, client = connect(either), connect(either)
     held = holder.lock("a").acquire()
     assert client.lock("a").try_acquire() is None
-    inner = client._inner if isinstance(client, Blocking) else client
+    inner = client._inner if isinstance(client, SyncFacade) else client
     claims = inner._locks.sessions._pump.mux.claims
 
     def wait() -> None:

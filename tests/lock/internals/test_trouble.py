@@ -29,7 +29,7 @@ from holdfast.lock.line import OVERTAKES
 from holdfast.lock.terms import _Texts
 from holdfast.runtime.clock import now
 from holdfast.testing import Postgres, Proxy
-from holdfast.testing.lease_stage import waiting
+from holdfast.testing.lease_contract import waiting
 from tests.children import PATIENCE, eventually, query, until
 from tests.conftest import migrated
 from tests.lock.looks import advisory

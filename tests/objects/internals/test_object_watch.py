@@ -18,7 +18,7 @@ import holdfast
 from holdfast import MatchVersion, MustCreate
 from holdfast.objects.changes import Position
 from holdfast.testing import Proxy
-from holdfast.testing.object_watching import drain
+from holdfast.testing.object_contract import drain
 from tests.children import PATIENCE, eventually, query
 from tests.raw import trials, waiters
 

@@ -20,8 +20,7 @@ import pytest
 import holdfast
 from holdfast import MatchVersion, MustCreate, Unconditional
 from holdfast.testing import Proxy
-from holdfast.testing.object_contract import ObjectContract
-from holdfast.testing.object_watching import drain
+from holdfast.testing.object_contract import ObjectContract, drain
 from holdfast.testing.server import until
 from tests.children import PATIENCE, query
 from tests.conftest import MAJORS, shared

@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast import telemetry
 from holdfast.runtime.clock import now
-from holdfast.testing.operation_stage import name
+from holdfast.testing.operation_contract import name
 from tests.children import query
 from tests.operations.policies import connected, key
 

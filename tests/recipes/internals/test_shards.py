@@ -19,8 +19,7 @@ from holdfast import MustCreate
 from holdfast.lease.keeper import Keeper
 from holdfast.recipes.shards import Shards
 from holdfast.recipes.shards_async import AsyncShards
-from holdfast.recipes.shards_terms import ShardPlan, shard_of
-from holdfast.testing.yard import AsyncYard, Yard
+from holdfast.testing.fake_driver import AsyncFakeDriver, FakeDriver
 from tests.children import PATIENCE, Child, eventually, query
 
 Connect = Callable[..., Any]
@@ -231,7 +230,7 @@ def test_a_lost_shard_is_noticed_and_taken_back(connect: Connect, either: str) -
 @pytest.mark.usefixtures("looks_often")
 async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: str, tmp_path: Path) -> None:
     """And together they sweep all: by the database's own account, since each write names the lease it is made under."""
-    yard = Yard(tmp_path)
+    yard = FakeDriver(tmp_path)
     async with holdfast.AsyncClient(postgres_url) as client:
         for number in range(40):
             await client.objects.put_if("box", f"b-{number:02}", {}, MustCreate())
@@ -239,7 +238,7 @@ async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: s
         asked: dict[int, set[str]] = {0: set(), 1: set()}
 
         async def replica(index: int, ready: asyncio.Barrier) -> None:
-            own = Yard(tmp_path)
+            own = FakeDriver(tmp_path)
             own.before_get = asked[index].add
             async with (
                 holdfast.AsyncClient(f"{postgres_url}?application_name=replica-{index}") as mine,
@@ -250,7 +249,7 @@ async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: s
                         await asyncio.sleep(0.01)
                     await ready.wait()
                 held = shards.held
-                running = asyncio.create_task(mine.reconciler("box", AsyncYard(own)).run(shards))
+                running = asyncio.create_task(mine.reconciler("box", AsyncFakeDriver(own)).run(shards))
                 async with asyncio.timeout(PATIENCE):
                     while {} in [each.payload for each in await client.objects.list("box")]:  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
@@ -271,7 +270,7 @@ async def test_each_replica_sweeps_the_records_of_its_own_shards(postgres_url: s
 @pytest.mark.usefixtures("looks_often")
 def test_the_records_of_shards_that_were_gained_are_swept_at_once(sqlite_url: str, tmp_path: Path) -> None:
     """The next sweep would come in a day, and no event tells of what their last owner has not seen."""
-    yard, client = Yard(tmp_path), holdfast.Client(sqlite_url)
+    yard, client = FakeDriver(tmp_path), holdfast.Client(sqlite_url)
 
     def not_ready() -> int:
         return sum(each.payload.get("status", {}).get("phase") != "Ready" for each in client.objects.list("box"))
@@ -279,7 +278,7 @@ def test_the_records_of_shards_that_were_gained_are_swept_at_once(sqlite_url: st
     with client, client.shards("sweep", COUNT, ttl=LONG) as shards, Child(MEMBER, sqlite_url, LONG) as other:
         for number in range(30):
             client.objects.put_if("box", f"b-{number:02}", {}, MustCreate())
-            yard.put(f"b-{number:02}", tell=False)
+            yard.put(f"b-{number:02}", publish=False)
         other.expect("joined")
         eventually(lambda: len(shards.held) == 6, "half of them")
         reconciler = client.reconciler("box", yard, sweep_every=80_000.0)
@@ -311,7 +310,7 @@ def test_a_client_that_is_closed_ends_the_work_on_its_shards_and_they_are_releas
 
     def work() -> None:
         with client.shards("sweep", COUNT, ttl=LONG) as shards:
-            client.reconciler("box", Yard(tmp_path), sweep_every=0.05).run(shards)
+            client.reconciler("box", FakeDriver(tmp_path), sweep_every=0.05).run(shards)
             ended.append(len(looks.leases.list()))
 
     with looks:

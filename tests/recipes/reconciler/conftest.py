@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.yard import Yard
+from holdfast.testing.fake_driver import FakeDriver
 from tests.recipes.reconciler.replicas import Records
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Yard:
-    return Yard(tmp_path)
+def yard(tmp_path: Path) -> FakeDriver:
+    return FakeDriver(tmp_path)
 
 
 @pytest.fixture(params=["sqlite, sync", "postgres, async"])

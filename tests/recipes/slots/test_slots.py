@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 import holdfast.telemetry
-from holdfast.testing.lease_stage import refused_after_waiting, waiting
+from holdfast.testing.lease_contract import refused_after_waiting, waiting
 from tests.children import PATIENCE, Child, eventually, query, rows
 from tests.lease.test_contract import never_polls
 from tests.raw import Raw

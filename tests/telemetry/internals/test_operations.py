@@ -13,7 +13,7 @@ import holdfast
 from holdfast import telemetry
 from holdfast.operations.policy_checks import PolicyChecks
 from holdfast.runtime import telemetry as _wire_telemetry
-from holdfast.testing.operation_stage import leave_half_done, running
+from holdfast.testing.operation_contract import leave_half_done, running
 from tests.children import eventually
 from tests.telemetry.conftest import Told
 

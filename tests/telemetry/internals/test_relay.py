@@ -14,7 +14,8 @@ import pytest
 
 import holdfast
 from holdfast import telemetry
-from holdfast.testing.yard import Yard
+from holdfast.lineage import relay_terms as decisions
+from holdfast.testing.fake_driver import FakeDriver
 from tests.children import PATIENCE, eventually
 from tests.lineage.recording_sink import RecordingSink
 from tests.recipes.reconciler.replicas import Records, running
@@ -144,7 +145,7 @@ def test_a_relay_that_keeps_up_has_no_lag_although_there_is_always_more(
 
 
 def test_a_reconciler_tells_what_it_counts_and_when_it_swept(sqlite_url: str, tmp_path: Path, told: Told) -> None:
-    yard, records, before = Yard(tmp_path), Records(sqlite_url), time.monotonic()
+    yard, records, before = FakeDriver(tmp_path), Records(sqlite_url), time.monotonic()
     records.make("b-1")
     yard.put("b-1")
     with running((sqlite_url, "sync"), yard, sweep_every=0.05) as replica:

@@ -1,6 +1,6 @@
-"""`python -m holdfast.testing.checker FOLDER`: check a kept history again.
+"""`python -m holdfast.testing.checker FOLDER`: check a recorded history.
 
-Exit status: 0 when all is well, 1 when something is violated, 2 when a check had nothing to count or the history
+Exit status: 0 when every check is ok, 1 when one is violated, 2 when a check had nothing to count or the history
 cannot be read.
 """
 
@@ -14,14 +14,14 @@ from holdfast.testing.checker import Report, check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.checker", description="Check a kept history.")
+    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.checker", description="Check a recorded history.")
     parser.add_argument("folder", type=Path, help="where the workers' *.jsonl and database.json are")
     parser.add_argument("--json", action="store_true", help="print verdicts and figures as JSON")
     parser.add_argument("--sane-clocks", action="store_true", default=None, help="no clock was tampered with")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        report = check(asked.folder, sane_clocks=asked.sane_clocks)
-        sys.stdout.write(_as_json(report) if asked.json else _as_text(report))
+        report = check(options.folder, sane_clocks=options.sane_clocks)
+        sys.stdout.write(_as_json(report) if options.json else _as_text(report))
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

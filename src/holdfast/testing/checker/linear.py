@@ -1,47 +1,52 @@
-"""Is there an order in which the operations could have happened one by one? The question of linearizability.
+"""Linearizability: is there an order of the operations, one after the other, that explains every answer?
 
 The search walks along the history (Wing and Gong, with Lowe's just-in-time linearization) and keeps every configuration
-that explains what it has seen: the state, and which of the operations under way have already taken effect. An operation
-is put in order no earlier than some answer demands it. Three things keep the configurations few:
+that explains the answers so far: the state, and which of the operations under way have already taken effect. An
+operation takes effect no earlier than some answer requires it. Three things keep the configurations few:
 
-- equal ones are one (Lowe's memo), and where nothing is under way all collapse into their states, so that the history
-  is cut there by itself;
-- an operation that no answer depends on takes effect at once where it changes nothing: waiting could only do harm;
-- operations of unknown outcome stay under way for ever. Those that are alike are counted, not told apart, and of two
-  configurations that differ only in this the one that has used fewer is kept.
+- Equal configurations are kept once (Lowe's memo). Where no operation is under way, a configuration is only a state.
+- An operation that no other answer can depend on takes effect at once where it changes nothing: nothing is gained by
+  letting it take effect later.
+- Operations of unknown outcome stay under way for ever. Equivalent ones are counted, not distinguished; of two
+  configurations that differ only in these counts, the one that has used fewer is kept.
 
-It knows nothing about leases; a `Model` says what is possible.
+This module knows nothing about leases; a `Model` says what is possible.
 """
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from holdfast.testing.history import Operation
+from holdfast.testing.history import RecordedOperation
 
 S = TypeVar("S", bound=Hashable)
-MOST_CONFIGURATIONS = 20_000
+MAX_CONFIGURATIONS = 20_000
 
 Done = frozenset[int]
+"""Operations under way that have taken effect, as indexes."""
 Used = tuple[int, ...]
+"""How many unknown operations of each kind have taken effect."""
 
 
 class Model(Protocol[S]):
-    """What an object does when operations come one by one."""
+    """How an object behaves when operations come one after the other."""
 
     def initial(self) -> S: ...
 
-    def step(self, state: S, operation: Operation) -> Iterable[S]:
-        """The states in which `operation` may leave the object; none when it cannot have ended as it did."""
+    def step(self, state: S, operation: RecordedOperation) -> Iterable[S]:
+        """The states that the object may have after `operation`; none if its answer is impossible in this state."""
         ...
 
-    def is_needed(self, operation: Operation) -> bool:
-        """Whether what this operation does may be needed to explain another's answer. A read is not, and neither is a
-        refusal; a write is, even where it writes what is there already, because it may have come later."""
+    def is_needed(self, operation: RecordedOperation) -> bool:
+        """Whether the effect of this operation may be needed to explain the answer to another one.
+
+        That of a read or a refusal is not. That of a write is, even if it writes the value that is there, because it
+        may have taken effect later.
+        """
         ...
 
-    def alike(self, operation: Operation) -> Hashable | None:
-        """For an operation of unknown outcome: the same value for those with the same effect, None for no effect."""
+    def kind_of(self, operation: RecordedOperation) -> Hashable | None:
+        """A kind for an operation of unknown outcome, equal for equal effects. None if it has no effect."""
         ...
 
 
@@ -49,27 +54,27 @@ class Unexplained(NamedTuple):
     """The first answer that no order explains."""
 
     name: str
-    operation: Operation
+    operation: RecordedOperation
     states: list[str]
-    """What the object may have been just before."""
-    under_way: list[Operation]
-    """What else was going on, and may have come before."""
+    """The states that were possible just before."""
+    under_way: list[RecordedOperation]
+    """The other operations under way, which may have taken effect before."""
     gave_up: bool = False
 
     def __str__(self) -> str:
         if self.gave_up:
-            return f"{self.name!r}: too much was going on at once to decide about {self.operation}"
+            return f"{self.name!r}: too many operations overlap to decide about {self.operation}"
         meanwhile = "; meanwhile: " + ", ".join(map(str, self.under_way)) if self.under_way else ""
         return f"{self.operation} cannot be explained: it was {' or '.join(self.states)}{meanwhile}"
 
 
-def check(operations: Iterable[Operation], model: Model[S]) -> list[Unexplained]:
-    """What cannot be explained: for each name the first such answer, and nothing when all is well."""
-    parts: dict[str, list[Operation]] = defaultdict(list)
+def check(operations: Iterable[RecordedOperation], model: Model[S]) -> list[Unexplained]:
+    """For each name the first answer that no order explains. Empty if the history is linearizable."""
+    parts: dict[str, list[RecordedOperation]] = defaultdict(list)
     for operation in operations:
         parts[operation.name].append(operation)
-    found = (_Search(model, name, part).run() for name, part in sorted(parts.items()))
-    return [each for each in found if each is not None]
+    results = (_Search(model, name, part).run() for name, part in sorted(parts.items()))
+    return [result for result in results if result is not None]
 
 
 class _TooMany(Exception):
@@ -77,13 +82,18 @@ class _TooMany(Exception):
 
 
 class _Search(Generic[S]):
-    """One object. A configuration is a state and the set of known operations under way that have taken effect; for
-    each of these, how many of each kind of unknown operation were needed to get there."""
+    """The search for one name.
 
-    def __init__(self, model: Model[S], name: str, part: Sequence[Operation]) -> None:
+    A configuration is a state and the set of known operations under way that have taken effect. For each one the search
+    keeps how many unknown operations of each kind were needed to reach it.
+    """
+
+    def __init__(self, model: Model[S], name: str, part: Sequence[RecordedOperation]) -> None:
         self._model, self._name, self._part = model, name, part
-        self._pending: dict[int, Operation] = {}
-        self._unknown: list[Operation] = []
+        self._pending: dict[int, RecordedOperation] = {}
+        """Operations under way whose outcome is known."""
+        self._unknown: list[RecordedOperation] = []
+        """One operation of each kind with an unknown outcome, in the order of ``Used``."""
         self._kinds: dict[Hashable, int] = {}
         self._available: list[int] = []
         self._configurations: dict[tuple[S, Done], list[Used]] = {(model.initial(), frozenset()): [()]}
@@ -105,7 +115,7 @@ class _Search(Generic[S]):
         return None
 
     def _moments(self) -> Iterator[tuple[int, bool]]:
-        """Invokes and completions in time order; at the same instant the invokes come first, which forbids less."""
+        """Invokes and completions in time order. At the same time invokes come first: that allows more orders."""
         moments = []
         for number, operation in enumerate(self._part):
             moments.append((operation.invoked, False, number))
@@ -114,19 +124,19 @@ class _Search(Generic[S]):
         for _, completes, number in sorted(moments):
             yield number, completes
 
-    def _begin(self, number: int, operation: Operation) -> None:
+    def _begin(self, number: int, operation: RecordedOperation) -> None:
         if operation.outcome == "unknown":
             self._begin_unknown(operation)
             return
         self._pending[number] = operation
         absorbed: dict[tuple[S, Done], list[Used]] = {}
         for (state, done), used in self._configurations.items():
-            key = (state, done | {number}) if self._only_looks(state, operation) else (state, done)
+            key = (state, done | {number}) if self._changes_nothing(state, operation) else (state, done)
             absorbed[key] = used
         self._configurations = absorbed
 
-    def _begin_unknown(self, operation: Operation) -> None:
-        kind = self._model.alike(operation)
+    def _begin_unknown(self, operation: RecordedOperation) -> None:
+        kind = self._model.kind_of(operation)
         if kind is None:
             return
         if kind not in self._kinds:
@@ -138,28 +148,28 @@ class _Search(Generic[S]):
             }
         self._available[self._kinds[kind]] += 1
 
-    def _only_looks(self, state: S, operation: Operation) -> bool:
+    def _changes_nothing(self, state: S, operation: RecordedOperation) -> bool:
         return not self._model.is_needed(operation) and list(self._model.step(state, operation)) == [state]
 
     def _end(self, number: int) -> dict[tuple[S, Done], list[Used]]:
-        """The configurations in which this operation has taken effect, which from now on need not be remembered."""
+        """The configurations in which this operation has taken effect, without it: it is under way no more."""
         ended: dict[tuple[S, Done], list[Used]] = {}
         late: list[tuple[S, Done, Used]] = []
         for (state, done), used in self._configurations.items():
             for counts in used:
                 if number in done:
-                    _keep(ended, (state, done - {number}), counts)
+                    _add(ended, (state, done - {number}), counts)
                 else:
                     late.append((state, done, counts))
         for state, done, counts in self._reached(late, number):
-            _keep(ended, (state, done - {number}), counts)
+            _add(ended, (state, done - {number}), counts)
         return ended
 
     def _reached(self, late: list[tuple[S, Done, Used]], number: int) -> Iterator[tuple[S, Done, Used]]:
-        """Whatever can be reached from `late` by letting operations under way take effect, up to this one."""
+        """All configurations reached from `late` by operations that take effect, the last of them this one."""
         seen = set(late)
         while late:
-            if len(seen) > MOST_CONFIGURATIONS:
+            if len(seen) > MAX_CONFIGURATIONS:
                 raise _TooMany
             for after in self._successors(*late.pop()):
                 if number in after[1]:
@@ -184,25 +194,25 @@ class _Search(Generic[S]):
         return done.union(
             number
             for number, operation in self._pending.items()
-            if number not in done and self._only_looks(state, operation)
+            if number not in done and self._changes_nothing(state, operation)
         )
 
     def _unexplained(
-        self, operation: Operation, before: dict[tuple[S, Done], list[Used]], gave_up: bool = False
+        self, operation: RecordedOperation, before: dict[tuple[S, Done], list[Used]], gave_up: bool = False
     ) -> Unexplained:
         states = sorted({str(state) for state, _ in before})
         others = [other for other in self._pending.values() if other is not operation]
         return Unexplained(self._name, operation, states, [*others, *self._unknown], gave_up)
 
 
-def _keep(configurations: dict[tuple[S, Done], list[Used]], key: tuple[S, Done], used: Used) -> None:
-    """Add it, unless one is there that needed no more of anything; and drop those that needed more."""
-    there = configurations.setdefault(key, [])
-    if any(_within(other, used) for other in there):
+def _add(configurations: dict[tuple[S, Done], list[Used]], key: tuple[S, Done], used: Used) -> None:
+    """Add a configuration, unless an equal one has used no more of any kind; drop equal ones that have used more."""
+    alternatives = configurations.setdefault(key, [])
+    if any(_is_within(other, used) for other in alternatives):
         return
-    there[:] = [other for other in there if not _within(used, other)]
-    there.append(used)
+    alternatives[:] = [other for other in alternatives if not _is_within(used, other)]
+    alternatives.append(used)
 
 
-def _within(less: Used, more: Used) -> bool:
+def _is_within(less: Used, more: Used) -> bool:
     return all(one <= other for one, other in zip(less, more, strict=True))

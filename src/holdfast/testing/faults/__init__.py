@@ -1,4 +1,4 @@
-"""What can go wrong with processes, sessions, servers, clocks and the way between them, as values to choose from.
+"""Faults of processes, database sessions, servers, clocks and the network, and a nemesis that chooses among them.
 
 pair = Pair.create()
 proxy = Proxy(pair.primary.database())

@@ -1,18 +1,18 @@
-"""One thing that can go wrong, as a value."""
+"""A fault as a value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 
 def _nothing() -> None:
-    """Heals by itself, or is healed by those it befell."""
+    """For faults that heal by themselves, or that the affected processes heal."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``begin()`` makes it happen, ``heal()`` makes it good again; both return when that is so.
+    """``begin()`` causes it and ``heal()`` ends it; both return when it is in effect.
 
-    Two faults ``on`` the same thing are never under way together: a server cannot crash while it is being promoted.
+    A nemesis never lets two faults ``on`` the same thing overlap: a server cannot crash while it is being promoted.
     """
 
     kind: str

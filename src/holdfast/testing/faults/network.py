@@ -1,4 +1,4 @@
-"""What can become of the way between clients and a server."""
+"""Faults of the network between clients and a server."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +8,8 @@ from holdfast.testing.proxy import Proxy
 
 
 def network(proxy: Proxy, *, delay: float = 0.2) -> list[Fault]:
-    """Everything the proxy can do to those who go through it."""
-    ways: dict[str, Callable[[], None]] = {
+    """Every fault of the proxy."""
+    begins: dict[str, Callable[[], None]] = {
         "cut": proxy.cut,
         "stall": proxy.stall,
         "stall_to_server": partial(proxy.stall, "to_server"),
@@ -20,4 +20,4 @@ def network(proxy: Proxy, *, delay: float = 0.2) -> list[Fault]:
         "delay": partial(proxy.delay, delay),
         "reset": proxy.reset,
     }
-    return [Fault(kind, proxy, begin, proxy.heal) for kind, begin in ways.items()]
+    return [Fault(kind, proxy, begin, proxy.heal) for kind, begin in begins.items()]

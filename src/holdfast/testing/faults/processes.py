@@ -1,41 +1,41 @@
-"""What can become of client processes, and of the sessions they have on a server."""
+"""Faults of client processes and of their database sessions."""
 
 import random
 import signal
 from collections.abc import Callable, Sequence
 
-from holdfast.testing import watcher
+from holdfast.testing import child_watchdog
 from holdfast.testing.faults.fault import Fault
 from holdfast.testing.server import until
 
 Pids = Callable[[], Sequence[int]]
-"""Who is alive right now. Asked when the fault begins, for those who died were replaced."""
+"""Returns the pids that are alive. Called when a fault begins, because killed processes are replaced."""
 
 
 def kill(pids: Pids, *, seed: int = 0) -> Fault:
-    """SIGKILL to one of them. Whoever started it may start another."""
+    """SIGKILL to one of them."""
     choice = random.Random(seed)
 
     def begin() -> None:
         if alive := pids():
-            watcher.tell([choice.choice(alive)], signal.SIGKILL)
+            child_watchdog.send_signal([choice.choice(alive)], signal.SIGKILL)
 
     return Fault("kill", pids, begin)
 
 
 def pause(pids: Pids, *, seed: int = 0) -> Fault:
-    """SIGSTOP to one of them, and SIGCONT when it is healed: to itself it looks as if no time had passed."""
+    """SIGSTOP to one of them, and SIGCONT to heal it. The process itself does not notice the pause."""
     choice = random.Random(seed)
     stopped: list[int] = []
 
     def begin() -> None:
         if alive := pids():
             stopped.append(choice.choice(alive))
-            watcher.tell(stopped, signal.SIGSTOP)
-            until(lambda: _stands_still(stopped[-1]), what=f"process {stopped[-1]} stands still")
+            child_watchdog.send_signal(stopped, signal.SIGSTOP)
+            until(lambda: _is_stopped(stopped[-1]), what=f"process {stopped[-1]} is stopped")
 
     def heal() -> None:
-        watcher.tell(stopped, signal.SIGCONT)
+        child_watchdog.send_signal(stopped, signal.SIGCONT)
         stopped.clear()
 
     return Fault("pause", pids, begin, heal)
@@ -48,10 +48,10 @@ def terminate(
     pids: Sequence[int] | None = None,
     on: object = None,
 ) -> Fault:
-    """The server ends sessions: those in ``pids``, or else all of this ``application_name`` in the same database.
+    """The server ends sessions: those with these ``pids``, or all with this ``application_name`` in the database.
 
-    ``url`` is of a superuser's, or of the same role's. Where no server answers there is no session to end. ``on`` is
-    the server, where that has faults of its own.
+    ``url`` needs the rights of a superuser or of the role of the sessions. Does nothing if no server answers. ``on`` is
+    the server, if it has faults of its own.
     """
     import psycopg
 
@@ -62,17 +62,17 @@ def terminate(
     )
 
     def begin() -> None:
-        where = url if isinstance(url, str) else url()
-        wanted = {"name": application_name, "pids": None if pids is None else list(pids)}
+        target = url if isinstance(url, str) else url()
+        parameters = {"name": application_name, "pids": None if pids is None else list(pids)}
         try:
-            with psycopg.connect(where, autocommit=True, connect_timeout=5, application_name="nemesis") as connection:
-                connection.execute(statement, wanted)
+            with psycopg.connect(target, autocommit=True, connect_timeout=5, application_name="nemesis") as connection:
+                connection.execute(statement, parameters)
         except psycopg.OperationalError:
             return
 
     return Fault("terminate", url if on is None else on, begin)
 
 
-def _stands_still(pid: int) -> bool:
-    """Or is gone, which is as still as it gets."""
-    return all(state in "TtZX" for found, _, state in watcher.processes() if found == pid)
+def _is_stopped(pid: int) -> bool:
+    """Or has ended."""
+    return all(state in "TtZX" for other, _, state in child_watchdog.list_processes() if other == pid)

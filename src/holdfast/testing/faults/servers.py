@@ -1,19 +1,19 @@
-"""What can become of a server, alone or as one of two."""
+"""Faults of a server, or of a primary with its standby."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from holdfast.testing.closing import Closing
 from holdfast.testing.faults.fault import Fault
 from holdfast.testing.postgres import Postgres
+from holdfast.testing.resource import Resource
 
 _STANDBY = "standby1"
 
 
-class Pair(Closing):
-    """A primary and its standby, which change places.
+class Pair(Resource):
+    """A primary and its standby, which change places in a failover.
 
-    Synchronous, so nothing that was answered is lost: a standby that is away holds up every commit.
+    If it is synchronous, a failover loses no acknowledged commit, and every commit waits while the standby is down.
     """
 
     def __init__(self, primary: Postgres, standby: Postgres, *, synchronous: bool) -> None:
@@ -38,38 +38,38 @@ class Pair(Closing):
             raise
 
     def urls(self, url: str) -> str:
-        """``url``, which is of the primary's, with both servers in it."""
-        here, there = (f"127.0.0.1:{server.port}" for server in (self.primary, self.standby))
-        return url.replace(here, f"{here},{there}")
+        """The ``url`` of a database of the primary, with the addresses of both servers."""
+        primary, standby = (f"127.0.0.1:{server.port}" for server in (self.primary, self.standby))
+        return url.replace(primary, f"{primary},{standby}")
 
     def fail_over(self) -> None:
-        """The primary is killed, and the standby takes its place. Until ``rejoin()`` it is alone."""
+        """Kill the primary and promote the standby. There is no standby until ``rejoin()``."""
         self.primary.kill()
         self.standby.promote()
         self.primary, self.standby = self.standby, self.primary
 
     def rejoin(self) -> None:
-        """The old primary comes back as the standby of the new one, and what only it knew is undone."""
+        """Start the old primary as standby of the new one. Commits that only it has are undone."""
         if not self.standby.running:
             self.standby.rewind(self.primary, self._synchronous, _STANDBY)
 
     def close(self) -> None:
-        """End both: each server closes the standbys made from it."""
+        """End both: a server closes the standbys created from it."""
         self._first.close()
 
 
 def restart(server: Postgres | Pair) -> Fault:
-    """Shut down in order, and started again when healed."""
-    return _down("restart", server, Postgres.stop)
+    """Shut down, and start again to heal."""
+    return _stopped("restart", server, Postgres.stop)
 
 
 def crash(server: Postgres | Pair) -> Fault:
-    """SIGKILL to every process of it; started again, and recovered from its log, when healed."""
-    return _down("crash", server, Postgres.kill)
+    """SIGKILL to all its processes; to heal, start it again, which recovers from the WAL."""
+    return _stopped("crash", server, Postgres.kill)
 
 
 def freeze(server: Postgres | Pair) -> Fault:
-    """It stands still: connections stay open, new ones are taken, and nobody answers."""
+    """Pause it: connections stay open, new ones are accepted, and none is answered."""
     frozen: list[Postgres] = []
 
     def begin() -> None:
@@ -84,7 +84,7 @@ def freeze(server: Postgres | Pair) -> Fault:
 
 
 def read_only(server: Postgres | Pair) -> Fault:
-    """Every new transaction is read-only, as it is set while a disk is full or a database is moved."""
+    """Make every new transaction read-only, as operators do while a disk is full or a database is moved."""
     changed: list[Postgres] = []
 
     def begin() -> None:
@@ -99,9 +99,9 @@ def read_only(server: Postgres | Pair) -> Fault:
 
 
 def failover(pair: Pair, *, moved: Callable[[Postgres], Any] | None = None) -> Fault:
-    """The primary dies and the standby is promoted; healed, the old primary is back as its standby.
+    """Kill the primary and promote the standby; to heal, start the old primary as its standby.
 
-    ``moved`` is told the new primary, e.g. to lead a proxy there.
+    ``moved`` is called with the new primary, e.g. to change the target of a proxy.
     """
 
     def begin() -> None:
@@ -113,9 +113,9 @@ def failover(pair: Pair, *, moved: Callable[[Postgres], Any] | None = None) -> F
 
 
 def old_primary(pair: Pair) -> Fault:
-    """The standby is promoted, and the old primary comes back as it was, so that two servers take writes.
+    """Promote the standby and start the old primary unchanged, so that two servers accept writes.
 
-    On a synchronous pair the old one answers no commit any more: its standby has left it. Healed, it follows the new.
+    On a synchronous pair no commit on the old one returns, because its standby is gone. To heal, it follows the new.
     """
 
     def begin() -> None:
@@ -130,7 +130,7 @@ def old_primary(pair: Pair) -> Fault:
 
 
 def standby_away(pair: Pair) -> Fault:
-    """The standby is down. On a synchronous pair every commit waits for it, and may be cancelled in doubt."""
+    """Stop the standby. On a synchronous pair every commit waits for it; a cancelled one may or may not survive."""
 
     def begin() -> None:
         pair.standby.stop("immediate")
@@ -141,12 +141,12 @@ def standby_away(pair: Pair) -> Fault:
     return Fault("standby_away", pair, begin, heal)
 
 
-def _down(kind: str, server: Postgres | Pair, end: Callable[[Postgres], None]) -> Fault:
+def _stopped(kind: str, server: Postgres | Pair, stop: Callable[[Postgres], None]) -> Fault:
     down: list[Postgres] = []
 
     def begin() -> None:
         down.append(_primary(server))
-        end(down[-1])
+        stop(down[-1])
 
     def heal() -> None:
         while down:

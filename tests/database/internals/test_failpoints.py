@@ -20,7 +20,7 @@ from holdfast.database.postgres_async import AsyncPostgresSession
 from holdfast.database.sessions import open_session, session_class
 from holdfast.database.sqlite import SqliteSession
 from holdfast.database.url import parse
-from holdfast.testing import watcher
+from holdfast.testing import child_watchdog
 from tests.children import Child, eventually, query
 
 VARIABLE = failpoints.VARIABLE
@@ -79,7 +79,9 @@ def test_kill_on_the_third_hit_leaves_what_was_done_before_or_after_it(
 def test_stop_waits_for_a_signal_and_goes_on(either: str, flavour: str) -> None:
     with Child(_WORKER, either, flavour, "after:lease_acquire=stop@2") as child:
         child.expect("asks 1", "has 1", "asks 2")
-        eventually(lambda: (child.pid, "T") in [(pid, state) for pid, _, state in watcher.processes()], "it stops")
+        eventually(
+            lambda: (child.pid, "T") in [(pid, state) for pid, _, state in child_watchdog.list_processes()], "it stops"
+        )
         assert leases(either) == ["lease-1", "lease-2"]
         child.signal(signal.SIGCONT)
         child.expect("has 2", "asks 3", "has 3")

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.database.engine import Engine
-from holdfast.testing import Nemesis, Postgres, Proxy, faults, watcher
+from holdfast.testing import Nemesis, Postgres, Proxy, child_watchdog, faults
 from holdfast.testing.faults import Clock, Fault, Pair
 from holdfast.testing.server import until
 from tests.children import PATIENCE, Child, backends, eventually, query
@@ -78,7 +78,7 @@ def test_pause_makes_a_process_stand_still_until_it_is_healed() -> None:
         child.expect("0")
         fault = faults.pause(lambda: [child.pid])
         fault.begin()
-        [state] = [state for pid, _, state in watcher.processes() if pid == child.pid]
+        [state] = [state for pid, _, state in child_watchdog.list_processes() if pid == child.pid]
         assert state in "Tt"
         fault.heal()
         child.expect("1", "2")

@@ -1,5 +1,5 @@
-"""A driver whose backends are files in a folder: every process sees the same ones, and a test can make, change and
-break them. Its events are the lines of a journal."""
+"""A reconciler's driver for tests. Its backends are files in a folder, so that every process sees the same ones and a
+test can create, change and break them. Its events are the lines of a journal file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any
 
 from holdfast import Backend, BackendCondition, DriverEvent
 
-_LOOK = 0.02
+_POLL = 0.02
+"""Seconds between two reads of the journal."""
 
 
 def _nothing(*_: object) -> None: ...
 
 
-class Yard:
-    """The folder, and the driver in the blocking flavour. ``before_…`` hooks run inside the calls, and may raise."""
+class FakeDriver:
+    """The folder, and the sync driver. The hooks ``before_…`` and ``after_…`` run inside the calls and may raise."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.journal = folder / "backends", folder / "journal"
@@ -33,34 +34,38 @@ class Yard:
         self.after_get: Callable[[str], object] = _nothing
         self.before_watch: Callable[[], object] = _nothing
         self.calls: list[str] = []
+        """Every call, in order: "list", "watch" or "get ID"."""
         self.inside = self.most_inside = 0
+        """Calls of ``get`` under way now, and at most so far."""
         self.took = 0.0
+        """Seconds that each ``get`` takes."""
         self._mutex = threading.Lock()
 
-    def put(self, id: str, ready: bool | None = True, *, tell: bool = True, **options: Any) -> None:
-        """There is such a backend, and how it is."""
+    def put(self, id: str, ready: bool | None = True, *, publish: bool = True, **options: Any) -> None:
+        """Create or replace a backend; with ``publish``, publish an event about it, too."""
         terminal = options.pop("terminal", False)
         backend = Backend(id, (BackendCondition("Ready", ready, "Told", terminal=terminal),), **options)
-        fresh = self.folder / f".{id}.{threading.get_ident()}"
-        fresh.write_text(json.dumps(asdict(backend)))
-        fresh.replace(self.folder / id)
-        if tell:
-            self.tell("status", id)
+        unfinished = self.folder / f".{id}.{threading.get_ident()}"
+        unfinished.write_text(json.dumps(asdict(backend)))
+        unfinished.replace(self.folder / id)
+        if publish:
+            self.publish("status", id)
 
-    def remove(self, id: str, *, tell: bool = True) -> None:
+    def remove(self, id: str, *, publish: bool = True) -> None:
         (self.folder / id).unlink()
-        if tell:
-            self.tell("deleted", id)
+        if publish:
+            self.publish("deleted", id)
 
-    def tell(self, kind: str, id: str, reason: str = "") -> None:
+    def publish(self, kind: str, id: str, reason: str = "") -> None:
+        """Publish an event to all who watch."""
         with self.journal.open("a") as file:
             file.write(json.dumps([kind, id, reason]) + "\n")
 
     def list(self) -> list[Backend]:
         self.calls.append("list")
         self.before_list()
-        found = [self._read(entry.name) for entry in os.scandir(self.folder) if entry.name[0] != "."]
-        return [each for each in found if each is not None]
+        backends = [self._read(entry.name) for entry in os.scandir(self.folder) if entry.name[0] != "."]
+        return [backend for backend in backends if backend is not None]
 
     def get(self, id: str) -> Backend | None:
         self._enter(id)
@@ -76,8 +81,8 @@ class Yard:
             while True:
                 line = file.readline()
                 if not line:
-                    time.sleep(_LOOK)
-                yield _event(line)
+                    time.sleep(_POLL)
+                yield _parse_event(line)
 
     def _open(self) -> Any:
         self.calls.append("watch")
@@ -88,15 +93,11 @@ class Yard:
 
     def _read(self, id: str) -> Backend | None:
         try:
-            told = json.loads((self.folder / id).read_text())
+            fields = json.loads((self.folder / id).read_text())
         except FileNotFoundError:
             return None
-        return Backend(
-            told["id"],
-            tuple(BackendCondition(**each) for each in told["conditions"]),
-            told["deleting"],
-            told["details"],
-        )
+        conditions = tuple(BackendCondition(**condition) for condition in fields["conditions"])
+        return Backend(fields["id"], conditions, fields["deleting"], fields["details"])
 
     def _enter(self, id: str) -> None:
         with self._mutex:
@@ -111,34 +112,35 @@ class Yard:
         self.after_get(id)
 
 
-class AsyncYard:
-    """The same for asyncio; hooks may be coroutine functions or plain ones that do not block for long."""
+class AsyncFakeDriver:
+    """The same driver for asyncio. Its hooks run in threads."""
 
-    def __init__(self, yard: Yard) -> None:
-        self._yard = yard
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
 
     async def list(self) -> list[Backend]:
-        return await asyncio.to_thread(self._yard.list)
+        return await asyncio.to_thread(self._driver.list)
 
     async def get(self, id: str) -> Backend | None:
-        await asyncio.to_thread(self._yard._enter, id)
+        await asyncio.to_thread(self._driver._enter, id)
         try:
-            await asyncio.sleep(self._yard.took)
-            return self._yard._read(id)
+            await asyncio.sleep(self._driver.took)
+            return self._driver._read(id)
         finally:
-            await asyncio.to_thread(self._yard._leave, id)
+            await asyncio.to_thread(self._driver._leave, id)
 
     async def watch(self) -> AsyncIterator[DriverEvent | None]:
-        with await asyncio.to_thread(self._yard._open) as file:
+        with await asyncio.to_thread(self._driver._open) as file:
             yield None
             while True:
                 line = file.readline()
                 if not line:
-                    await asyncio.sleep(_LOOK)
-                yield _event(line)
+                    await asyncio.sleep(_POLL)
+                yield _parse_event(line)
 
 
-def _event(line: str) -> DriverEvent | None:
+def _parse_event(line: str) -> DriverEvent | None:
+    """None for an empty or unfinished line."""
     if not line.endswith("\n"):
         return None
     kind, id, reason = json.loads(line)

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 from holdfast.testing.checker.linear import check
 from holdfast.testing.checker.models import LeaseModel, RegisterModel
-from holdfast.testing.history import Operation, operations
-from tests.proof.simulation import World, operation
+from holdfast.testing.history import RecordedOperation, operations
+from tests.testing.simulated_history import World, operation
 
 LEASE = ("acquire", "renew", "release")
 some = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 randoms = st.integers(0, 2**32).map(random.Random)
 
 
-def simulated(source: random.Random, steps: int = 400, **options: Any) -> list[Operation]:
+def simulated(source: random.Random, steps: int = 400, **options: Any) -> list[RecordedOperation]:
     return [each for each in operations(World(source, **options).run(steps).events) if each.op in LEASE]
 
 
-def explained(*made: Operation) -> bool:
+def explained(*made: RecordedOperation) -> bool:
     return not check(made, LeaseModel())
 
 
@@ -78,9 +78,9 @@ def test_a_release_answered_true_twice_is_noticed(source: random.Random) -> None
     assert found.operation.fence == again.fence
 
 
-def _acquired(history: list[Operation]) -> list[tuple[Operation, Operation]]:
+def _acquired(history: list[RecordedOperation]) -> list[tuple[RecordedOperation, RecordedOperation]]:
     """Acquires that succeeded, each with the next one of the same name."""
-    by_name: dict[str, list[Operation]] = {}
+    by_name: dict[str, list[RecordedOperation]] = {}
     for each in history:
         if (each.op, each.outcome) == ("acquire", "ok"):
             by_name.setdefault(each.name, []).append(each)
@@ -88,10 +88,10 @@ def _acquired(history: list[Operation]) -> list[tuple[Operation, Operation]]:
     return [pair for group in ordered for pair in pairwise(group)]
 
 
-def by_hand(history: list[Operation], model: Any) -> bool:
+def by_hand(history: list[RecordedOperation], model: Any) -> bool:
     """Try every order that time allows, with every choice of unknown operations that never happened."""
 
-    def possible(state: Any, left: list[Operation]) -> bool:
+    def possible(state: Any, left: list[RecordedOperation]) -> bool:
         if all(each.outcome == "unknown" for each in left):
             return True
         return any(
@@ -104,17 +104,19 @@ def by_hand(history: list[Operation], model: Any) -> bool:
     return possible(model.initial(), history)
 
 
-def some_lease(source: random.Random, **when: Any) -> Operation:
+def some_lease(source: random.Random, **when: Any) -> RecordedOperation:
     return operation(source.choice(["acquire", *LEASE]), when.pop("outcome"), source.randrange(1, 4), **when)
 
 
-def some_register(source: random.Random, **when: Any) -> Operation:
+def some_register(source: random.Random, **when: Any) -> RecordedOperation:
     op, data = source.choice(["read", "write", "cas"]), {"old": source.randrange(2), "value": source.randrange(2)}
     return operation(op, when.pop("outcome"), None, **when, **data)
 
 
 @pytest.mark.parametrize(("make", "model"), [(some_lease, LeaseModel()), (some_register, RegisterModel(0))])
-def test_of_any_history_it_says_what_trying_every_order_says(make: Callable[..., Operation], model: Any) -> None:
+def test_of_any_history_it_says_what_trying_every_order_says(
+    make: Callable[..., RecordedOperation], model: Any
+) -> None:
     """Small ones, right or wrong, with much at once: whatever the search leaves out may be left out."""
     source, verdicts = random.Random(11), Counter[bool]()
     for _ in range(2000):
@@ -184,7 +186,7 @@ def test_names_are_judged_apart() -> None:
     assert [found.name for found in check([operation("acquire", "ok", 1, 0, 1), bad], LeaseModel())] == ["bad"]
 
 
-def register(*made: tuple[str, str, Any, float, float]) -> list[Operation]:
+def register(*made: tuple[str, str, Any, float, float]) -> list[RecordedOperation]:
     """op, outcome, value (or old and new), from, to."""
     return [
         operation(op, outcome, None, start, end, worker=str(number), old=(value if op == "cas" else [None])[0],
@@ -214,7 +216,7 @@ ONE_TWO_ONE = (("read", "ok", 1, 5, 6), ("write", "ok", 2, 7, 8), ("read", "ok",
         (register(("cas", "unknown", (None, 1), 0, 9), ("cas", "unknown", (None, 1), 1, 9), *ONE_TWO_ONE), False),
     ],
 )
-def test_it_judges_a_register_as_well(history: list[Operation], possible: bool) -> None:
+def test_it_judges_a_register_as_well(history: list[RecordedOperation], possible: bool) -> None:
     assert (check(history, RegisterModel()) == []) is possible
 
 

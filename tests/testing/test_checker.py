@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 
 from holdfast.testing.checker import Report, check
 from holdfast.testing.checker.__main__ import main
-from holdfast.testing.checker.checks import CHECKS, Verdict
-from holdfast.testing.history import Database, Event, Operation, Recorder, operations, write_database
-from tests.proof.simulation import World, events, operation, told
+from holdfast.testing.checker.checks import CHECKS, CheckVerdict
+from holdfast.testing.history import DatabaseRows, Event, RecordedOperation, Recorder, operations, write_database
+from tests.testing.simulated_history import World, events, operation, told
 
 some = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 randoms = st.integers(0, 2**32).map(random.Random)
 ALL = ["C1", "C2", "C3", "C4", "C6", "C7", "C8", "C9"]
 
 
-def judged(report: Report, name: str) -> Verdict:
+def judged(report: Report, name: str) -> CheckVerdict:
     [verdict] = [verdict for verdict in report.verdicts if verdict.check == name]
     return verdict
 
 
-def verdict(name: str, *history: Event, database: Database | None = None, sane_clocks: bool = True) -> Verdict:
+def verdict(name: str, *history: Event, database: DatabaseRows | None = None, sane_clocks: bool = True) -> CheckVerdict:
     return judged(check(history, database, sane_clocks=sane_clocks), name)
 
 
@@ -71,8 +71,8 @@ def test_c1_one_grant_a_fence() -> None:
 
 @pytest.mark.parametrize("table", ["takeovers", "grants"])
 def test_c1_counts_the_grants_that_only_the_database_knows_of(table: str) -> None:
-    def rows(*found: tuple[str, int]) -> Database:
-        return Database(**{table: [{"name": name, "fence": fence, "older": 0} for name, fence in found]})  # type: ignore[arg-type]
+    def rows(*found: tuple[str, int]) -> DatabaseRows:
+        return DatabaseRows(**{table: [{"name": name, "fence": fence, "older": 0} for name, fence in found]})  # type: ignore[arg-type]
 
     assert verdict("C1", *events(*GRANTS), database=rows(("job", 5), ("job", 7))).ok
     assert verdict("C1", *events(*GRANTS), database=rows(("job", 7), ("job", 7))).violations
@@ -120,7 +120,7 @@ WRITES = [{"name": "job", "fence": fence, "key": f"k{fence}"} for fence in (1, 2
 def test_c3_a_takeover_saw_all_the_older_writes_that_there_are(older: int, ok: bool) -> None:
     """Fewer: one came after it. More: one that it saw is gone."""
     taken = [{"name": "job", "fence": 2, "older": older}, {"name": "other", "fence": 9, "older": 0}]
-    found = verdict("C3", database=Database(WRITES, taken))
+    found = verdict("C3", database=DatabaseRows(WRITES, taken))
     assert (found.ok, found.counted) == (ok, 2)
     if not ok:
         assert f"saw {older} older writes, but there are 1, the last with fence 1" in found.violations[0]
@@ -128,8 +128,8 @@ def test_c3_a_takeover_saw_all_the_older_writes_that_there_are(older: int, ok: b
 
 def test_c3_a_takeover_that_saw_a_newer_one_came_too_late() -> None:
     taken = [{"name": "job", "fence": 2, "older": 1, "newest": newest} for newest in (None, 1, 3)]
-    assert verdict("C3", database=Database(WRITES, taken[:2])).ok
-    assert "came after that of 3" in verdict("C3", database=Database(WRITES, taken)).violations[0]
+    assert verdict("C3", database=DatabaseRows(WRITES, taken[:2])).ok
+    assert "came after that of 3" in verdict("C3", database=DatabaseRows(WRITES, taken)).violations[0]
 
 
 @some
@@ -139,7 +139,7 @@ def test_c3_any_stale_write_is_noticed(source: random.Random) -> None:
     assume(world.takeovers)
     taken = source.choice(world.takeovers)
     stale = {"name": taken["name"], "fence": taken["fence"] - 1, "key": "stale"}
-    late = Database([*world.writes, stale], world.takeovers)
+    late = DatabaseRows([*world.writes, stale], world.takeovers)
     assert verdict("C3", *world.events, database=late).violations
 
 
@@ -160,7 +160,7 @@ def written(outcome: str, key: str = "a") -> Any:
     ],
 )
 def test_c4_what_was_acknowledged_is_there_and_what_failed_is_not(outcome: str, rows: int, told: str | None) -> None:
-    there = Database([{"name": "job", "fence": 1, "key": "a"}] * rows)
+    there = DatabaseRows([{"name": "job", "fence": 1, "key": "a"}] * rows)
     found = verdict("C4", *events(written(outcome)), database=there)
     assert found.counted == (outcome != "unknown")
     assert bool(found.violations) == bool(told)
@@ -170,22 +170,24 @@ def test_c4_what_was_acknowledged_is_there_and_what_failed_is_not(outcome: str, 
 def test_c4_a_grant_that_was_acknowledged_is_known_to_the_database() -> None:
     known = [{"name": "job", "fence": 5, "outcome": "released"}]
     for all_grants, ok in ((False, True), (True, False)):
-        found = verdict("C4", *events(*GRANTS, written("fail")), database=Database(grants=known, all_grants=all_grants))
+        found = verdict(
+            "C4", *events(*GRANTS, written("fail")), database=DatabaseRows(grants=known, all_grants=all_grants)
+        )
         assert found.ok is ok
     assert "unknown to the database: acquire 'job' ok fence 6" in found.violations[0]
 
 
 def test_c4_notices_what_nobody_wrote_and_what_was_changed() -> None:
-    ghost = verdict("C4", database=Database([{"name": "job", "fence": 1, "key": "a"}]))
-    assert "nobody made it" in ghost.violations[0]
+    ghost = verdict("C4", database=DatabaseRows([{"name": "job", "fence": 1, "key": "a"}]))
+    assert "no worker made it" in ghost.violations[0]
     assert not ghost.vacuous
-    changed = Database([{"name": "job", "fence": 2, "key": "a"}])
+    changed = DatabaseRows([{"name": "job", "fence": 2, "key": "a"}])
     assert len(verdict("C4", *events(written("ok")), database=changed).violations) == 2
 
 
 def test_c4_a_write_tried_again_needs_only_one_answer_to_be_true() -> None:
     again = written("ok")._replace(id="again", invoked=2.0, completed=3.0)
-    there = Database([{"name": "job", "fence": 1, "key": "a"}])
+    there = DatabaseRows([{"name": "job", "fence": 1, "key": "a"}])
     assert verdict("C4", *events(written("fail"), again), database=there).ok
 
 
@@ -197,7 +199,7 @@ def test_c4_any_acknowledged_write_or_takeover_that_is_lost_is_noticed(source: r
     assume(acknowledged)
     lost = source.choice(acknowledged)
     left = [row for row in world.writes if row["key"] != lost.data["key"]]
-    [found] = verdict("C4", *world.events, database=Database(left, world.takeovers)).violations
+    [found] = verdict("C4", *world.events, database=DatabaseRows(left, world.takeovers)).violations
     assert lost.data["key"] in found
 
 
@@ -212,7 +214,7 @@ FREE = (operation("acquire", "ok", 5, 0, 1), operation("release", "ok", 5, 2, 3)
 """What comes after finds the lease free."""
 
 
-def refused(start: float, end: float, holder: str | None, **data: Any) -> Operation:
+def refused(start: float, end: float, holder: str | None, **data: Any) -> RecordedOperation:
     return operation("acquire", "fail", None, start, end, worker="x", holder=holder, **data)
 
 
@@ -224,7 +226,7 @@ def refused(start: float, end: float, holder: str | None, **data: Any) -> Operat
     ],
     ids=["failed", "refused"],
 )
-def test_c6_who_is_just_asking_may_keep_another_away_whatever_becomes_of_it(asks: Operation) -> None:
+def test_c6_who_is_just_asking_may_keep_another_away_whatever_becomes_of_it(asks: RecordedOperation) -> None:
     """A row that is being inserted and not yet committed is seen by nobody, and in everybody's way."""
     assert verdict("C6", *events(*FREE, asks, refused(5, 6, None))).ok
     for wrong, why in (
@@ -328,12 +330,12 @@ def test_c10_a_gauge_is_between_what_was_certainly_held_and_what_may_have_been(a
 
 def test_figures_say_what_was_going_on() -> None:
     faults = [told("fault", worker="nemesis", fault="cut", phase=phase) for phase in ("begin", "heal", "begin", "heal")]
-    report = check([*events(*GRANTS, written("fail")), *faults], Database(timelines=[1, 2]))
+    report = check([*events(*GRANTS, written("fail")), *faults], DatabaseRows(timelines=[1, 2]))
     assert report.figures["operations"] == {"acquire": {"ok": 2}, "write": {"fail": 1}}
     assert (report.figures["faults"], report.figures["timelines"]) == ({"cut": 2}, 2)
 
 
-def keep(folder: Path, history: list[Event], database: Database) -> None:
+def keep(folder: Path, history: list[Event], database: DatabaseRows) -> None:
     with Recorder(folder, "all") as record:
         for event in history:
             record._write(event)
@@ -363,7 +365,7 @@ def test_a_kept_history_is_checked_again_by_a_command(
     assert main([str(tmp_path)]) == status
     text = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in text if not line.startswith(" ")] == ALL
-    assert ("nobody made it" in "".join(text)) == (status == 1)
+    assert ("no worker made it" in "".join(text)) == (status == 1)
     assert ("C9 says nothing" in "".join(text)) == (status == 2)
     assert main([str(tmp_path), "--json"]) == status
     said = json.loads(capsys.readouterr().out)
@@ -415,10 +417,10 @@ def test_what_is_damaged_is_named_and_no_traceback(
 def test_what_the_database_said_is_named_when_it_is_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    keep(tmp_path, simulated(random.Random(3)).events, Database())
+    keep(tmp_path, simulated(random.Random(3)).events, DatabaseRows())
     (tmp_path / "database.json").write_text(text)
     assert main([str(tmp_path)]) == 2
-    assert "database.json is not what a database said" in capsys.readouterr().err
+    assert "database.json does not describe a database" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bytes_", [b"\xff\xfe\n", b"null\n", b"[]\n", b"{\n"])
@@ -438,15 +440,15 @@ def test_a_history_that_was_found_wanting_still_is(history: str, violated: list[
 def test_c5_every_key_has_one_effect_and_one_result() -> None:
     runs = events(*(operation("run", "ok", None, n, n + 1, worker=f"w{n}", result="a") for n in (0, 2)))
 
-    def effects(*values: str, name: str = "job") -> Database:
-        return Database(effects=[{"name": name, "value": value} for value in values])
+    def effects(*values: str, name: str = "job") -> DatabaseRows:
+        return DatabaseRows(effects=[{"name": name, "value": value} for value in values])
 
     assert verdict("C5", *runs, database=effects("a")) == ("C5", True, 2, [])
     for wrong, why in (
         (effects("a", "a"), "had 2 effects"),
         (effects(), "there is no effect"),
         (effects("b"), "had the effect 'b', and the result 'a'"),
-        (effects("a", name="other"), "nobody ran it"),
+        (effects("a", name="other"), "no worker ran it"),
     ):
         assert why in str(verdict("C5", *runs, database=wrong).violations)
     other = events(operation("run", "ok", None, 4, 5, worker="x", result="b"))

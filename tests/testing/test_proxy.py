@@ -92,7 +92,7 @@ def ended_by_reset(connection: psycopg.Connection[Any]) -> bool:
 
 def lost_something(proxy: Proxy) -> int:
     """Connections of which a message got lost."""
-    return sum(connection.spoilt for connection in proxy._open)
+    return sum(connection.has_lost_bytes for connection in proxy._open)
 
 
 def refused(connect: Connect) -> bool:

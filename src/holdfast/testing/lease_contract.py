@@ -1,7 +1,7 @@
-"""What every engine promises of a lease, as tests: an engine is done when they are green.
+"""What every engine promises of a lease, as tests. An engine is complete when they pass.
 
-Subclass it in a test module, and give two fixtures: ``url``, an empty and migrated database, and ``connect``, which
-makes clients on it and closes them at the end of the test.
+Subclass it in a test module, and define two fixtures: ``url``, an empty and migrated database, and ``connect``, which
+creates clients on it and closes them at the end of the test.
 
     class TestLeaseOnMyEngine(LeaseContract):
         @pytest.fixture
@@ -13,16 +13,18 @@ makes clients on it and closes them at the end of the test.
             with contextlib.ExitStack() as clients:
                 yield lambda url, **options: clients.enter_context(holdfast.Client(url, **options))
 
-An ``AsyncClient`` goes through the same tests behind ``holdfast.testing.portal``. Override ``rows`` to let the tests
-look into the tables; without it they see what the public listings show.
+For an ``AsyncClient``, wrap it in ``holdfast.testing.sync_facade``. Override ``rows`` to let the tests read the tables
+themselves; by default they see what the public listings show.
 
-The tests use the public door alone. They assert order and outcome, never speed: a TTL is waited for only where its
-passing is the point.
+The tests use public names only. They assert order and outcome, never speed: they wait for a TTL only where its end is
+what they test.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -30,28 +32,217 @@ from uuid import uuid4
 import pytest
 
 import holdfast
-from holdfast.testing.lease_stage import LONG, OUTLIVED, SHORT, SOON, Connect
-from holdfast.testing.lease_taking import TakingContract
 from holdfast.testing.server import until
 
+Connect = Callable[..., Any]
 
-class LeaseContract(TakingContract):
-    """The lease, seen from outside."""
+LONG = 60.0
+"""A TTL that does not end during a test, and the limit of every wait."""
+SHORT = 0.25
+"""A TTL whose end a test waits for."""
+OUTLIVED = (0.5, 4.0, 20.0)
+"""TTLs that a renewed lease must outlive. If the machine pauses for longer than one of them, the next is tried."""
+SOON = 0.05
+"""An interval of heartbeats short enough for a test to wait for one."""
+
+
+def refused_after_waiting(acquire: Callable[[], Any]) -> holdfast.AcquireTimeout:
+    """The AcquireTimeout of an ``acquire`` with a short timeout.
+
+    Such an acquire gives the database one second to answer. If it does not, ``acquire`` is called again.
+    """
+    while True:
+        try:
+            grant = acquire()
+        except holdfast.AcquireTimeout as error:
+            return error
+        except holdfast.EngineError:
+            continue
+        raise AssertionError(f"it was acquired: {grant}")
+
+
+@contextmanager
+def waiting(acquire: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Run ``acquire`` in a thread during the block. Its result is in the list after the block."""
+    results: list[Any] = []
+    started = threading.Event()
+
+    def run() -> None:
+        started.set()
+        results.append(acquire())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    started.wait()
+    yield results
+    thread.join(2 * LONG)
+    assert results, "the waiter never acquired it"
+
+
+class LeaseContract:
+    """The lease, through public names."""
+
+    def rows(self, url: str, client: Any) -> dict[str, list[Any]]:
+        """All rows by table. ``lease`` (and ``beat``, if there is one) must be empty when no lease is held."""
+        return {"lease": client.leases.list(), "history": client.leases.history()}
+
+    def test_a_grant_says_what_it_is(self, connect: Connect, url: str) -> None:
+        grant = connect(url).lease("import", ttl=LONG, holder="worker-1").acquire()
+        assert (grant.name, grant.holder, grant.lost) == ("import", "worker-1", False)
+        assert isinstance(grant.token, str)
+        assert isinstance(grant.fence, int)
+        assert 0 < grant.remaining() <= LONG
+        assert grant.check() is None
+        assert grant.token not in repr(grant)
+
+    def test_the_loser_is_told_who_has_it_and_until_when(self, connect: Connect, url: str) -> None:
+        connect(url).lease("import", ttl=LONG, holder="worker-1").acquire()
+        before = datetime.now(UTC)
+        with pytest.raises(holdfast.NotAcquired) as refused:
+            connect(url).lease("import", ttl=LONG).acquire()
+        error = refused.value
+        assert (error.name, error.holder) == ("import", "worker-1")
+        assert before < error.expires_at <= datetime.now(UTC) + timedelta(seconds=LONG)  # type: ignore[operator]
+        assert not isinstance(error, TimeoutError), "it did not wait"
+        for part in ("'import'", "worker-1", f"{error.expires_at:%Y-%m-%d %H:%M:%S}"):
+            assert part in str(error)
+
+    def test_a_refused_acquire_writes_nothing(self, connect: Connect, url: str) -> None:
+        holder, loser = connect(url), connect(url)
+        holder.lease("import", ttl=LONG).acquire()
+        assert loser.lease("import", ttl=LONG).try_acquire() is None
+        before = self.rows(url, holder)
+        for _ in range(3):
+            assert loser.lease("import", ttl=LONG).try_acquire() is None
+        assert loser.lease("import", ttl=LONG, auto_renew=False, at_least=5).try_acquire() is None
+        assert self.rows(url, holder) == before
+
+    def test_try_acquire_answers_none_when_somebody_has_it(self, connect: Connect, url: str) -> None:
+        first, second = connect(url), connect(url)
+        grant = first.lease("import", ttl=LONG).try_acquire()
+        assert grant is not None
+        assert second.lease("import", ttl=LONG).try_acquire() is None
+        assert grant.release() is True
+        assert second.lease("import", ttl=LONG).try_acquire() is not None
+
+    def test_or_skip_runs_the_block_either_way(self, connect: Connect, url: str) -> None:
+        first, second = connect(url), connect(url)
+        with first.lease("import", ttl=LONG).or_skip() as grant:
+            assert grant is not None
+            with second.lease("import", ttl=LONG).or_skip() as nothing:
+                assert nothing is None
+            assert second.leases.get("import").fence == grant.fence, "the skipped block released nothing"
+        assert first.leases.get("import") is None
+
+    def test_with_holds_it_for_the_block(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        with client.lease("import", ttl=LONG) as grant:
+            assert client.leases.get("import").fence == grant.fence
+        assert client.leases.get("import") is None
+        assert grant.lost
+        with pytest.raises(holdfast.LeaseLost):
+            grant.check()
+
+    def test_with_raises_when_somebody_has_it(self, connect: Connect, url: str) -> None:
+        connect(url).lease("import", ttl=LONG).acquire()
+        entered = False
+        with pytest.raises(holdfast.NotAcquired), connect(url).lease("import", ttl=LONG):
+            entered = True
+        assert not entered
+
+    def test_an_exception_in_the_block_releases_and_propagates(self, connect: Connect, url: str) -> None:
+        client, error = connect(url), LookupError("no such order")
+        with pytest.raises(LookupError) as raised, client.lease("import", ttl=LONG):
+            raise error
+        assert raised.value is error
+        assert client.leases.get("import") is None
+
+    def test_the_decorator_holds_it_for_each_call(self, connect: Connect, url: str) -> None:
+        client, other = connect(url), connect(url)
+        calls = []
+
+        @client.lease("import", ttl=LONG)  # type: ignore[untyped-decorator]
+        def load(rows: int, *, dry: bool) -> int:
+            calls.append((rows, dry))
+            return rows * 2
+
+        assert [load(1, dry=True), load(2, dry=False)] == [2, 4]
+        assert client.leases.list() == []
+        with other.lease("import", ttl=LONG), pytest.raises(holdfast.NotAcquired):
+            load(3, dry=False)
+        assert calls == [(1, True), (2, False)]
+
+    def test_waiting_ends_with_acquire_timeout(self, connect: Connect, url: str) -> None:
+        grant = connect(url).lease("import", ttl=LONG, holder="worker-1").acquire()
+        other = connect(url)
+        refused = refused_after_waiting(lambda: other.lease("import", ttl=LONG).acquire(timeout=0.1))
+        assert isinstance(refused, TimeoutError)
+        assert isinstance(refused, holdfast.NotAcquired)
+        assert (refused.name, refused.holder) == ("import", "worker-1")
+        assert "waited 0.1 s" in str(refused)
+        assert not grant.lost
+        assert refused_after_waiting(lambda: other.lease("import", ttl=LONG, timeout=0.1).__enter__()).name == "import"
+
+    def test_a_waiter_gets_it_when_another_client_releases(self, connect: Connect, url: str) -> None:
+        holder, waiter = connect(url), connect(url)
+        grant = holder.lease("import", ttl=LONG).acquire()
+        with waiting(lambda: waiter.lease("import", ttl=LONG).acquire(timeout=LONG)) as won:
+            assert grant.release() is True
+        assert won[0].fence > grant.fence
+
+    def test_a_waiter_gets_it_when_the_holder_stops_renewing(self, connect: Connect, url: str) -> None:
+        dead = connect(url).lease("import", ttl=SHORT, auto_renew=False).acquire()
+        heir = connect(url).lease("import", ttl=LONG).acquire(timeout=LONG)
+        assert heir.fence > dead.fence
+        assert dead.lost
+
+    def test_every_one_of_several_waiters_gets_its_turn(self, connect: Connect, url: str) -> None:
+        client = connect(url)
+        turns: list[int] = []
+
+        def take_a_turn() -> None:
+            with connect(url).lease("import", ttl=LONG, timeout=LONG) as grant:
+                turns.append(grant.fence)
+
+        with client.lease("import", ttl=LONG) as grant:
+            threads = [threading.Thread(target=take_a_turn) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join(LONG)
+        assert len(turns) == 3
+        assert [grant.fence, *turns] == sorted({grant.fence, *turns})
+
+    def test_a_second_release_is_harmless(self, connect: Connect, url: str) -> None:
+        client, other = connect(url), connect(url)
+        grant = client.lease("import", ttl=LONG).acquire()
+        assert [grant.release(), grant.release()] == [True, False]
+        heir = other.lease("import", ttl=LONG).acquire()
+        assert grant.release() is False
+        assert other.leases.get("import").fence == heir.fence
+
+    def test_a_stale_release_takes_nothing_from_the_next_holder(self, connect: Connect, url: str) -> None:
+        stale = connect(url).lease("import", ttl=SHORT, auto_renew=False).acquire()
+        other = connect(url)
+        heir = other.lease("import", ttl=LONG).acquire(timeout=LONG)
+        assert stale.release() is False
+        assert not heir.lost
+        assert other.leases.get("import").fence == heir.fence
 
     def test_renewing_by_hand_outlives_the_ttl(self, connect: Connect, url: str) -> None:
-        """A grant that was renewed too late, because the machine stood still, is lost: the next TTL is longer."""
+        """A pause of the machine may lose the grant before it is renewed: then a longer TTL is tried."""
         client, other = connect(url), connect(url)
         for ttl in OUTLIVED:
-            if self._outlives_by_hand(client, other, ttl):
+            if self._outlives_its_ttl(client, other, ttl):
                 return
         pytest.fail(f"a lease renewed by hand was lost with a TTL of {OUTLIVED[-1]:g} s")
 
     @staticmethod
-    def _outlives_by_hand(client: Any, other: Any, ttl: float) -> bool:
+    def _outlives_its_ttl(client: Any, other: Any, ttl: float) -> bool:
         name = f"import-{ttl}"
         grant = client.lease(name, ttl=ttl, auto_renew=False).acquire()
-        renewals, born = 0, datetime.now(UTC)
-        while datetime.now(UTC) < born + timedelta(seconds=1.2 * ttl):
+        renewals, acquired_at = 0, datetime.now(UTC)
+        while datetime.now(UTC) < acquired_at + timedelta(seconds=1.2 * ttl):
             try:
                 assert grant.renew() is True
             except (holdfast.LeaseLost, holdfast.OwnershipUnknown):
@@ -85,7 +276,7 @@ class LeaseContract(TakingContract):
         assert other.leases.get("import").fence == heir.fence
 
     def test_an_active_lease_outlives_its_ttl_and_cannot_be_stolen(self, connect: Connect, url: str) -> None:
-        """A heartbeat that came too late, because the machine stood still, loses it: the next TTL is longer."""
+        """A pause of the machine may lose the grant before its heartbeat: then a longer TTL is tried."""
         client, other = connect(url), connect(url)
         for ttl in OUTLIVED:
             grant = client.lease(f"import-{ttl}", ttl=ttl).acquire()
@@ -104,7 +295,7 @@ class LeaseContract(TakingContract):
         new = second.lease("import", ttl=LONG, holder="op-7").acquire()
         assert new.token != old.token
         assert new.fence > old.fence
-        until(lambda: old.lost, what="the old grant learns with its heartbeat")
+        until(lambda: old.lost, what="the heartbeat reports that the old grant is lost")
         with pytest.raises(holdfast.LeaseLost):
             old.check()
         assert old.release() is False
@@ -153,10 +344,10 @@ class LeaseContract(TakingContract):
         assert grant.release() is False
 
     def test_what_adopts_a_lease_and_releases_it_tells_whoever_keeps_it(self, connect: Connect, url: str) -> None:
-        """Otherwise two would believe in it: the one that still renews its other leases, and the next holder."""
+        """Otherwise two would trust it: the process that renews it with its other leases, and the next holder."""
         grant = connect(url).lease("import", ttl=LONG, renew_every=SOON).acquire()
         connect(url).lease("import").adopt(grant.token).release()
-        until(lambda: grant.lost, what="the holder has learned")
+        until(lambda: grant.lost, what="the holder knows")
         with pytest.raises(holdfast.LeaseLost):
             grant.check()
 
@@ -208,7 +399,7 @@ class LeaseContract(TakingContract):
         client.lease("import", ttl=LONG, holder="four").acquire()
         client.lease("other", ttl=LONG).acquire().release()
         records = client.leases.history("import")
-        assert [(each.outcome, each.holder, each.fence) for each in records] == [
+        assert [(record.outcome, record.holder, record.fence) for record in records] == [
             ("reentered", "four", reentered.fence),
             ("expired", "three", expired.fence),
             ("forced", "two", forced.fence),
@@ -224,7 +415,7 @@ class LeaseContract(TakingContract):
         kept = client.lease("export", ttl=LONG, renew_every=SOON).acquire()
         assert operator.leases.force_release("import", actor="operator", reason="stuck") is True
         assert operator.leases.get("import") is None
-        until(lambda: grant.lost, what="the holder learns")
+        until(lambda: grant.lost, what="the holder knows")
         with pytest.raises(holdfast.LeaseLost, match="'import'"):
             grant.check()
         assert grant.remaining() == 0
@@ -233,18 +424,18 @@ class LeaseContract(TakingContract):
 
     def test_on_lost_is_called_once_with_the_grant(self, connect: Connect, url: str) -> None:
         client = connect(url)
-        told: list[Any] = []
-        grant = client.lease("import", ttl=LONG, renew_every=SOON, on_lost=told.append).acquire()
-        ended = client.lease("export", ttl=LONG, renew_every=SOON, on_lost=told.append).acquire()
+        lost: list[Any] = []
+        grant = client.lease("import", ttl=LONG, renew_every=SOON, on_lost=lost.append).acquire()
+        ended = client.lease("export", ttl=LONG, renew_every=SOON, on_lost=lost.append).acquire()
         ended.release()
         client.leases.force_release("import", actor="operator", reason="stuck")
-        until(lambda: bool(told), what="on_lost is called")
+        until(lambda: bool(lost), what="on_lost is called")
         assert grant.lost
         before = client.lease("third", ttl=LONG, renew_every=SOON).acquire()
         expires = client.leases.get("third").expires_at
         until(lambda: client.leases.get("third").expires_at > expires, what="another heartbeat")
         before.check()
-        assert [each.token for each in told] == [grant.token]
+        assert [each.token for each in lost] == [grant.token]
 
     def test_names_are_separate_and_nest(self, connect: Connect, url: str) -> None:
         client = connect(url)
@@ -270,14 +461,14 @@ class LeaseContract(TakingContract):
         grants.append(client.lease("by hand", ttl=LONG, auto_renew=False).acquire())
         kept = other.lease("kept", ttl=LONG).acquire()
         client.close()
-        assert [grant for grant in grants if not grant.lost] == [], "whoever kept a grant must see that it is over"
+        assert [grant for grant in grants if not grant.lost] == [], "a grant must show that it has ended"
         assert grants[0].release() is False
         client.close()
         until(lambda: [each.name for each in other.leases.list()] == ["kept"], what="the others are released")
         kept.check()
 
     def test_nothing_is_left_at_rest(self, connect: Connect, url: str) -> None:
-        client, onlooker = connect(url), connect(url)
+        client, observer = connect(url), connect(url)
         connect(url).lease("crashed", ttl=SHORT, auto_renew=False).acquire()
         client.lease("crashed", ttl=LONG).acquire(timeout=LONG)
         client.lease("import", ttl=LONG).acquire().release()
@@ -285,6 +476,6 @@ class LeaseContract(TakingContract):
         client.close()
 
         def stored() -> dict[str, list[Any]]:
-            return {table: rows for table, rows in self.rows(url, onlooker).items() if table in ("lease", "beat")}
+            return {table: rows for table, rows in self.rows(url, observer).items() if table in ("lease", "beat")}
 
         until(lambda: not any(stored().values()), what="no lease and no heartbeat is stored")

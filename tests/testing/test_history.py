@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.history import Database, Event, Recorder, now, operations, read, read_database, write_database
+from holdfast.testing.history import DatabaseRows, Event, Recorder, now, operations, read, read_database, write_database
 from tests.children import Child
 
 
@@ -152,8 +152,8 @@ def test_no_history_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_what_the_database_says_is_kept_beside_it(tmp_path: Path) -> None:
-    assert read_database(tmp_path) == Database()
-    said = Database([{"name": "a", "fence": 1, "key": "k"}], timelines=[1, 2], sane_clocks=True)
+    assert read_database(tmp_path) == DatabaseRows()
+    said = DatabaseRows([{"name": "a", "fence": 1, "key": "k"}], timelines=[1, 2], sane_clocks=True)
     write_database(tmp_path, said)
     assert read_database(tmp_path)._asdict() == {
         "writes": [{"name": "a", "fence": 1, "key": "k"}], "takeovers": [], "grants": [], "timelines": [1, 2],

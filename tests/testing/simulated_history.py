@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from holdfast.testing.history import Database, Event, Kind, Operation
+from holdfast.testing.history import DatabaseRows, Event, Kind, RecordedOperation
 
 
 @dataclass
@@ -58,8 +58,8 @@ class World:
         return self
 
     @property
-    def database(self) -> Database:
-        return Database(self.writes, self.takeovers, sane_clocks=True)
+    def database(self) -> DatabaseRows:
+        return DatabaseRows(self.writes, self.takeovers, sane_clocks=True)
 
     def _step(self, worker: str) -> None:
         call = self._calls.get(worker)
@@ -145,13 +145,13 @@ class World:
 
 def operation(
     op: str, outcome: Any, fence: int | None, start: float, end: float = math.inf, **others: Any
-) -> Operation:
+) -> RecordedOperation:
     """One written by hand."""
     name, worker = others.pop("name", "job"), others.pop("worker", "w")
-    return Operation(op, name, worker, outcome, fence, start, end, f"{op}-{start}-{worker}", others)
+    return RecordedOperation(op, name, worker, outcome, fence, start, end, f"{op}-{start}-{worker}", others)
 
 
-def events(*made: Operation) -> list[Event]:
+def events(*made: RecordedOperation) -> list[Event]:
     """The two events of each, in time order."""
     found = []
     for each in made:
