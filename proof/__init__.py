@@ -1,1 +1,1 @@
-"""What proves the promises of holdfast: chaos, seeded bugs, succession, storms. Not in the wheel."""
+"""Proofs of the promises of holdfast: chaos runs, seeded bugs, leader succession, storms. Not in the wheel."""

@@ -1,12 +1,12 @@
-"""Known mistakes, to know that the checker would notice: each is a wrong implementation in a few lines, and a scene
-that brings it out every time.
+"""Seeded bugs, which prove that the checker works: each is a wrong implementation in a few lines, and a scenario in
+which it always goes wrong. Modules are named by the checks that their bugs violate.
 
     for bug in BUGS.values():
-        assert bug.check in play(bug, folder, servers).violated
-        assert not play(bug, folder, servers, healthy=True).violated
+        assert bug.check in run(bug, folder, servers).violated
+        assert not run(bug, folder, servers, healthy=True).violated
 
-A scene is played twice: with the wrong implementation the checker must find that promise broken, and with the real one
-in its place nothing. `python -m proof.bugs` plays them all.
+A scenario runs twice: with the wrong implementation the checker must report that check, with the real one none.
+`python -m proof.bugs` runs them all.
 """
 
 from collections.abc import Callable
@@ -18,82 +18,105 @@ from holdfast.testing.checker import Report, check
 from holdfast.testing.faults.servers import Pair
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.resource import Resource
-from proof.bugs import answers, fencing, forking, gauges, locks, recipes, running, tokens
+from proof.bugs import (
+    c1_c2_fences,
+    c3_stale_writes,
+    c5_effects,
+    c6_forked_connection,
+    c7_c9_locks,
+    c7_recipes,
+    c7_trust,
+    c10_gauges,
+)
 from proof.bugs.implementation import Holdfast
-from proof.bugs.stage import Stage
+from proof.bugs.testbed import Testbed
 
 
 class Bug(NamedTuple):
-    """A mistake, and the promise that it breaks."""
+    """A wrong implementation, and the check that it violates."""
 
     check: str
     wrong: Callable[[], Holdfast]
-    scene: Callable[[Stage], None]
+    scenario: Callable[[Testbed], None]
     real: Callable[[], Holdfast] = Holdfast
     needs_pair: bool = False
     needs_pooler: bool = False
 
     def missing(self) -> str | None:
-        """What this machine does not have, and the scene cannot do without."""
+        """What the scenario needs and this machine does not have; None if it can run."""
         missing = self.needs_pooler and pooler.find() is None
         return "PgBouncer is not installed: apt-get install pgbouncer" if missing else None
 
 
 BUGS: dict[str, Bug] = {
-    "no fence": Bug("C3", fencing.NoFence, fencing.overtaken),
-    "FOR KEY SHARE": Bug("C3", fencing.ForKeyShare, fencing.overtaken),
-    "protect in a savepoint": Bug("C3", fencing.InASavepoint, fencing.overtaken_after_savepoint),
-    "advisory guard with forced steal": Bug("C3", fencing.AdvisoryGuard, fencing.overtaken_by_force),
+    "no fence": Bug("C3", c3_stale_writes.NoFence, c3_stale_writes.overtaken),
+    "FOR KEY SHARE": Bug("C3", c3_stale_writes.ForKeyShare, c3_stale_writes.overtaken),
+    "protect in a savepoint": Bug("C3", c3_stale_writes.InASavepoint, c3_stale_writes.overtaken_after_savepoint),
+    "advisory guard with forced steal": Bug("C3", c3_stale_writes.AdvisoryGuard, c3_stale_writes.overtaken_by_force),
     "plain deferred trigger under REPEATABLE READ": Bug(
-        "C3", fencing.PlainTrigger, fencing.overtaken_behind_a_snapshot, fencing.AtCommit
+        "C3", c3_stale_writes.PlainTrigger, c3_stale_writes.overtaken_behind_a_snapshot, c3_stale_writes.AtCommit
     ),
-    "per-row token with DELETE on release": Bug("C1", tokens.PerRowToken, tokens.released_and_acquired_again),
-    "fence drawn before the row is owned": Bug("C2", tokens.DrawnTooEarly, tokens.held_up_on_the_way),
-    "counter token across failover": Bug("C2", tokens.CounterAlone, tokens.lost_with_the_primary, needs_pair=True),
-    "renewal by sub-select": Bug("C7", answers.SubSelectRenewal, answers.renewed_while_being_replaced),
+    "per-row token with DELETE on release": Bug(
+        "C1", c1_c2_fences.PerRowToken, c1_c2_fences.released_and_acquired_again
+    ),
+    "fence drawn before the row is owned": Bug("C2", c1_c2_fences.DrawnTooEarly, c1_c2_fences.held_up_on_the_way),
+    "counter token across failover": Bug(
+        "C2", c1_c2_fences.CounterAlone, c1_c2_fences.lost_with_the_primary, needs_pair=True
+    ),
+    "renewal by sub-select": Bug("C7", c7_trust.SubSelectRenewal, c7_trust.renewed_while_being_replaced),
     "sync-wait warning ignored": Bug(
         "C7",
-        answers.WarningIgnored,
-        answers.acknowledged_by_the_primary_alone,
-        answers.ThroughTheClient,
+        c7_trust.WarningIgnored,
+        c7_trust.acknowledged_by_the_primary_alone,
+        c7_trust.ThroughTheClient,
         needs_pair=True,
     ),
     "trust counted from the reply": Bug(
-        "C7", answers.TrustFromTheReply, answers.answered_late, answers.ThroughTheClient
+        "C7", c7_trust.TrustFromTheReply, c7_trust.answered_late, c7_trust.ThroughTheClient
     ),
-    "fork-shared connection": Bug("C6", forking.ForkedConnection, forking.divided, forking.ForkedClient),
-    "lock not given back after a timeout": Bug("C9", locks.Careless, locks.granted_too_late, locks.Locker),
-    "lock not given back after a cancel": Bug("C9", locks.Careless, locks.granted_to_the_cancelled, locks.Locker),
+    "fork-shared connection": Bug(
+        "C6", c6_forked_connection.ForkedConnection, c6_forked_connection.divided, c6_forked_connection.ForkedClient
+    ),
+    "lock not given back after a timeout": Bug(
+        "C9", c7_c9_locks.Careless, c7_c9_locks.granted_too_late, c7_c9_locks.Locker
+    ),
+    "lock not given back after a cancel": Bug(
+        "C9", c7_c9_locks.Careless, c7_c9_locks.granted_to_the_cancelled, c7_c9_locks.Locker
+    ),
     "lock through a transaction pooler": Bug(
-        "C7", locks.Careless, locks.locked_through_a_pooler, locks.Locker, needs_pooler=True
+        "C7", c7_c9_locks.Careless, c7_c9_locks.locked_through_a_pooler, c7_c9_locks.Locker, needs_pooler=True
     ),
-    "lock for a transaction": Bug("C7", locks.ForATransaction, locks.committed_inside, locks.Locker),
-    "lock bound to the application's session": Bug("C9", locks.BoundToASession, locks.committed_inside, locks.Locker),
+    "lock for a transaction": Bug("C7", c7_c9_locks.ForATransaction, c7_c9_locks.committed_inside, c7_c9_locks.Locker),
+    "lock bound to the application's session": Bug(
+        "C9", c7_c9_locks.BoundToASession, c7_c9_locks.committed_inside, c7_c9_locks.Locker
+    ),
     "slot claimed by reading, then writing": Bug(
-        "C7", recipes.ReadThenWrite, recipes.claimed_in_between, recipes.Recipes
+        "C7", c7_recipes.ReadThenWrite, c7_recipes.claimed_in_between, c7_recipes.Recipes
     ),
     "wipe under a guard that was proven before": Bug(
-        "C7", recipes.ProvenBefore, recipes.wiped_too_late, recipes.Recipes
+        "C7", c7_recipes.ProvenBefore, c7_recipes.wiped_too_late, c7_recipes.Recipes
     ),
-    "guard ended by a thread": Bug("C7", recipes.EndedByAThread, recipes.resumed_after_its_time, recipes.Recipes),
-    "unfenced finish": Bug("C5", running.UnfencedFinish, running.finished_late, running.Runner),
-    "result before effect": Bug("C5", running.ResultFirst, running.killed_half_way, running.Runner),
-    "claim outside the transaction": Bug("C5", running.ClaimOutside, running.both_at_once, running.Runner),
-    "gauge counted along": Bug("C10", gauges.CountedAlong, gauges.lost_meanwhile, gauges.Gauges),
+    "guard ended by a thread": Bug(
+        "C7", c7_recipes.EndedByAThread, c7_recipes.resumed_after_its_time, c7_recipes.Recipes
+    ),
+    "unfenced finish": Bug("C5", c5_effects.UnfencedFinish, c5_effects.finished_late, c5_effects.Runner),
+    "result before effect": Bug("C5", c5_effects.ResultFirst, c5_effects.killed_half_way, c5_effects.Runner),
+    "claim outside the transaction": Bug("C5", c5_effects.ClaimOutside, c5_effects.both_at_once, c5_effects.Runner),
+    "gauge counted along": Bug("C10", c10_gauges.CountedAlong, c10_gauges.lost_meanwhile, c10_gauges.Gauges),
 }
 
 
 class Servers(Resource):
-    """The servers that scenes are played on: one alone and one pair, made when they are needed, and used again."""
+    """The servers of all scenarios: a single one and a pair, started when first needed, and shared."""
 
     def __init__(self, *, major: int | None = None) -> None:
         self._major = major
-        self._alone: Postgres | None = None
+        self._single: Postgres | None = None
         self._pair: Pair | None = None
 
-    def alone(self) -> Postgres:
-        self._alone = self._alone or Postgres.create(major=self._major)
-        return self._alone
+    def single(self) -> Postgres:
+        self._single = self._single or Postgres.create(major=self._major)
+        return self._single
 
     def pair(self) -> Pair:
         if self._pair is None:
@@ -102,14 +125,14 @@ class Servers(Resource):
         return self._pair
 
     def close(self) -> None:
-        for server in (self._alone, self._pair):
+        for server in (self._single, self._pair):
             if server is not None:
                 server.close()
 
 
-def play(bug: Bug, folder: Path | str, servers: Servers, *, healthy: bool = False) -> Report:
-    """Play its scene, with the mistake or without, and let the checker judge the history that is left in `folder`."""
+def run(bug: Bug, folder: Path | str, servers: Servers, *, healthy: bool = False) -> Report:
+    """Run its scenario with the bug, or `healthy` without it, and check the history, which stays in `folder`."""
     implementation = (bug.real if healthy else bug.wrong)()
-    with Stage(Path(folder), servers.pair() if bug.needs_pair else servers.alone(), implementation) as stage:
-        bug.scene(stage)
+    with Testbed(Path(folder), servers.pair() if bug.needs_pair else servers.single(), implementation) as testbed:
+        bug.scenario(testbed)
     return check(Path(folder))

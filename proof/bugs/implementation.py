@@ -1,4 +1,4 @@
-"""What a scene is played with: the real implementation, of which a wrong one changes a few lines."""
+"""The real implementation that scenarios run with. A wrong one overrides a few methods."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from holdfast.testing.history import now
 
 Connection = psycopg.Connection[Any]
 MARGIN = 0.1
-"""The part of a TTL that a worker here gives away, as holdfast does."""
+"""The part of a TTL by which a worker stops early to trust its grant, as holdfast does."""
 
 
 class Grant(NamedTuple):
@@ -19,37 +19,38 @@ class Grant(NamedTuple):
 
 
 class Holdfast:
-    """The real implementation, called as any language calls it: the functions in the database."""
+    """The real implementation as other languages call it: the SQL functions."""
 
     def prepare(self, connection: Connection) -> None:
-        """What a wrong implementation adds to the database."""
+        """Create what a wrong implementation needs in the database."""
 
     def open(self, url: str) -> None:
-        """What it needs outside of it."""
+        """Open what it needs outside of the database."""
 
     def close(self) -> None:
-        """Harmless when it was never opened."""
+        """Does nothing if it was never opened."""
 
     def acquire(self, connection: Connection, name: str, holder: str, ttl: float) -> Grant | None:
-        asked_at = now()
+        requested_at = now()
         statement = "select fence, token from holdfast.lease_acquire(%s, %s, %s, reenter => false)"
         [(fence, token)] = connection.execute(statement, [name, holder, ttl]).fetchall()
-        return None if fence is None else Grant(name, fence, str(token), asked_at + ttl * (1 - MARGIN))
+        return None if fence is None else Grant(name, fence, str(token), requested_at + ttl * (1 - MARGIN))
 
     def renew(self, connection: Connection, grant: Grant) -> bool:
-        return answer(connection, "select holdfast.lease_renew(%s, %s)", grant.name, grant.token)
+        return fetch_bool(connection, "select holdfast.lease_renew(%s, %s)", grant.name, grant.token)
 
     def release(self, connection: Connection, grant: Grant) -> bool:
-        return answer(connection, "select holdfast.lease_release(%s, %s)", grant.name, grant.token)
+        return fetch_bool(connection, "select holdfast.lease_release(%s, %s)", grant.name, grant.token)
 
     def protect(self, connection: Connection, grant: Grant) -> None:
         connection.execute("select holdfast.lease_protect(%s, %s)", [grant.name, grant.token])
 
     def force(self, connection: Connection, name: str) -> None:
-        """What an operator does. LockNotAvailable while a transaction is protected."""
+        """Force a release, as an operator. Raises LockNotAvailable while a transaction is protected."""
         connection.execute("select holdfast.lease_force_release(%s, 'operator', 'stuck', false)", [name])
 
 
-def answer(connection: Connection, statement: str, *parameters: object) -> bool:
+def fetch_bool(connection: Connection, statement: str, *parameters: object) -> bool:
+    """The first column of the first row; False if there is no row."""
     row = connection.execute(statement.encode(), parameters).fetchone()
     return row is not None and bool(row[0])

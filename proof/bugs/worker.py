@@ -1,4 +1,4 @@
-"""Who acts in a scene."""
+"""A worker of a scenario."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +7,12 @@ from uuid import uuid4
 import psycopg
 
 from holdfast.testing.history import Pending, Recorder, now
-from proof import ledger
+from proof import protected_tables
 from proof.bugs.implementation import Connection, Grant, Holdfast
 
 
 class Worker:
-    """Does what it is told on its own session, and writes down what came of it."""
+    """Runs operations on its own session, and records their outcomes."""
 
     def __init__(self, folder: Path, name: str, implementation: Holdfast, connection: Connection) -> None:
         self.name, self.record = name, Recorder(folder, name)
@@ -26,35 +26,37 @@ class Worker:
 
     def renew(self, grant: Grant) -> bool:
         with self.record.invoke("renew", grant.name, grant.fence) as call:
-            done = self._implementation.renew(self.connection, grant)
-            call.ok() if done else call.fail()
-        return done
+            renewed = self._implementation.renew(self.connection, grant)
+            call.ok() if renewed else call.fail()
+        return renewed
 
     def release(self, grant: Grant) -> bool:
         with self.record.invoke("release", grant.name, grant.fence) as call:
-            done = self._implementation.release(self.connection, grant)
-            call.ok() if done else call.fail()
-        return done
+            released = self._implementation.release(self.connection, grant)
+            call.ok() if released else call.fail()
+        return released
 
     def take_over(self, grant: Grant) -> None:
-        """The first protected transaction of a grant, which counts the older writes that it sees."""
-        statement = ledger.in_style(ledger.TAKE_OVER, "%s").encode()
+        """Run the first protected transaction of a grant, which counts the older writes that it sees."""
+        statement = protected_tables.with_placeholder(protected_tables.TAKE_OVER, "%s").encode()
         with self.record.invoke("takeover", grant.name, grant.fence) as call:
             with self.connection.transaction():
                 self._implementation.protect(self.connection, grant)
-                [(older,)] = self.connection.execute(statement, ledger.take_over(grant.name, grant.fence)).fetchall()
+                [(older,)] = self.connection.execute(
+                    statement, protected_tables.take_over_parameters(grant.name, grant.fence)
+                ).fetchall()
             call.ok(older=older)
 
-    def begin_write(self, grant: Grant, protect: Callable[[], None] | None = None) -> "Writing":
-        """Open a transaction, protect it and write, but do not commit yet."""
+    def begin_write(self, grant: Grant, protect: Callable[[], None] | None = None) -> "OpenWrite":
+        """Begin a transaction, protect it and write, without committing."""
         key = uuid4().hex
         call = self.record.invoke("write", grant.name, grant.fence, key=key)
         self.connection.execute("begin")
-        writing = Writing(self.connection, call)
+        writing = OpenWrite(self.connection, call)
         writing.attempt(protect or (lambda: self._implementation.protect(self.connection, grant)))
         writing.attempt(
             lambda: self.connection.execute(
-                ledger.in_style(ledger.WRITE, "%s").encode(), [grant.name, grant.fence, key]
+                protected_tables.with_placeholder(protected_tables.WRITE, "%s").encode(), [grant.name, grant.fence, key]
             )
         )
         return writing
@@ -63,7 +65,7 @@ class Worker:
         self.begin_write(grant).commit()
 
     def believe(self, grant: Grant, since: float, until: float | None = None) -> None:
-        """Write down how long the grant was trusted: until now, or until the trust was over."""
+        """Record how long the grant was trusted: until now, or until trust in it ended."""
         end = min(now(), grant.trusted_until if until is None else until)
         self.record.info("believe", grant.name, grant.fence, **{"from": since, "until": end})
 
@@ -72,8 +74,8 @@ class Worker:
         self.record.close()
 
 
-class Writing:
-    """A write under way. Once the database has refused a step of it nothing more is tried."""
+class OpenWrite:
+    """A transaction that is not committed yet. After the first step that the database refuses, it does nothing more."""
 
     def __init__(self, connection: Connection, call: Pending) -> None:
         self._connection, self._call, self.refused = connection, call, ""

@@ -1,6 +1,7 @@
-"""Leases under fire: processes that contend for a few of them while everything around them fails, and what came of it.
+"""Chaos runs: processes contend for a few leases while servers, network, clocks and processes fail.
 
-``python -m proof.chaos --minutes 5`` plays every lane, checks what was written down, and leaves a report.
-A lane is one place (a pair of servers, a server whose clock steps behind a pooler, a file), its contenders, and the
-faults that befall both. The history of a lane stays in its folder: ``python -m holdfast.testing.checker FOLDER``.
+``python -m proof.chaos --minutes 5`` runs every scenario (a *lane* on the command line and in reports), checks the
+histories and writes a report. A scenario is a target (a pair of servers, a server with a changing clock behind a
+pooler, a SQLite file), its contenders, and the faults of both. Its history stays in its folder, and can be checked
+again: ``python -m holdfast.testing.checker FOLDER``.
 """

@@ -1,4 +1,4 @@
-"""``python -m proof.chaos``: play lanes, check their histories, report."""
+"""``python -m proof.chaos``: run scenarios, check their histories, and write a report."""
 
 import argparse
 import random
@@ -13,18 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
-from proof.arguments import count, positive, seconds
+from proof.argument_types import count, positive, seconds
 from proof.chaos import report
-from proof.chaos.lane import Lane, Outcome
-from proof.chaos.places import LANES, playable
+from proof.chaos.scenario import Outcome, Scenario
+from proof.chaos.targets import TARGETS, available_targets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
-    asked = parser.parse_args(arguments)
-    lanes = asked.lanes or playable()
-    seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10**6)
-    folder = asked.folder or Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+    options = parser.parse_args(arguments)
+    lanes = options.lanes or available_targets()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -32,28 +32,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any((folder / lane).exists() for lane in lanes):
         sys.stderr.write(f"{folder} has the history of an earlier run: name another folder\n")
         return 2
-    _say(f"chaos for {asked.minutes:g} minutes, seed {seed}, in {folder}: {', '.join(lanes)}")
-    began, stop = time.monotonic(), Event()
+    _report_progress(f"chaos for {options.minutes:g} minutes, seed {seed}, in {folder}: {', '.join(lanes)}")
+    started, stop = time.monotonic(), Event()
 
     def over() -> bool:
-        return stop.is_set() or time.monotonic() - began >= asked.minutes * 60
+        return stop.is_set() or time.monotonic() - started >= options.minutes * 60
 
-    playing = [Lane(lane, folder / lane, seed, ttl=asked.ttl, size=asked.size, kinds=asked.faults) for lane in lanes]
+    scenarios = [
+        Scenario(lane, folder / lane, seed, ttl=options.ttl, size=options.size, kinds=options.faults) for lane in lanes
+    ]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        outcomes = _play(playing, over, stop, asked.minutes * 60)
+        outcomes = _run_all(scenarios, over, stop, options.minutes * 60)
     except ValueError as error:
-        _say(str(error))
-        if asked.folder is None:
+        _report_progress(str(error))
+        if options.folder is None:
             shutil.rmtree(folder)
         return 2
     except KeyboardInterrupt:
         return 130
-    run = report.Run(seed, asked.minutes, _commit(), outcomes)
+    run = report.Run(seed, options.minutes, _commit(), outcomes)
     (folder / "report.html").write_text(report.as_html(run))
     (folder / "report.json").write_text(report.as_json(run))
-    sys.stdout.write(report.as_json(run) if asked.json else report.as_text(run))
-    _say(f"the timeline is in {folder / 'report.html'}")
+    sys.stdout.write(report.as_json(run) if options.json else report.as_text(run))
+    _report_progress(f"the timeline is in {folder / 'report.html'}")
     return report.status(outcomes)
 
 
@@ -64,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "2 called wrongly, 3 a lane could not be played to its end or a check had nothing to count.",
     )
     parser.add_argument("--minutes", type=positive, default=2.0, help="how long the faults last; default: %(default)s")
-    parser.add_argument("--lane", dest="lanes", action="append", choices=LANES, help="only this one; may be repeated")
+    parser.add_argument("--lane", dest="lanes", action="append", choices=TARGETS, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, help="chooses the faults; default: at random")
     parser.add_argument(
         "--faults", action="append", default=[], metavar="KIND", help="only of this kind; may be repeated"
@@ -80,39 +82,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _play(lanes: Sequence[Lane], over: Callable[[], bool], stop: Event, seconds: float) -> list[Outcome]:
-    """All at once, with a word on how it goes now and then. When one cannot go on, or somebody is impatient, all stop:
-    faults are healed and processes ended before this returns."""
-    with ThreadPoolExecutor(len(lanes)) as pool:
+def _run_all(scenarios: Sequence[Scenario], over: Callable[[], bool], stop: Event, seconds: float) -> list[Outcome]:
+    """Run all scenarios at once, and print the progress now and then. If one fails, or on Ctrl-C, all stop: faults are
+    healed and processes ended before this returns."""
+    with ThreadPoolExecutor(len(scenarios)) as pool:
         try:
-            playing = [pool.submit(lane.play, over) for lane in lanes]
-            began = told = time.monotonic()
-            while not all(each.done() for each in playing):
-                if any(each.done() and each.exception() for each in playing):
+            futures = [pool.submit(scenario.run, over) for scenario in scenarios]
+            started = reported = time.monotonic()
+            while not all(future.done() for future in futures):
+                if any(future.done() and future.exception() for future in futures):
                     stop.set()
                 time.sleep(0.2)
-                if time.monotonic() - told > 15:
-                    told = time.monotonic()
-                    faults = sum(sum(lane.faults.values()) for lane in lanes)
-                    _say(f"{min(told - began, seconds):.0f} of {seconds:.0f} s, {faults} faults")
-            return [each.result() for each in playing]
+                if time.monotonic() - reported > 15:
+                    reported = time.monotonic()
+                    faults = sum(sum(scenario.faults.values()) for scenario in scenarios)
+                    _report_progress(f"{min(reported - started, seconds):.0f} of {seconds:.0f} s, {faults} faults")
+            return [future.result() for future in futures]
         finally:
             stop.set()
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Whoever asks us to end wants what Ctrl-C does: faults healed, processes ended."""
+    """SIGTERM does what Ctrl-C does: faults are healed, processes ended."""
     raise KeyboardInterrupt
 
 
 def _commit() -> str:
-    """Of the code that was tested, where that is a clone."""
+    """The commit of the code, if it is in a clone."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return completed.stdout.strip() or "unknown"
 
 
-def _say(text: str) -> None:
+def _report_progress(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -1,5 +1,6 @@
-"""One process that contends: two threads that acquire, write under protection, renew and release, and write down what
-they know of each. Started by a ``Crew``, with its errand as JSON; ends politely when its standard input does.
+"""A process whose two threads acquire leases, write under their protection, renew and release them, and record it all.
+
+``Contenders`` starts it, with its job as JSON. It ends in order when its standard input is closed.
 """
 
 import json
@@ -16,20 +17,20 @@ from uuid import uuid4
 import holdfast
 from holdfast import telemetry
 from holdfast.testing.history import Pending, Recorder, now
-from proof.chaos.data import Data
+from proof.chaos.tables import Tables
 
 NUMBERS = (1, 2)
 """Of its threads."""
-FELL_OVER = 3
-"""The exit status of a contender that met something it does not expect."""
+CRASHED = 3
+"""The exit status of a contender after an unexpected exception."""
 SESSION, FORCED = "session-", "forced-"
-"""Prefixes of names: those fail over with the session, and these are taken away by force. In both cases a holder learns
-of it after the fact, so no belief is told of them."""
+"""Prefixes of names: leases that fail over with the session, and leases that an operator releases by force. In both
+cases the holder is notified after the fact, so that no belief is recorded."""
 _NOT_GRANTED = frozenset({"Unreachable", "Busy", "Refused", "SchemaMismatch", "SessionUnsafe"})
-"""These say that it was not granted, unless the acquire had asked before and was not answered."""
+"""Errors that prove that it was not granted, unless the acquire had sent a request before that was not answered."""
 
 
-class Errand(NamedTuple):
+class Job(NamedTuple):
     url: str
     folder: str
     worker: str
@@ -40,26 +41,26 @@ class Errand(NamedTuple):
 
 
 class Contender:
-    """One thread, with a connection of its own for what it writes."""
+    """One thread, with its own connection for its writes."""
 
-    def __init__(self, errand: Errand, number: int, client: Any, over: threading.Event) -> None:
-        self._errand, self._client, self._over = errand, client, over
-        self._random = random.Random(f"{errand.seed}-{errand.worker}-{number}")
-        self._record = Recorder(errand.folder, f"{errand.worker}-{number}")
-        self._data = Data(errand.url, self._random, sane_clocks=errand.sane_clocks)
+    def __init__(self, job: Job, number: int, client: Any, over: threading.Event) -> None:
+        self._job, self._client, self._over = job, client, over
+        self._random = random.Random(f"{job.seed}-{job.worker}-{number}")
+        self._record = Recorder(job.folder, f"{job.worker}-{number}")
+        self._tables = Tables(job.url, self._random, sane_clocks=job.sane_clocks)
         self._belief = Belief(self._record)
 
     def run(self) -> None:
         while not self._over.is_set():
-            grant = self._acquire(self._random.choice(self._errand.names))
+            grant = self._acquire(self._random.choice(self._job.names))
             self._read_gauge()
             if grant is not None:
                 self._hold(grant)
-            self._over.wait(self._random.uniform(0, self._errand.ttl / 10))
-        self._data.close()
+            self._over.wait(self._random.uniform(0, self._job.ttl / 10))
+        self._tables.close()
 
     def _acquire(self, name: str) -> Any:
-        ttl, limit = self._errand.ttl, self._random.choice([0, 0, 0, self._errand.ttl / 2])
+        ttl, limit = self._job.ttl, self._random.choice([0, 0, 0, self._job.ttl / 2])
         session = name.startswith(SESSION)
         kept = session or self._random.random() < 0.6
         lease = self._client.lease(
@@ -77,7 +78,7 @@ class Contender:
                 call.fail(holder=refusal.holder, abandoned=len(times))
             except (holdfast.EngineError, holdfast.SchemaMismatch, holdfast.SessionUnsafe) as error:
                 certain = not times and type(error).__name__ in _NOT_GRANTED
-                _tell(call, error, certain=certain, abandoned=len(times))
+                _complete(call, error, certain=certain, abandoned=len(times))
             else:
                 call.ok(grant.fence, abandoned=len(times))
                 self._belief.begin(grant)
@@ -95,30 +96,30 @@ class Contender:
                 self._belief.look()
         if self._random.random() < 0.9:
             self._release(grant)
-        else:  # forgotten: kept until the process ends, or never renewed again
+        else:  # forgotten: renewed until the process ends, or left to expire
             self._belief.look()
 
     def _read_gauge(self) -> None:
-        """Of the whole process: both threads."""
-        began, value = now(), telemetry.readings().get("leases_held", 0.0)
-        workers = [f"{self._errand.worker}-{number}" for number in NUMBERS]
-        self._record.info("gauge", value=value, workers=workers, since=began, until=now())
+        """Record the gauge of the process, which has both threads."""
+        started, value = now(), telemetry.readings().get("leases_held", 0.0)
+        workers = [f"{self._job.worker}-{number}" for number in NUMBERS]
+        self._record.info("gauge", value=value, workers=workers, since=started, until=now())
 
     def _take_over(self, grant: Any) -> bool:
-        """Count what older grants wrote, in the same transaction that shows that we hold it now."""
+        """Count the writes of older grants, in a transaction that is protected by this one."""
         with self._record.invoke("takeover", grant.name, grant.fence) as call:
-            return self._data.take_over(grant, call)
+            return self._tables.take_over(grant, call)
 
     def _write(self, grant: Any, lasting: float = 0.0) -> bool:
         key = uuid4().hex
         with self._record.invoke("write", grant.name, grant.fence, key=key) as call:
-            return self._data.write(grant, key, call, lasting)
+            return self._tables.write(grant, key, call, lasting)
 
     def _linger(self, grant: Any) -> bool:
-        """Write for longer than the lease may last, so that somebody else has it before the commit comes."""
-        if self._data.one_writer:
+        """Write for longer than the lease may last, so that another contender may hold it before the commit."""
+        if self._tables.one_writer:
             return self._write(grant, self._random.uniform(0, 0.1))
-        return self._write(grant, self._random.uniform(0.2, 1.8) * self._errand.ttl)
+        return self._write(grant, self._random.uniform(0.2, 1.8) * self._job.ttl)
 
     def _renew(self, grant: Any) -> bool:
         with self._record.invoke("renew", grant.name, grant.fence) as call:
@@ -127,14 +128,14 @@ class Contender:
             except holdfast.LeaseLost:
                 call.fail()
             except (holdfast.EngineError, holdfast.OwnershipUnknown) as error:
-                _tell(call, error)
+                _complete(call, error)
             else:
                 call.ok()
                 return True
         return False
 
     def _wait(self, grant: Any) -> bool:
-        self._over.wait(self._random.uniform(0, self._errand.ttl / 2))
+        self._over.wait(self._random.uniform(0, self._job.ttl / 2))
         return not grant.lost
 
     def _release(self, grant: Any) -> None:
@@ -143,22 +144,22 @@ class Contender:
             try:
                 call.ok() if grant.release() else call.fail()
             except holdfast.EngineError as error:
-                _tell(call, error)
+                _complete(call, error)
 
 
 class Belief:
-    """In which spans the worker trusted its grant, as it would have acted on it: from look to look, and at the end
-    until it gave it back, or was told, or its trust was over, though it was stopped then and saw it later."""
+    """Records the intervals in which a worker trusted its grant: between two looks, and after the last one until it
+    released the grant, was notified of its loss, or its trust ended, even if it was paused then."""
 
     def __init__(self, record: Recorder) -> None:
         self._record = record
         self._grant: Any = None
         self._since = self._until = 0.0
-        self._told = float("inf")
+        self._notified = float("inf")
 
     def begin(self, grant: Any) -> None:
         self._grant = None if grant.name.startswith((SESSION, FORCED)) else grant
-        self._since, self._told = now(), float("inf")
+        self._since, self._notified = now(), float("inf")
         self._until = self._since + grant.remaining()
 
     def look(self) -> None:
@@ -166,68 +167,70 @@ class Belief:
             return
         at, left = now(), self._grant.remaining()
         if left > 0 and not self._grant.lost:
-            self._tell(at, sure=True)
+            self._record_until(at, sure=True)
             self._since, self._until = at, at + left
         else:
             self.end()
 
     def end(self) -> None:
-        """It is given back, or lost."""
+        """The grant is released, or lost."""
         if self._grant is not None:
-            at = now()  # read before the trust: whatever holds us up in between, it was not over at that moment
+            at = now()  # before remaining(): a pause in between cannot make the interval too long
             left = 0.0 if self._grant.lost else self._grant.remaining()
-            self._tell(min(at, self._told) if left > 0 else min(at, self._until, self._told), sure=left > 0)
+            self._record_until(
+                min(at, self._notified) if left > 0 else min(at, self._until, self._notified), sure=left > 0
+            )
             self._grant = None
 
     def lost(self, grant: Any) -> None:
-        """Called by holdfast."""
+        """The ``on_lost`` of its leases."""
         self._record.info("lost", grant.name, grant.fence)
         if grant is self._grant:
-            self._told = now()
+            self._notified = now()
 
-    def _tell(self, until: float, *, sure: bool) -> None:
-        """``sure``: it was not lost when the span ended. Else it may have been, a moment before we were told."""
+    def _record_until(self, until: float, *, sure: bool) -> None:
+        """``sure``: it was not lost at ``until``. Otherwise it may have been lost before we were notified."""
         grant = self._grant
         if until > self._since:
             self._record.info("believe", grant.name, grant.fence, sure=sure, **{"from": self._since, "until": until})
 
 
-def _tell(call: Pending, error: Exception, *, certain: bool = False, **data: Any) -> None:
-    said = f"{type(error).__name__}: {error}"[:200]
-    call.fail(error=said, **data) if certain else call.unknown(error=said, **data)
+def _complete(call: Pending, error: Exception, *, certain: bool = False, **data: Any) -> None:
+    message = f"{type(error).__name__}: {error}"[:200]
+    call.fail(error=message, **data) if certain else call.unknown(error=message, **data)
 
 
 @contextmanager
 def _abandoned() -> Iterator[list[None]]:
-    """One for each time that this thread gave up on the answer to an acquire, which may have been granted."""
+    """A list with one entry for each request of an acquire that this thread gave up on, and that may be granted."""
     times: list[None] = []
     thread = threading.get_ident()
 
-    def heard(event: str, fields: dict[str, Any]) -> None:
+    def on_event(event: str, fields: dict[str, Any]) -> None:
         if event == "lease.abandoned" and threading.get_ident() == thread:
             times.append(None)
 
-    stop = telemetry.listen(heard)
+    stop = telemetry.listen(on_event)
     try:
         yield times
     finally:
         stop()
 
 
-def _fall_over(*_: object) -> None:
-    """A contender that falls over is a finding of its own, and must not go on as half of itself."""
+def _crash(*_: object) -> None:
+    """An unexpected exception ends the whole process, and fails the run."""
     traceback.print_exc()
-    os._exit(FELL_OVER)
+    os._exit(CRASHED)
 
 
 def main() -> None:
-    errand = Errand(**json.loads(sys.argv[1]))
-    threading.excepthook = _fall_over
+    job = Job(**json.loads(sys.argv[1]))
+    threading.excepthook = _crash
     over = threading.Event()
     try:
-        with holdfast.Client(errand.url) as client:
-            contenders = [Contender(errand, number, client, over) for number in NUMBERS]
-            threads = [threading.Thread(target=each.run) for each in contenders]
+        with holdfast.Client(job.url) as client:
+            contenders = [Contender(job, number, client, over) for number in NUMBERS]
+            threads = [threading.Thread(target=contender.run) for contender in contenders]
             for thread in threads:
                 thread.start()
             sys.stdin.read()
@@ -235,7 +238,7 @@ def main() -> None:
             for thread in threads:
                 thread.join()
     except BaseException:
-        _fall_over()
+        _crash()
 
 
 if __name__ == "__main__":

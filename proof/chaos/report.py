@@ -1,4 +1,4 @@
-"""What came of a run: its figures, as text, as JSON, and as a page."""
+"""The report of a run as text, as JSON and as HTML."""
 
 import json
 from collections import Counter
@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from holdfast.testing.history import read, read_database
-from proof.chaos import page
-from proof.chaos.lane import Outcome
+from proof.chaos import html_report
+from proof.chaos.scenario import Outcome
 
 
 class Run(NamedTuple):
@@ -19,7 +19,7 @@ class Run(NamedTuple):
 
 
 def status(outcomes: Sequence[Outcome]) -> int:
-    """0 all is well, 1 a promise was broken, 3 there is too little to say so."""
+    """The exit status: 0 every check is ok, 1 one was violated, 3 a scenario failed or a check had nothing to count."""
     if any(outcome.report and outcome.report.violated for outcome in outcomes):
         return 1
     return 0 if all(outcome.ok for outcome in outcomes) else 3
@@ -39,14 +39,14 @@ def as_text(run: Run) -> str:
 
 def summary(outcome: Outcome) -> str:
     if outcome.report is None:
-        return "could not be played to its end"
+        return "could not run to its end"
     figures = figures_of(outcome)
-    still = figures["standstill"]
+    standstill = figures["standstill"]
     return (
         f"{figures['seconds']:.0f} s, {sum(outcome.faults.values())} faults, {outcome.processes} processes, "
         f"{figures['grants']} grants, {figures['takeovers']} taken over, {figures['failovers']} failovers, longest "
         f"time without a write {figures['gap']:.1f} s, two believed at once for {figures['overlap']['total']:.3f} s, "
-        f"the machine stood still for {still['total']:.1f} s, {still['longest']:.1f} s at the longest"
+        f"the machine stood still for {standstill['total']:.1f} s, {standstill['longest']:.1f} s at the longest"
     )
 
 
@@ -73,13 +73,13 @@ def as_json(run: Run) -> str:
 def as_html(run: Run) -> str:
     title = f"holdfast under fire: {run.minutes:g} minutes, seed {run.seed}, commit {run.commit}"
     chapters = [
-        page.chapter(
+        html_report.chapter(
             outcome,
             [summary(outcome), *(f"{name}: {listed(counts)}" for name, counts in _counts(outcome).items() if counts)],
         )
         for outcome in run.outcomes
     ]
-    return page.document(title, chapters)
+    return html_report.document(title, chapters)
 
 
 def figures_of(outcome: Outcome) -> dict[str, Any]:
@@ -100,4 +100,4 @@ def listed(counts: Counter[str]) -> str:
 
 
 def _counts(outcome: Outcome) -> dict[str, Counter[str]]:
-    return {"faults": outcome.faults, "contenders born with a failpoint": outcome.failpoints}
+    return {"faults": outcome.faults, "contenders started with a failpoint": outcome.failpoints}

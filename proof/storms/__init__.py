@@ -1,1 +1,1 @@
-"""Processes that want the same few things at once, for the storms in the tests."""
+"""Programs for load tests (storms): processes that contend for a few locks, slots or operations."""

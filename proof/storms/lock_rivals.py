@@ -1,6 +1,6 @@
-"""A process full of rivals: threads and tasks that want the same few locks, and count under them without other care.
+"""A process with threads and tasks that contend for the same few locks, and increment a counter under each.
 
-The counters are bytes in a shared file, read and written apart: two holders of one key at once would lose a count.
+The counters are bytes in a shared file, read and written in two steps: two holders of one key would lose a count.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ KEYS = 50
 LIMITS: dict[str, Any] = {"lock_sessions": 6, "lock_overflow": 4}
 """Fewer than the keys that each of the clients waits for."""
 FIRST = ("agent", KEYS)
-"""Before all others, so that the number of the namespace is known, and nobody has to ask for it first."""
+"""Locked before all others, so that the number of the namespace is cached."""
 
 
 TASK = 1000
-"""Numbers of threads are below."""
+"""Numbers of tasks begin here, those of threads at 0."""
 
 
 def is_task(event: Event) -> bool:
@@ -57,7 +57,7 @@ class Rivals:
 
     def thread(self, number: int, client: Any) -> None:
         while not self.over.is_set():
-            key, asked = self._any(), now()
+            key, requested = self._random_key(), now()
             try:
                 if self._random.random() < 0.2:
                     with client.lock(("agent", key)).or_skip() as grant:
@@ -65,37 +65,37 @@ class Rivals:
                             self._count(number, key, None)
                 else:
                     with client.lock(("agent", key), timeout=self._random.choice([0.05, 0.5, 5])):
-                        self._count(number, key, asked)
+                        self._count(number, key, requested)
             except (holdfast.AcquireTimeout, holdfast.EngineError):  # too short even to connect
                 pass
             time.sleep(self._random.uniform(0, 0.05))
 
     async def task(self, number: int, client: Any) -> None:
         while not self.over.is_set():
-            key, asked = self._any(), now()
+            key, requested = self._random_key(), now()
             limit = self._random.choice([0.2, 2, 10, None])
             try:
                 async with asyncio.timeout(limit), client.lock(("agent", key), timeout=self._random.choice([0.2, 5])):
                     value, entered = self._counters.read(key), now()
                     await asyncio.sleep(self._random.choice([0, 0, 0.002]))
-                    self._enter(number, key, asked, entered, value)
+                    self._enter(number, key, requested, entered, value)
             except (TimeoutError, holdfast.EngineError):  # cancelled by us, or waited too long
                 pass
             await asyncio.sleep(self._random.uniform(0, 1.0))
 
-    def _any(self) -> int:
-        """One in four wants the first: long lines are where fairness is."""
+    def _random_key(self) -> int:
+        """One in four takes the first key: fairness shows in long queues."""
         return int(KEYS * self._random.random() ** 3)
 
-    def _count(self, number: int, key: int, asked: float | None) -> None:
+    def _count(self, number: int, key: int, requested: float | None) -> None:
         value, entered = self._counters.read(key), now()
         time.sleep(self._random.choice([0, 0, 0.002]))
-        self._enter(number, key, asked, entered, value)
+        self._enter(number, key, requested, entered, value)
 
-    def _enter(self, number: int, key: int, asked: float | None, entered: float, value: int) -> None:
+    def _enter(self, number: int, key: int, requested: float | None, entered: float, value: int) -> None:
         self._counters.write(key, value + 1)
         self._record.info(
-            "believe", str(key), number, **{"from": entered, "until": now(), "asked": asked, "value": value}
+            "believe", str(key), number, **{"from": entered, "until": now(), "asked": requested, "value": value}
         )
 
 
@@ -108,7 +108,7 @@ async def tasks(rivals: Rivals, url: str, count: int) -> None:
 
 
 def main(url: str, folder: str, worker: str, threads: str, count: str) -> None:
-    """``asked`` is told of those who stood in line."""
+    """``requested`` is recorded for those that waited."""
     rivals = Rivals(Path(folder), worker, 7)
     if url.startswith("postgres"):
         url += f"?application_name={worker}"

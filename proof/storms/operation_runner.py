@@ -1,8 +1,8 @@
 """One process of the storm: ``python -m proof.storms.operation_runner URL FOLDER NAME KEYS``.
 
-Runs every key until it has an answer, some in a transaction and some outside, and again until the end of its input;
-writes down what it was told. What is outside is a store that refuses an older fence than it has seen, as such a store
-should: a process that was stopped for longer than its lease lives comes too late there, and not only with its result.
+Runs every key until it has a result, some in a transaction and some outside, and again until its input is closed, and
+records the results. The outside store refuses a fence that is older than the last one: a process that was paused for
+longer than its lease must not change the store any more.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Runner:
         self._url, self._client = url, client
 
     def within(self, key: str) -> str:
-        with connected(self._url) as mine:
+        with connected(self._url) as connection:
 
             def effect() -> str:
                 value = secrets.token_hex(8)
-                run(mine, "insert into proof_effect values (?, ?)", key, value)
+                run(connection, "insert into proof_effect values (?, ?)", key, value)
                 time.sleep(random.uniform(0.0, 0.03))
                 return value
 
-            return str(self._client.operation(key, tx=mine, timeout=60).run(effect).result)
+            return str(self._client.operation(key, tx=connection, timeout=60).run(effect).result)
 
     def outside(self, key: str) -> str:
         def effect(op: Any) -> str:

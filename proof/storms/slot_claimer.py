@@ -1,5 +1,5 @@
-"""One process of the storm: threads that claim slots, hold them for a moment and give them back, and write down what
-they believed. ``python -m proof.storms.slot_claimer URL FOLDER NAME THREADS``"""
+"""One process of the storm: threads that claim slots, hold them for a moment and release them, and record when they
+trusted them. ``python -m proof.storms.slot_claimer URL FOLDER NAME THREADS``"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(url: str, folder: str, name: str, threads: int) -> None:
     client = holdfast.Client(url)
     slots = client.slots("storm", CAPACITY, ttl=TTL)
     over = threading.Event()
-    writing = threading.Lock()
+    record_lock = threading.Lock()
 
     def claim(number: int, record: Recorder) -> None:
         owner = f"{os.getpid()}-{number}"
@@ -33,7 +33,7 @@ def main(url: str, folder: str, name: str, threads: int) -> None:
             time.sleep(random.uniform(0.0, 0.02))
             ended = now()
             if not grant.lost:
-                with writing:
+                with record_lock:
                     record.info("believe", grant.name, grant.fence, **{"from": began, "until": ended})
             try:
                 grant.release()

@@ -1,5 +1,5 @@
-"""Three replicas of a service, of which one at a time reconciles, and everyone serves requests; and a nemesis that
-kills, stops or cuts off whichever leads, again and again. Then the histories are judged.
+"""Three replicas of a service serve requests, and the one that leads reconciles. Again and again the leader is killed,
+paused or cut off from the database. Then the histories are checked.
 
     python -m proof.succession --times 100
 """

@@ -1,5 +1,6 @@
-"""One replica: reconciles while it leads, serves requests all the time, and writes down what it knows of both. Started
-by the play, with its errand as JSON; ends politely when its standard input does."""
+"""A replica: reconciles while it leads, serves requests all the time, and records both.
+
+``SuccessionRun`` starts it, with its job as JSON. It ends in order when its standard input is closed."""
 
 import asyncio
 import json
@@ -17,7 +18,7 @@ from proof.chaos.contender import Belief
 TYPE, ELECTOR = "sandbox", "reconciler"
 
 
-class Errand(NamedTuple):
+class Job(NamedTuple):
     url: str
     folder: str
     worker: str
@@ -28,20 +29,20 @@ class Errand(NamedTuple):
 
 
 class Replica:
-    def __init__(self, errand: Errand, client: Any) -> None:
-        self._errand, self._client = errand, client
-        self._record = Recorder(Path(errand.folder) / "history", errand.worker)
-        self._random = random.Random(f"{errand.seed}-{errand.worker}")
-        driver = AsyncFakeDriver(FakeDriver(Path(errand.folder)))
-        self._reconciler = client.reconciler(TYPE, driver, sweep_every=errand.ttl / 5, grace=errand.grace)
-        self._standing: Pending | None = None
+    def __init__(self, job: Job, client: Any) -> None:
+        self._job, self._client = job, client
+        self._record = Recorder(Path(job.folder) / "history", job.worker)
+        self._random = random.Random(f"{job.seed}-{job.worker}")
+        driver = AsyncFakeDriver(FakeDriver(Path(job.folder)))
+        self._reconciler = client.reconciler(TYPE, driver, sweep_every=job.ttl / 5, grace=job.grace)
+        self._candidacy: Pending | None = None
 
     async def run(self) -> None:
-        ttl = self._errand.ttl
+        ttl = self._job.ttl
         elector = self._client.elector(
-            ELECTOR, ttl=ttl, renew_every=ttl / 5, retry_every=ttl / 5, holder=self._errand.worker
+            ELECTOR, ttl=ttl, renew_every=ttl / 5, retry_every=ttl / 5, holder=self._job.worker
         )
-        self._standing = self._record.invoke("acquire", ELECTOR)
+        self._candidacy = self._record.invoke("acquire", ELECTOR)
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         ending.add_done_callback(lambda _: elector.stop())
@@ -50,9 +51,9 @@ class Replica:
         await asyncio.wait([serving])
 
     async def _lead(self, term: Any) -> None:
-        """An acquire that nobody answered for is one that may have happened, and so is ours until we are told."""
-        assert self._standing is not None
-        self._standing.ok(term.fence)
+        """The acquire is recorded when the replica becomes a candidate, and completed here."""
+        assert self._candidacy is not None
+        self._candidacy.ok(term.fence)
         belief = Belief(self._record)
         belief.begin(term)
         looking = asyncio.create_task(self._look(belief))
@@ -61,7 +62,7 @@ class Replica:
         finally:
             looking.cancel()
             belief.end()
-            self._standing = self._record.invoke("acquire", ELECTOR)
+            self._candidacy = self._record.invoke("acquire", ELECTOR)
 
     async def _look(self, belief: Belief) -> None:
         while True:
@@ -69,10 +70,10 @@ class Replica:
             belief.look()
 
     async def _serve(self) -> None:
-        """Requests: each notes something of its own in a record, whoever leads."""
+        """Serve requests: each writes a unique note to a record."""
         while True:
             await asyncio.sleep(self._random.uniform(0.005, 0.05))
-            id = self._random.choice(self._errand.ids)
+            id = self._random.choice(self._job.ids)
             try:
                 record = await self._client.objects.get(TYPE, id)
             except holdfast.HoldfastError:
@@ -95,9 +96,9 @@ class Replica:
 
 
 async def main() -> None:
-    errand = Errand(**json.loads(sys.argv[1]))
-    async with holdfast.AsyncClient(errand.url) as client:
-        await Replica(errand, client).run()
+    job = Job(**json.loads(sys.argv[1]))
+    async with holdfast.AsyncClient(job.url) as client:
+        await Replica(job, client).run()
 
 
 if __name__ == "__main__":

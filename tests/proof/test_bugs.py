@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.testing.checker import Report
 from holdfast.testing.history import RecordedOperation, operations, read
-from proof.bugs import BUGS, Servers, __main__, play
+from proof.bugs import BUGS, Servers, __main__, run
 
 REFUSALS = {
     "protect in a savepoint": ("write", "fail", "cannot protect a savepoint"),
@@ -39,7 +39,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, 
             if missing := BUGS[name].missing():
                 pytest.skip(missing)
             folder = tmp_path_factory.mktemp("scene")
-            report = play(BUGS[name], folder, servers, healthy=healthy)
+            report = run(BUGS[name], folder, servers, healthy=healthy)
             return Played(report, operations(read(folder)))
 
         yield once

@@ -1,8 +1,7 @@
-"""The short version of `make chaos`: every lane for a while, with the faults of a fixed seed, and the report of it."""
+"""The short version of `make chaos`: every scenario for a while, with the faults of a fixed seed, and the report."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -19,21 +18,20 @@ from typing import Any
 import pytest
 
 from holdfast.testing.checker import check
-from holdfast.testing.history import Recorder, now, read
-from holdfast.testing.standstill import Standstill
+from holdfast.testing.history import Recorder, read
 from proof.chaos.__main__ import main
-from proof.chaos.contender import Belief, Errand
-from proof.chaos.crew import Crew
-from proof.chaos.lane import Lane, Outcome
-from proof.chaos.places import LANES, Place, playable
+from proof.chaos.contender import Belief, Job
+from proof.chaos.contenders import Contenders
 from proof.chaos.report import Run, as_html, as_json, as_text, status
+from proof.chaos.scenario import Outcome, Scenario
+from proof.chaos.targets import TARGETS, Target, available_targets
 from tests.children import eventually
 from tests.cli.runs import command_lines, state
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parent.parent.parent
 FAULTS, WRITES, LIMIT = 8, 20, 400.0
-"""A lane is played until there were so many, or for so many seconds at most, however fast the machine is."""
+"""A scenario runs until it has had so many faults and writes, but at most LIMIT seconds."""
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,21 +39,21 @@ def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", TARGETS)
 def test_no_promise_is_broken_under_fire(lane: str, tmp_path: Path) -> None:
-    if lane not in playable():
+    if lane not in available_targets():
         pytest.skip("libfaketime is not installed: apt-get install faketime")
     kept, began = tmp_path / lane, time.monotonic()
-    playing = Lane(lane, kept, 11)
+    scenario = Scenario(lane, kept, 11)
 
     def enough() -> bool:
         if time.monotonic() - began > LIMIT:
             return True
-        if playing.faults.total() < FAULTS:
+        if scenario.faults.total() < FAULTS:
             return False
         return sum(file.read_text().count('"kind":"ok","op":"write"') for file in kept.glob("*.jsonl")) >= WRITES
 
-    outcome = playing.play(enough)
+    outcome = scenario.run(enough)
     run = Run(11, 0.5, "unknown", [outcome])
     if not outcome.ok:  # what happens once in a hundred runs is to be looked at: pytest keeps the last few folders
         copy = shutil.copytree(kept, Path(tempfile.mkdtemp(prefix="holdfast-chaos-failed-"), lane))
@@ -107,7 +105,7 @@ def test_a_kind_of_fault_that_a_lane_does_not_have_is_named(tmp_path: Path, monk
 def played(lane: str, folder: Path, over: Callable[[float], bool], **options: Any) -> Outcome:
     """Until it is over, by the seconds that have passed."""
     began = time.monotonic()
-    return Lane(lane, folder, 7, **options).play(lambda: over(time.monotonic() - began))
+    return Scenario(lane, folder, 7, **options).run(lambda: over(time.monotonic() - began))
 
 
 def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> None:
@@ -124,15 +122,15 @@ def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> 
     select count(*) from proof_takeover t
      where older <> (select count(*) from proof_write w where w.name = t.name and w.fence < t.fence)
     """
-    places: list[Place] = []
+    targets: list[Target] = []
 
-    def prepare(place: Place) -> None:
-        place.query(weaken)
-        places.append(place)
+    def prepare(target: Target) -> None:
+        target.query(weaken)
+        targets.append(target)
 
     def noticed(seconds: float) -> bool:
         time.sleep(0.5)  # a look is a new session
-        return seconds > LIMIT or places[0].query(overtaken) != [(0,)]
+        return seconds > LIMIT or targets[0].query(overtaken) != [(0,)]
 
     outcome = played("postgres", tmp_path / "kept", noticed, ttl=0.4, size=6, kinds=["pause"], prepare=prepare)
     assert not outcome.error
@@ -143,7 +141,7 @@ def test_it_would_be_noticed_if_protect_did_not_hold_the_row(tmp_path: Path) -> 
 
 def test_a_contender_that_falls_over_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a contender did not expect is a finding, not noise: a run of the dead must not be a success."""
-    monkeypatch.setattr("proof.chaos.crew.FAILPOINTS", ["after:no_such_statement=kill"])
+    monkeypatch.setattr("proof.chaos.contenders.FAILPOINTS", ["after:no_such_statement=kill"])
     kept = tmp_path / "kept"
 
     def replaced(seconds: float) -> bool:
@@ -162,17 +160,17 @@ def test_whoever_was_born_to_be_killed_may_be_so_when_it_is_told_to_go_and_nobod
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, fell: bool
 ) -> None:
     """The end of a beat is the last that a contender says."""
-    monkeypatch.setattr("proof.chaos.crew.FAILPOINTS", [f"before:beat_end={action}"])
-    with Crew([sqlite_url], Errand("", str(tmp_path), "", ["a"], 60.0, 1, sane_clocks=True), 1) as crew:
-        [pid] = crew.pids()
+    monkeypatch.setattr("proof.chaos.contenders.FAILPOINTS", [f"before:beat_end={action}"])
+    with Contenders([sqlite_url], Job("", str(tmp_path), "", ["a"], 60.0, 1, sane_clocks=True), 1) as contenders:
+        [pid] = contenders.pids()
         eventually(lambda: '"ok"' in "".join(each.read_text() for each in tmp_path.glob("*.jsonl")), "it held a lease")
-        crew.dismiss()
+        contenders.dismiss()
         if action == "stop":
             eventually(lambda: state(pid) == "T", "it has come to its end")
             os.kill(pid, signal.SIGKILL)
-        assert crew.wait() == []
-    assert crew.fell == ([f"{pid} ended with -9 when it was told to go"] if fell else [])
-    assert crew.failpoints.total() == 1
+        assert contenders.wait() == []
+    assert contenders.crashed == ([f"{pid} ended with -9 after dismiss()"] if fell else [])
+    assert contenders.failpoints.total() == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -220,21 +218,3 @@ def test_no_belief_is_recorded_past_the_end_of_its_trust_by_a_worker_that_is_hel
     spans = [(event.data["from"], event.data["until"], event.data["sure"]) for event in read(tmp_path)]
     assert spans[0] == (100.0, 101.0, True)
     assert max(until for _, until, _ in spans) <= 103.0
-
-
-def test_a_standstill_counts_where_it_lies_in_the_span_that_was_asked_for() -> None:
-    with Standstill() as standstill:
-        ahead = now() + 1000
-        for due, woke in ((0.0, 0.001), (1.0, 3.0), (8.0, 12.0)):
-            standstill.note(ahead + due, ahead + woke)
-        assert standstill.seconds(ahead, ahead + 20) == pytest.approx(6.0)
-        assert standstill.seconds(ahead + 2, ahead + 10) == pytest.approx(3.0)
-        assert standstill.seconds(ahead + 3, ahead + 8) == 0
-        assert standstill.figures()["longest"] >= 4.0
-
-
-def test_a_standstill_of_this_process_is_noticed() -> None:
-    with Standstill() as standstill:
-        began = now()
-        ctypes.PyDLL(None).usleep(300_000)  # keeps the interpreter's lock: no thread of this process runs
-        eventually(lambda: standstill.seconds(began, now()) > 0.2, "it is noticed")

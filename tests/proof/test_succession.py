@@ -9,30 +9,30 @@ import pytest
 from holdfast.testing.history import Recorder
 from proof.chaos.__main__ import main as chaos
 from proof.succession.__main__ import main
-from proof.succession.judge import Truth, judge
-from proof.succession.play import FAULTS, Play
+from proof.succession.run import FAULTS, SuccessionRun
+from proof.succession.verdicts import ExpectedState, judge
 
 
 @pytest.mark.timeout(600)
 def test_whoever_leads_is_taken_away_and_records_stay_true(tmp_path: Path) -> None:
-    with Play(tmp_path, 5, ttl=1.0, grace=4.0, records=12) as play:
+    with SuccessionRun(tmp_path, 5, ttl=1.0, grace=4.0, records=12) as run:
         for kind in FAULTS:
-            play.act(kind)
-        verdicts = play.verdicts()
+            run.replace_leader(kind)
+        verdicts = run.verdicts()
     assert [each for each in verdicts if not each.ok] == []
 
 
 def test_a_blink_that_lasted_longer_than_the_grace_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine stood still between the two halves of it: whoever leads removes the record, and is right."""
+    """The machine stood still in between: the leader removes the record, and is right."""
     for grace, lost in ((5.0, []), (4.0, ["sb-000"])):
         (folder := tmp_path / f"{grace:g}").mkdir()
-        play = Play(folder, 5, ttl=1.0, grace=grace, records=1)
-        play._say("sb-000")
+        run = SuccessionRun(folder, 5, ttl=1.0, grace=grace, records=1)
+        run._set_random_state("sb-000")
         with monkeypatch.context() as patch:
-            patch.setattr("proof.succession.play.time.time", iter([10.0, 14.0]).__next__)
-            play._blink("sb-000")
-        assert list(play._truth.lost) == lost
-        assert [each.id for each in play._yard.list()] == ([] if lost else ["sb-000"])
+            patch.setattr("proof.succession.run.time.time", iter([10.0, 14.0]).__next__)
+            run._remove_briefly("sb-000")
+        assert list(run._expected.lost) == lost
+        assert [each.id for each in run._driver.list()] == ([] if lost else ["sb-000"])
 
 
 def test_the_judge_finds_what_must_not_be(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_the_judge_finds_what_must_not_be(tmp_path: Path) -> None:
     class Removal:
         id, kind = "sb-1", "deleted"
 
-    truth = Truth({"sb-1": True}, {"sb-2": 1.0}, {"sb-2": 4.9}, 4.0)
-    verdicts = judge(tmp_path, truth, set(), [Removal()])
+    expected = ExpectedState({"sb-1": True}, {"sb-2": 1.0}, {"sb-2": 4.9}, 4.0)
+    verdicts = judge(tmp_path, expected, set(), [Removal()])
     assert [each.check for each in verdicts if each.ok] == []
 
 

@@ -446,7 +446,7 @@ def test_c5_every_key_has_one_effect_and_one_result() -> None:
     assert verdict("C5", *runs, database=effects("a")) == ("C5", True, 2, [])
     for wrong, why in (
         (effects("a", "a"), "had 2 effects"),
-        (effects(), "there is no effect"),
+        (effects(), "has no effect"),
         (effects("b"), "had the effect 'b', and the result 'a'"),
         (effects("a", name="other"), "no worker ran it"),
     ):

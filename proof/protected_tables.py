@@ -1,6 +1,6 @@
-"""What is written under the protection of a lease, so that the database can tell its own side: in chaos, in scenes.
+"""Tables that workers write under the protection of a lease, so that the checker can compare them with the history.
 
-Statements have ``?`` for their parameters; ``in_style`` gives them the driver's.
+Statements have ``?`` for parameters; ``with_placeholder`` adapts them to the database driver.
 """
 
 TABLES = (
@@ -15,13 +15,12 @@ TAKE_OVER = (
     " (select count(*) from proof_write where name = ? and fence < ?),"
     " (select max(fence) from proof_takeover where name = ?)) returning older"
 )
-"""The first thing under a grant: how many writes of older grants there are, and the newest one that was here before."""
+"""The first statement under a grant: counts the writes of older grants, and stores the newest takeover before it."""
 
 
-def take_over(name: str, fence: int) -> tuple[str | int, ...]:
-    """The parameters of TAKE_OVER."""
+def take_over_parameters(name: str, fence: int) -> tuple[str | int, ...]:
     return name, fence, name, fence, name
 
 
-def in_style(statement: str, placeholder: str) -> str:
+def with_placeholder(statement: str, placeholder: str) -> str:
     return statement.replace("?", placeholder)

@@ -1,36 +1,36 @@
-"""Ways to hand out a fence that was there before, or that is lower than the last one."""
+"""C1 and C2: implementations that hand out a fence twice, or a lower one than before."""
 
 from holdfast.testing.history import now
-from proof.bugs.implementation import Connection, Grant, Holdfast, answer
-from proof.bugs.stage import Stage
+from proof.bugs.implementation import Connection, Grant, Holdfast, fetch_bool
+from proof.bugs.testbed import Testbed
 
 
-class Own(Holdfast):
-    """A lease as it is often written: one row a name in a table of its own, and a function that takes it."""
+class OwnTable(Holdfast):
+    """A lease as it is often written: a table with one row a name, and a function that takes it."""
 
     schema = "create table own (name text primary key, holder text, token uuid, fence bigint);"
     take = ""
-    """`own_take(name, holder)` gives a row with fence and token, or none when somebody has it."""
+    """Creates `own_take(name, holder)`, which returns a row with fence and token, or none if it is held."""
 
     def prepare(self, connection: Connection) -> None:
         connection.execute((self.schema + self.take).encode())
 
     def acquire(self, connection: Connection, name: str, holder: str, ttl: float) -> Grant | None:
-        asked_at = now()
+        requested_at = now()
         row = connection.execute("select fence, token from own_take(%s, %s)", [name, holder]).fetchone()
-        return None if row is None else Grant(name, row[0], str(row[1]), asked_at + ttl)
+        return None if row is None else Grant(name, row[0], str(row[1]), requested_at + ttl)
 
     def release(self, connection: Connection, grant: Grant) -> bool:
         statement = "delete from own where name = %s and token = %s returning true"
-        return answer(connection, statement, grant.name, grant.token)
+        return fetch_bool(connection, statement, grant.name, grant.token)
 
     def protect(self, connection: Connection, grant: Grant) -> None:
         statement = "select from own where name = %s and token = %s for share"
         connection.execute(statement, [grant.name, grant.token])
 
 
-class PerRowToken(Own):
-    """The fence counts in the row itself, and goes with it when the lease is released."""
+class PerRowToken(OwnTable):
+    """The fence is counted in the row, which a release deletes."""
 
     take = """
     create function own_take(name text, holder text) returns setof own language sql as $$
@@ -41,8 +41,8 @@ class PerRowToken(Own):
     """
 
 
-class DrawnTooEarly(Own):
-    """The number is drawn first and the row taken after: somebody else may have come and gone in between."""
+class DrawnTooEarly(OwnTable):
+    """The fence is drawn before the row is locked: in between, others may acquire and release."""
 
     take = """
     create sequence own_fence;
@@ -54,8 +54,8 @@ class DrawnTooEarly(Own):
     """
 
 
-class CounterAlone(Own):
-    """Kept in the row for ever, the counter never falls; unless the last commits are lost with the primary."""
+class CounterAlone(OwnTable):
+    """The counter is a row that is never deleted. It falls when a failover loses the last commits."""
 
     take = """
     create table own_counter as select 0::bigint as fence;
@@ -66,20 +66,20 @@ class CounterAlone(Own):
     """
 
 
-def released_and_acquired_again(stage: Stage) -> None:
-    """A has it and gives it back, then B has it."""
-    for worker in (stage.worker("a"), stage.worker("b")):
+def released_and_acquired_again(testbed: Testbed) -> None:
+    """A acquires and releases, then B acquires."""
+    for worker in (testbed.worker("a"), testbed.worker("b")):
         grant = worker.acquire("job")
-        assert grant is not None, "nobody has it"
+        assert grant is not None, "it is free"
         worker.take_over(grant)
         worker.write(grant)
         worker.release(grant)
 
 
-def held_up_on_the_way(stage: Stage) -> None:
-    """A is held up while it takes the row. Meanwhile B comes and goes, if it is let, and takes another lease too."""
-    table = "own" if isinstance(stage.implementation, Own) else "holdfast.lease"
-    stage.director.execute(
+def held_up_on_the_way(testbed: Testbed) -> None:
+    """A is delayed while it inserts the row. Meanwhile B tries to acquire and release it, and another lease."""
+    table = "own" if isinstance(testbed.implementation, OwnTable) else "holdfast.lease"
+    testbed.admin.execute(
         f"""
         create function hold_up() returns trigger language plpgsql as
             $$ begin perform pg_advisory_xact_lock_shared(1); return new; end $$;
@@ -87,38 +87,38 @@ def held_up_on_the_way(stage: Stage) -> None:
         select pg_advisory_lock(1);
     """.encode()
     )
-    a, b = stage.worker("a"), stage.worker("b")
-    acquiring = stage.meanwhile(a.connection, lambda: a.acquire("job"))
+    a, b = testbed.worker("a"), testbed.worker("b")
+    acquiring = testbed.submit_and_wait_for_lock(a.connection, lambda: a.acquire("job"))
     for name in ("job", "other"):
         grant = b.acquire(name)
         if grant is not None:
             b.take_over(grant)
             b.release(grant)
-    stage.director.execute("select pg_advisory_unlock(1)")
+    testbed.admin.execute("select pg_advisory_unlock(1)")
     late = acquiring.result()
-    assert late is not None, "B has given it back, or never had it"
+    assert late is not None, "B has released it, or never had it"
     a.take_over(late)
     a.write(late)
     a.release(late)
     grant = b.acquire("job")
-    assert grant is not None, "A has given it back"
+    assert grant is not None, "A has released it"
     b.take_over(grant)
     b.write(grant)
 
 
-def lost_with_the_primary(stage: Stage) -> None:
-    """A's grant is committed on the primary alone, and lost with it; then B is granted the same lease."""
-    a = stage.worker("a")
+def lost_with_the_primary(testbed: Testbed) -> None:
+    """A's grant is committed only on the primary, and lost with it; then B acquires the same lease."""
+    a = testbed.worker("a")
     first = a.acquire("job")
-    assert first is not None, "nobody has it"
+    assert first is not None, "it is free"
     a.take_over(first)
     a.release(first)
-    stage.pair.standby.stop()
+    testbed.pair.standby.stop()
     a.connection.execute("set synchronous_commit = local")
-    assert a.acquire("job") is not None, "nobody has it"
-    stage.fail_over()
-    b = stage.worker("b")
+    assert a.acquire("job") is not None, "it is free"
+    testbed.fail_over()
+    b = testbed.worker("b")
     grant = b.acquire("job")
-    assert grant is not None, "the new primary knows nothing of A's last grant"
+    assert grant is not None, "the new primary lacks A's last grant"
     b.take_over(grant)
     b.write(grant)

@@ -1,4 +1,4 @@
-"""Numbers that the commands of this package are given: what makes no sense is refused before anything is started."""
+"""Types of numeric command line arguments. A number out of range is refused before anything is started."""
 
 import argparse
 import math

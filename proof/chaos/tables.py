@@ -1,4 +1,4 @@
-"""The tables that a contender writes under protection, on a connection that is made anew when it breaks."""
+"""Protected writes of a contender, on a connection that is replaced when it breaks."""
 
 import random
 import sqlite3
@@ -9,13 +9,15 @@ from typing import Any
 
 import holdfast
 from holdfast.testing.history import Pending
-from proof import ledger
+from proof import protected_tables
 
 _ROLLED_BACK = ("40", "HF", "23", "55")
-"""Classes of errors with which the server answers a COMMIT that it did not do."""
+"""Classes of SQLSTATE that prove that a COMMIT was rolled back."""
 
 
-class Data:
+class Tables:
+    """Each write completes its recorded call with the outcome that is certain, or as unknown."""
+
     def __init__(self, url: str, choice: random.Random, *, sane_clocks: bool) -> None:
         self._url, self._random, self._sane_clocks = url, choice, sane_clocks
         self._connection: Any = None
@@ -23,16 +25,18 @@ class Data:
 
     def take_over(self, grant: Any, call: Pending) -> bool:
         def work() -> dict[str, Any]:
-            [(older,)] = self._execute(ledger.TAKE_OVER, *ledger.take_over(grant.name, grant.fence)).fetchall()
+            [(older,)] = self._execute(
+                protected_tables.TAKE_OVER, *protected_tables.take_over_parameters(grant.name, grant.fence)
+            ).fetchall()
             return {"older": older}
 
         return self._change(grant, call, work)
 
     def write(self, grant: Any, key: str, call: Pending, lasting: float) -> bool:
         def work() -> dict[str, Any]:
-            self._execute(ledger.WRITE, grant.name, grant.fence, key)
+            self._execute(protected_tables.WRITE, grant.name, grant.fence, key)
             if self._sane_clocks and not self.one_writer and self._random.random() < 0.7:
-                self._execute("select pg_sleep(?)", lasting)  # busy: an idle transaction would be ended with the TTL
+                self._execute("select pg_sleep(?)", lasting)  # not idle: the server ends idle transactions with the TTL
             else:
                 time.sleep(lasting)
             return {}
@@ -46,11 +50,11 @@ class Data:
             self._connection = None
 
     def _change(self, grant: Any, call: Pending, work: Callable[[], dict[str, Any]]) -> bool:
-        """Do ``work`` in a protected transaction, and tell ``call`` what is known of its outcome."""
+        """Run ``work`` in a protected transaction, and complete ``call``. Returns whether it was committed."""
         reached_commit = False
         try:
-            with grant.transaction(self._connected(), at=self._random.choice(["start", "commit"])):
-                done = work()
+            with grant.transaction(self._connect(), at=self._random.choice(["start", "commit"])):
+                data = work()
                 reached_commit = True
         except (holdfast.FencedOut, holdfast.LeaseLost) as error:
             call.fail(error=type(error).__name__)
@@ -59,14 +63,16 @@ class Data:
             (call.fail if certain else call.unknown)(error=f"{type(error).__name__}: {error}"[:200])
             self.close()
         else:
-            call.ok(**done)
+            call.ok(**data)
             return True
         return False
 
     def _execute(self, statement: str, *values: Any) -> Any:
-        return self._connection.execute(statement if self.one_writer else ledger.in_style(statement, "%s"), values)
+        return self._connection.execute(
+            statement if self.one_writer else protected_tables.with_placeholder(statement, "%s"), values
+        )
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         if self.one_writer:
             if self._connection is None:
                 path = self._url.removeprefix("sqlite:///")
@@ -87,6 +93,6 @@ class Data:
 
 
 def _was_rolled_back(error: Exception) -> bool:
-    """The server said so; a session that ended meanwhile says nothing of it."""
+    """Whether the error proves a rollback. The loss of the session proves nothing."""
     state = getattr(error, "sqlstate", None)
     return state is not None and state[:2] in _ROLLED_BACK and state != "40003"

@@ -1,5 +1,4 @@
-"""Ways to have one slot twice, to wipe under a guard that is another's, and to go on after a pause. All are C7:
-somebody believes in what another has."""
+"""C7: implementations of slots and guards with which two workers trust the same lease."""
 
 import signal
 import subprocess
@@ -11,24 +10,24 @@ import holdfast
 from holdfast.testing import child_watchdog
 from holdfast.testing.history import Recorder, now
 from holdfast.testing.server import until
-from proof.bugs.implementation import Connection, Grant, Holdfast, answer
-from proof.bugs.stage import Stage
+from proof.bugs.implementation import Connection, Grant, Holdfast, fetch_bool
+from proof.bugs.testbed import Testbed
 
 Between = Callable[[], object]
 SLOT = "@slot:proof:1"
 _INSTANCES = 3
-"""One that should not go on after its pause may be ended before it has done anything; not all of them."""
+"""Processes with the bug: one may be ended before it has done anything after its pause, but not all."""
 _ATTEMPTS = 20
-_PROGRAM = "proof.bugs.guarded"
+_PROGRAM = "proof.bugs.guarded_process"
 
 
 class Recipes(Holdfast):
-    """The real implementation: each is one statement, and nothing comes in between."""
+    """The real implementation: each step is one statement, and ``between`` runs before it."""
 
     ends_by = "kernel"
 
     def claim(self, connection: Connection, owner: str, between: Between) -> bool:
-        """The one slot there is, or not."""
+        """Claim the only slot. Returns whether it was granted."""
         between()
         statement = (
             "select fence from holdfast.slot_claim('@slot:proof', 1, %s, 30, gen_random_uuid(), null, true, '{}')"
@@ -42,13 +41,13 @@ class Recipes(Holdfast):
 
 
 class ReadThenWrite(Recipes):
-    """Looks which slot is free, and then takes it, without a lock over both."""
+    """Reads which slot is free, and then writes its claim, without a lock over both."""
 
     def prepare(self, connection: Connection) -> None:
         connection.execute("create table own_slot (slot int, owner text)")
 
     def claim(self, connection: Connection, owner: str, between: Between) -> bool:
-        free = answer(connection, "select count(*) < 1 from own_slot")
+        free = fetch_bool(connection, "select count(*) < 1 from own_slot")
         between()
         if free:
             connection.execute("insert into own_slot values (1, %s)", [owner])
@@ -56,7 +55,7 @@ class ReadThenWrite(Recipes):
 
 
 class ProvenBefore(Recipes):
-    """Asks whether the guard is held, and wipes when it was: not in one transaction."""
+    """Checks the guard, and wipes in another transaction."""
 
     def wipe(self, connection: Connection, guard: Grant, between: Between) -> None:
         held = connection.execute("select * from holdfast.lease_status(%s, %s)", [guard.name, guard.token]).fetchall()
@@ -69,82 +68,90 @@ class ProvenBefore(Recipes):
 
 
 class EndedByAThread(Recipes):
-    """A thread of the process ends it when its lease is lost, and not the kernel: after a pause all threads go on."""
+    """A thread ends the process when its lease is lost, not a kernel timer: after a pause other threads run, too."""
 
     ends_by = "thread"
 
 
-def claimed_in_between(stage: Stage) -> None:
-    """B claims while A is about to."""
-    pool = stage.implementation
+def claimed_in_between(testbed: Testbed) -> None:
+    """B claims between two steps of A."""
+    pool = testbed.implementation
     assert isinstance(pool, Recipes)
-    a, b = stage.worker("a"), stage.worker("b")
+    a, b = testbed.worker("a"), testbed.worker("b")
     began = now()
     claims = {b: False}
 
-    def meanwhile() -> None:
+    def claim_b() -> None:
         claims[b] = pool.claim(b.connection, "b", lambda: None)
 
-    claims[a] = pool.claim(a.connection, "a", meanwhile)
-    until(lambda: now() > began + 0.01, what="they have gone on for a moment")
+    claims[a] = pool.claim(a.connection, "a", claim_b)
+    until(lambda: now() > began + 0.01, what="both have worked for a moment")
     for worker, granted in claims.items():
         if granted:
             worker.record.info("believe", SLOT, None, **{"from": began, "until": now()})
 
 
-def wiped_too_late(stage: Stage) -> None:
-    """A has the guard, and wipes; but it has passed on to B by then, who works under a lease, which C asks for, too."""
-    wiper = stage.implementation
+def wiped_too_late(testbed: Testbed) -> None:
+    """A wipes after its guard has passed on to B. B holds a lease, which C acquires, too."""
+    wiper = testbed.implementation
     assert isinstance(wiper, Recipes)
-    a, b, c = (stage.worker(name) for name in "abc")
+    a, b, c = (testbed.worker(name) for name in "abc")
     guard = a.acquire("guard")
-    assert guard is not None, "nobody has it"
-    works: list[tuple[Grant, float]] = []
+    assert guard is not None, "it is free"
+    grants: list[tuple[Grant, float]] = []
 
-    def passed_on() -> None:
-        stage.expire("guard")
-        assert b.acquire("guard") is not None, "its holder's time is over"
+    def pass_on() -> None:
+        testbed.expire("guard")
+        assert b.acquire("guard") is not None, "it has expired"
         work = b.acquire("work")
-        assert work is not None, "nobody has it"
-        works.append((work, now()))
+        assert work is not None, "it is free"
+        grants.append((work, now()))
 
-    wiper.wipe(a.connection, guard, passed_on)
-    [(work, since)] = works
+    wiper.wipe(a.connection, guard, pass_on)
+    [(work, since)] = grants
     taken, began = c.acquire("work"), now()
-    until(lambda: now() > began + 0.01, what="they have gone on for a moment")
+    until(lambda: now() > began + 0.01, what="both have worked for a moment")
     b.believe(work, since)
     if taken is not None:
         c.believe(taken, began)
 
 
-def resumed_after_its_time(stage: Stage) -> None:
-    """Processes stand still until their leases are another's, and are then told to go on."""
-    recipe = stage.implementation
+def resumed_after_its_time(testbed: Testbed) -> None:
+    """Processes are paused until another worker holds their leases, and then resumed."""
+    recipe = testbed.implementation
     assert isinstance(recipe, Recipes)
     with ExitStack() as stack:
-        client = stack.enter_context(holdfast.Client(stage.url))
+        client = stack.enter_context(holdfast.Client(testbed.url))
 
         def start(number: int) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", _PROGRAM, stage.url, str(stage.folder), f"guard {number}", recipe.ends_by]
+            command = [
+                sys.executable,
+                "-m",
+                _PROGRAM,
+                testbed.url,
+                str(testbed.folder),
+                f"guard {number}",
+                recipe.ends_by,
+            ]
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
             stack.callback(process.kill)
             return process
 
         paused = [start(number) for number in range(_INSTANCES)]
         for number in range(_INSTANCES):
-            for _ in range(_ATTEMPTS):  # a busy machine may hold it up for longer than its TTL
+            for _ in range(_ATTEMPTS):  # a busy machine may delay it for longer than its TTL
                 if _works(paused[number]):
                     break
                 paused[number] = start(number)
             else:
                 raise RuntimeError(f"guard {number} was lost before its process worked, {_ATTEMPTS} times")
             child_watchdog.send_signal([paused[number].pid], signal.SIGSTOP)
-        successor = stack.enter_context(Recorder(stage.folder, "successor"))
+        successor = stack.enter_context(Recorder(testbed.folder, "successor"))
         grants = [client.lease(f"guard {number}", timeout=60).acquire() for number in range(_INSTANCES)]
         since = now()
-        child_watchdog.send_signal([each.pid for each in paused], signal.SIGCONT)
-        for each in paused:
-            each.wait(60)
+        child_watchdog.send_signal([process.pid for process in paused], signal.SIGCONT)
+        for process in paused:
+            process.wait(60)
         for grant in grants:
             successor.info("believe", grant.name, grant.fence, **{"from": since, "until": now()})
 

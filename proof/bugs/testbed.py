@@ -1,7 +1,7 @@
-"""Where a scene is played: one database, workers with sessions of their own, and a history of what they did.
+"""The testbed of a scenario: one database, workers with their own sessions, and the history of what they did.
 
-A scene is a fixed script of steps. What it is played with, `Holdfast` or a wrong implementation that changes a few
-lines of it, only decides the answers; whatever the answers are, the steps go on.
+A scenario is a fixed sequence of steps. The implementation, `Holdfast` or a wrong one, decides only the answers; the
+steps do not depend on them.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from holdfast.testing.faults.servers import Pair
 from holdfast.testing.history import DatabaseRows, write_database
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.server import until
-from proof import ledger
-from proof.bugs.implementation import Connection, Holdfast, answer
+from proof import protected_tables
+from proof.bugs.implementation import Connection, Holdfast, fetch_bool
 from proof.bugs.worker import Worker
 
 
-class Stage:
-    """One scene, played once."""
+class Testbed:
+    """The testbed of one run of a scenario."""
 
     def __init__(self, folder: Path, server: Postgres | Pair, implementation: Holdfast) -> None:
         self.folder, self.server, self.implementation = folder, server, implementation
@@ -35,10 +35,10 @@ class Stage:
         self._url = self._primary.database()
         with holdfast.Client(self._url) as client:
             client.migrate()
-        self.director = self.connect()
-        for table in ledger.TABLES:
-            self.director.execute(table.encode())
-        implementation.prepare(self.director)
+        self.admin = self.connect()
+        for table in protected_tables.TABLES:
+            self.admin.execute(table.encode())
+        implementation.prepare(self.admin)
         implementation.open(self.url)
 
     @property
@@ -48,12 +48,12 @@ class Stage:
     @property
     def pair(self) -> Pair:
         if not isinstance(self.server, Pair):
-            raise TypeError("this scene needs a pair of servers")
+            raise TypeError("this scenario needs a pair of servers")
         return self.server
 
     @property
     def url(self) -> str:
-        """The database, wherever its primary is; both servers are named where there are two."""
+        """The URL of the database, with both servers if there are two."""
         return self.server.urls(self._url) if isinstance(self.server, Pair) else self._url
 
     def connect(self) -> Connection:
@@ -65,37 +65,37 @@ class Stage:
         return worker
 
     def expire(self, name: str) -> None:
-        """Its time is over, as far as the database knows."""
+        """Let the lease expire in the database."""
         statement = (
             "update holdfast.beat set expires_at = clock_timestamp()"
             " where id = (select beat from holdfast.lease where name = %s)"
         )
-        self.director.execute(statement, [name])
+        self.admin.execute(statement, [name])
 
-    def ask(self, question: Callable[[], Any]) -> "Future[Any]":
-        """Ask in a thread of its own."""
-        return self._threads.submit(question)
+    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
+        """Call ``function`` in another thread."""
+        return self._threads.submit(function)
 
-    def meanwhile(self, connection: Connection, question: Callable[[], Any]) -> "Future[Any]":
-        """Begin to ask on this connection; go on once there is an answer, or the question waits for a lock."""
-        pid, asked = connection.info.backend_pid, self.ask(question)
+    def submit_and_wait_for_lock(self, connection: Connection, function: Callable[[], Any]) -> "Future[Any]":
+        """Call ``function``, which uses ``connection``, in a thread. Returns when it has ended or waits for a lock."""
+        pid, future = connection.info.backend_pid, self.submit(function)
         waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
-        until(lambda: asked.done() or answer(self.director, waiting, pid), what="it is answered, or waits")
-        return asked
+        until(lambda: future.done() or fetch_bool(self.admin, waiting, pid), what="it has ended or waits")
+        return future
 
     def fail_over(self) -> None:
-        """The primary dies, and the standby, which was down and knows only what it had seen before, takes its place."""
-        self.director.close()
+        """Kill the primary, and promote the standby, which was down and lacks the last commits."""
+        self.admin.close()
         self.pair.primary.kill()
         self.pair.standby.start()
         self.pair.fail_over()
         self._url = self._url.replace(f":{self.pair.standby.port}/", f":{self.pair.primary.port}/")
-        self.director = self.connect()
+        self.admin = self.connect()
 
     def close(self) -> None:
-        """Everybody leaves, and the database tells its side."""
-        self._leave()
-        cursor = self.director.cursor(row_factory=dict_row)
+        """Close all workers, and store the rows of the database beside the history."""
+        self._close_workers()
+        cursor = self.admin.cursor(row_factory=dict_row)
 
         def rows(statement: str) -> list[dict[str, Any]]:
             return cursor.execute(statement.encode()).fetchall()
@@ -110,7 +110,7 @@ class Stage:
             effects=rows("select name, value from proof_effect order by 1, 2"),
         )
         write_database(self.folder, database)
-        self.director.close()
+        self.admin.close()
 
     def __enter__(self) -> Self:
         return self
@@ -121,15 +121,15 @@ class Stage:
         if error is None:
             self.close()
             return
-        with suppress(psycopg.Error):  # so that nobody is left waiting; what went wrong in the scene is told as it is
-            self.director.execute(
+        with suppress(psycopg.Error):  # no thread may stay blocked; the error of the scenario is raised
+            self.admin.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
                 " where datname = current_database() and pid <> pg_backend_pid()"
             )
-        self._leave()
-        self.director.close()
+        self._close_workers()
+        self.admin.close()
 
-    def _leave(self) -> None:
+    def _close_workers(self) -> None:
         self._threads.shutdown()
         for worker in self._workers:
             worker.close()

@@ -1,12 +1,12 @@
-"""The report as one HTML file: verdicts, figures, and the timeline of faults and grants as SVG. No script, and nothing
-from elsewhere, so that it can be mailed and read in ten years."""
+"""The report as one HTML file: verdicts, figures, and the timeline of faults and grants as SVG. It has no scripts and
+no external resources, so that it can be mailed and archived."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
 from holdfast.testing.history import Event, read
-from proof.chaos.lane import Outcome
+from proof.chaos.scenario import Outcome
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2a7d46; --bad: #c0392b; }
@@ -25,10 +25,10 @@ _MEANING = {
     "C3": "no write with an older fence after a takeover",
     "C4": "what was acknowledged is in the database, what failed is not",
     "C6": "acquire, renew and release are linearizable",
-    "C7": "no two believe in one lease at once, where clocks are sane",
-    "C8": "after the faults everything can be had again in time",
+    "C7": "no two trust one lease at once, if no clock was changed",
+    "C8": "after the faults everything can be acquired again in time",
     "C9": "nothing is left over",
-    "C10": "gauges are what was held",
+    "C10": "gauges show what was held",
 }
 _LABELS, _ROW, _BAR = 130, 18, 12
 """Pixels: the width of the labels, the height of a row, and of a bar in it."""
@@ -123,7 +123,7 @@ def _fault(kind: str, start: float, end: float) -> Bar:
 
 
 def _grants(events: Iterable[Event], ended: float) -> list[Bar]:
-    """From the acquire to the release, or to whoever has it next."""
+    """From the acquire to the release, or to the next acquire."""
     held: dict[str, Event] = {}
     bars = []
     for event in events:

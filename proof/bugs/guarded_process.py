@@ -1,5 +1,4 @@
-"""A process under a guard, which writes down that it believes in it when it goes on after a pause: run as a process of
-its own by its scene."""
+"""A program that works under a guard, and records when it still works after a pause. A scenario of C7 starts it."""
 
 import sys
 import threading
@@ -11,9 +10,9 @@ from holdfast.testing.history import Recorder, now
 TTL = 3.0
 _THREADS = 3
 _SETTLE = 0.6
-"""Seconds after which the first heartbeat is over, and the next is not due: whoever is stopped now is at work."""
+"""Seconds after which the first heartbeat has ended and the next is not due: a process stopped then is working."""
 _PAUSE = 0.2
-"""Seconds. Who is held up for longer by a busy machine writes it down in vain, and harms nobody."""
+"""Seconds. A busy machine may pause a thread for longer, too: then it records a belief that is true."""
 
 
 def main(url: str, folder: str, key: str, ends_by: str) -> None:
@@ -23,14 +22,14 @@ def main(url: str, folder: str, key: str, ends_by: str) -> None:
         if ends_by == "kernel"
         else client.lease(key, ttl=TTL, on_lost="exit")
     )
-    writing = threading.Lock()
+    record_lock = threading.Lock()
 
     def work() -> None:
         since = now()
         while True:
             before, since = since, now()
             if since - before > _PAUSE:
-                with writing:
+                with record_lock:
                     record.info("believe", key, grant.fence, **{"from": since, "until": now()})
 
     with Recorder(folder, f"under {key}") as record, guard as grant:

@@ -1,7 +1,7 @@
-"""Where a lane is played: a database, how contenders reach it, what can go wrong there, and how to look at it directly.
+"""Targets of scenarios: a database, the URLs of its contenders, its faults, and direct access for queries.
 
-A place is a context manager. Its clocks are sane or they are not: two who believe in one lease at once are a violation
-only where they are.
+Each is a context manager. If a target changes clocks (``sane_clocks=False``), two workers that trust the same lease at
+once are no violation.
 """
 
 import sqlite3
@@ -33,13 +33,13 @@ from holdfast.testing.pooler import Pooler
 from holdfast.testing.pooler import find as find_pooler
 from holdfast.testing.postgres import Postgres
 from holdfast.testing.proxy import Proxy
-from proof import ledger
+from proof import protected_tables
 
 Rows = list[tuple[Any, ...]]
 STEP = 3.0
-"""Seconds by which a clock that is tampered with jumps."""
+"""Seconds by which a clock is stepped."""
 _ALL_GRANTS = "create table proof_grant (name text not null, fence bigint not null, outcome text not null)"
-"""History keeps the last few; this keeps all that ended."""
+"""All grants that ended; holdfast's own history keeps only the last few."""
 _KEEP_POSTGRES = """
 create function proof_keep() returns trigger language plpgsql security definer as $$ begin
     insert into public.proof_grant values (new.name, new.fence, new.outcome); return null; end $$;
@@ -51,66 +51,66 @@ create trigger proof_keep after insert on holdfast_history begin
 """
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     urls: Sequence[str]
-    """What contenders are given, in turn."""
+    """For contenders, in turn."""
     faults: Sequence[Fault]
     direct: Callable[[], str]
-    """The database itself, without anything in between."""
+    """The URL of the database without proxy or pooler."""
     query: Callable[[str], Rows]
     sane_clocks: bool = True
     retire: Callable[[], object] = lambda: None
-    """End what keeps connections open for others."""
+    """Close poolers, which keep connections open."""
 
 
 @contextmanager
-def postgres() -> Iterator[Place]:
-    """A primary and its synchronous standby, each behind a proxy of its own; whichever is primary is found."""
+def postgres() -> Iterator[Target]:
+    """A primary and its synchronous standby, each behind its own proxy. Clients find the primary."""
     with ExitStack() as stack:
         pair = stack.enter_context(Pair.create())
-        name = _prepared(pair.primary.database("chaos")).rpartition("/")[2]
-        ways = [stack.enter_context(Proxy(server.url)) for server in (pair.primary, pair.standby)]
-        hosts = ",".join(way.url.partition("@")[2].partition("/")[0] for way in ways)
+        name = _prepare(pair.primary.database("chaos")).rpartition("/")[2]
+        proxies = [stack.enter_context(Proxy(server.url)) for server in (pair.primary, pair.standby)]
+        hosts = ",".join(proxy.url.partition("@")[2].partition("/")[0] for proxy in proxies)
 
         def direct() -> str:
             return f"{pair.primary.url.rpartition('/')[0]}/{name}"
 
         faults = [
-            *(fault for way in ways for fault in network(way)),
+            *(fault for proxy in proxies for fault in network(proxy)),
             *(
                 make(pair)
                 for make in (restart, crash, freeze, read_only, failover, failover, old_primary, standby_away)
             ),
-            *(terminate(direct, application_name=each, on=pair) for each in ("holdfast", "contender")),
+            *(terminate(direct, application_name=name, on=pair) for name in ("holdfast", "contender")),
         ]
-        yield Place([f"postgresql://postgres@{hosts}/{name}"], faults, direct, lambda text: _rows(direct(), text))
+        yield Target([f"postgresql://postgres@{hosts}/{name}"], faults, direct, lambda text: _rows(direct(), text))
 
 
 @contextmanager
-def clocks() -> Iterator[Place]:
-    """One server whose clock jumps and drifts. Every other contender comes through a pooler, where there is one."""
+def clocks() -> Iterator[Target]:
+    """One server whose clock steps and drifts. Every other contender uses a pooler, if it is installed."""
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
         server = stack.enter_context(Postgres.create(environment=clock.environment))
-        url = _prepared(server.database("chaos"))
-        way = stack.enter_context(Proxy(url))
-        urls, poolers = [way.url], ExitStack()
+        url = _prepare(server.database("chaos"))
+        proxy = stack.enter_context(Proxy(url))
+        urls, poolers = [proxy.url], ExitStack()
         stack.enter_context(poolers)
         if find_pooler() is not None:
             urls.append(poolers.enter_context(Pooler(url, size=6)).url)
         faults = [
-            *network(way),
+            *network(proxy),
             *(clock_step(clock, seconds) for seconds in (STEP, -STEP, 0.5, -0.5)),
             *(clock_drift(clock, rate) for rate in (0.2, -0.2)),
             *(make(server) for make in (restart, crash, read_only)),
             terminate(url, on=server),
         ]
-        yield Place(urls, faults, lambda: url, lambda text: _rows(url, text), sane_clocks=False, retire=poolers.close)
+        yield Target(urls, faults, lambda: url, lambda text: _rows(url, text), sane_clocks=False, retire=poolers.close)
 
 
 @contextmanager
-def sqlite() -> Iterator[Place]:
-    """One file; what can go wrong there is somebody who keeps its one writer's place."""
+def sqlite() -> Iterator[Target]:
+    """One file. Its fault is a connection that holds the write lock."""
     with TemporaryDirectory(prefix="holdfast-chaos-") as folder:
         file = f"{folder}/chaos.db"
         url = f"sqlite:///{file}"
@@ -121,23 +121,23 @@ def sqlite() -> Iterator[Place]:
             with closing(sqlite3.connect(file, timeout=60)) as connection, connection:
                 return connection.execute(text).fetchall()
 
-        for text in (*ledger.TABLES, _ALL_GRANTS, _KEEP_SQLITE):
+        for text in (*protected_tables.TABLES, _ALL_GRANTS, _KEEP_SQLITE):
             query(text)
-        yield Place([url], [_writer(file)], lambda: url, query)
+        yield Target([url], [_blocking_writer(file)], lambda: url, query)
 
 
-LANES = {"postgres": postgres, "sqlite": sqlite, "clocks": clocks}
+TARGETS = {"postgres": postgres, "sqlite": sqlite, "clocks": clocks}
 
 
-def playable() -> list[str]:
-    """The lanes that this machine has everything for."""
-    return [lane for lane in LANES if lane != "clocks" or faketime() is not None]
+def available_targets() -> list[str]:
+    """The names of the targets that can run on this machine."""
+    return [name for name in TARGETS if name != "clocks" or faketime() is not None]
 
 
-def _prepared(url: str) -> str:
+def _prepare(url: str) -> str:
     with holdfast.Client(url) as client:
         client.migrate()
-    for text in (*ledger.TABLES, _ALL_GRANTS, _KEEP_POSTGRES):
+    for text in (*protected_tables.TABLES, _ALL_GRANTS, _KEEP_POSTGRES):
         _rows(url, text)
     return url
 
@@ -150,41 +150,41 @@ def _rows(url: str, text: str) -> Rows:
         return cursor.fetchall() if cursor.description else []
 
 
-def force(place: Place, name: str) -> Fault:
-    """An operator takes a lease away, if it is there to be taken."""
+def force(target: Target, name: str) -> Fault:
+    """An operator releases a lease by force, if it is held."""
 
     def begin() -> None:
-        with suppress(holdfast.HoldfastError), holdfast.Client(place.direct()) as operator:
+        with suppress(holdfast.HoldfastError), holdfast.Client(target.direct()) as operator:
             operator.leases.force_release(name, actor="nemesis", reason="chaos")
 
     return Fault("force", name, begin)
 
 
-def _writer(file: str) -> Fault:
-    """Somebody begins to write and does not come to an end: nobody else can."""
-    done = threading.Event()
-    busy: list[threading.Thread] = []
+def _blocking_writer(file: str) -> Fault:
+    """A transaction that holds the write lock until it is healed."""
+    healed = threading.Event()
+    writers: list[threading.Thread] = []
 
     def write(begun: threading.Event) -> None:
         with closing(sqlite3.connect(file, timeout=0.5, isolation_level=None)) as connection:
             try:
                 connection.execute("begin immediate")
             except sqlite3.OperationalError:
-                return  # somebody was stopped in the middle of a write, which is as bad
+                return  # a paused contender holds the write lock, which has the same effect
             finally:
                 begun.set()
-            done.wait()
+            healed.wait()
             connection.execute("rollback")
 
     def begin() -> None:
-        done.clear()
+        healed.clear()
         begun = threading.Event()
-        busy.append(threading.Thread(target=write, args=(begun,), daemon=True))
-        busy[-1].start()
+        writers.append(threading.Thread(target=write, args=(begun,), daemon=True))
+        writers[-1].start()
         begun.wait()
 
     def heal() -> None:
-        done.set()
-        busy.pop().join()
+        healed.set()
+        writers.pop().join()
 
     return Fault("writer", file, begin, heal)

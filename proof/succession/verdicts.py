@@ -1,4 +1,4 @@
-"""What has to be so when all is over, as verdicts that say how much they looked at."""
+"""The checks of a succession run, as verdicts with the number of things they counted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,17 @@ from holdfast.testing.checker.models import LeaseModel, RegisterModel
 from holdfast.testing.history import operations, read
 
 
-class Truth(NamedTuple):
-    """What the driver said last, what it lost on purpose and when, and when each record was seen to be removed."""
+class ExpectedState(NamedTuple):
+    """The last state that the driver reported, when it removed backends, and when records were seen to be removed."""
 
     ready: dict[str, bool | None]
     lost: dict[str, float]
     removed: dict[str, float]
     grace: float
 
-    def hasty(self) -> list[str]:
-        """An orphan has its grace: whoever sees it go sees it afterwards, so nobody is blamed for what is not so."""
+    def pruned_too_early(self) -> list[str]:
+        """Records that were removed before their grace had ended. Their removal is seen late, never early, so that no
+        correct run is blamed."""
         return [
             f"{id} was removed {self.removed[id] - lost:.3f} s after its backend, and its grace is {self.grace:g} s"
             for id, lost in self.lost.items()
@@ -28,13 +29,13 @@ class Truth(NamedTuple):
         ]
 
 
-def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -> list[CheckVerdict]:
-    """``there``: the records at the end; ``changes``: all that was ever written, as the database tells it."""
+def judge(folder: Path, expected: ExpectedState, remaining: set[str], changes: Sequence[Any]) -> list[CheckVerdict]:
+    """``remaining``: ids of the records at the end; ``changes``: all changes of records, from the database."""
     events = read(folder)
-    done = operations(events)
-    terms = [each for each in done if each.op == "acquire"]
-    # A note that was refused says nothing of the note: the reconciler may have written the rest of the record.
-    notes = [each for each in done if each.op == "read" or (each.op == "cas" and each.outcome != "fail")]
+    recorded = operations(events)
+    terms = [each for each in recorded if each.op == "acquire"]
+    # A refused compare-and-swap proves nothing about the note: the reconciler may have written the rest of the record.
+    notes = [each for each in recorded if each.op == "read" or (each.op == "cas" and each.outcome != "fail")]
     beliefs = [event for event in events if event.op == "believe"]
     removed = [each.id for each in changes if each.kind == "deleted"]
     return [
@@ -45,16 +46,18 @@ def judge(folder: Path, truth: Truth, there: set[str], changes: Sequence[Any]) -
         CheckVerdict.of(
             "notes are linearizable", len(notes), [str(each) for each in linear.check(notes, RegisterModel())]
         ),
-        CheckVerdict.of("no record is lost", len(truth.ready), [f"{id} is lost" for id in truth.ready.keys() - there]),
+        CheckVerdict.of(
+            "no record is lost", len(expected.ready), [f"{id} is lost" for id in expected.ready.keys() - remaining]
+        ),
         CheckVerdict.of(
             "none is pruned wrongly",
             len(changes),
-            [f"{id} was removed, and its backend was there" for id in removed if id not in truth.lost],
+            [f"{id} was removed, and its backend was there" for id in removed if id not in expected.lost],
         ),
-        CheckVerdict.of("none is pruned before its grace is over", len(truth.removed), truth.hasty()),
+        CheckVerdict.of("none is pruned before its grace is over", len(expected.removed), expected.pruned_too_early()),
         CheckVerdict.of(
             "what is gone is removed once",
             len(changes),
-            [f"{id} was removed {removed.count(id)} times" for id in truth.lost if removed.count(id) != 1],
+            [f"{id} was removed {removed.count(id)} times" for id in expected.lost if removed.count(id) != 1],
         ),
     ]

@@ -1,6 +1,6 @@
-"""A process that divides, and whose halves go on with what they had: run as a process of its own by its scene.
+"""A program that forks while it has a connection or a client. The scenario of C6 starts it.
 
-Both halves ask for a lease: the parent for one that is free, the child for one that somebody else holds.
+Both processes acquire a lease: the parent one that is free, the child one that another worker holds.
 """
 
 import os
@@ -14,44 +14,44 @@ import psycopg
 import holdfast
 from holdfast.testing.history import Recorder
 
-_PATIENCE = 50
-"""Seconds after which each half ends, should it wait for an answer that the other has taken."""
+_LIMIT = 50
+"""Seconds after which each process ends, if it waits for a result that the other has read."""
 _FREE = "select fence from holdfast.lease_acquire('free', 'parent', 30)"
 _HELD = (
     "with gate as materialized (select pg_advisory_xact_lock_shared(1))"
     " select fence from gate, holdfast.lease_acquire('held', 'child', 30)"
 )
-"""Is answered when the scene opens the gate: not before the child has read an answer."""
+"""Returns when the scenario unlocks the gate, after the child has read a result."""
 
 
 class SharedConnection:
-    """One connection for both. Answers come in the order of the questions, and go to whoever reads first."""
+    """One connection for both. Results come in the order of the statements; the process that reads first gets them."""
 
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True)
         self._pgconn: Any = self._connection.pgconn
 
-    def ask(self, question: str) -> None:
-        self._pgconn.send_query(question.encode())
+    def send(self, statement: str) -> None:
+        self._pgconn.send_query(statement.encode())
         self._pgconn.flush()
 
-    def answer(self) -> int | None:
+    def receive(self) -> int | None:
         value = self._pgconn.get_result().get_value(0, 0)
         return None if value is None else int(value)
 
     def parent(self, start: Callable[[], object], wait: Callable[[], object]) -> int | None:
-        self.ask(_FREE)
+        self.send(_FREE)
         start()
         wait()
-        return self.answer()
+        return self.receive()
 
     def child(self) -> int | None:
-        self.ask(_HELD)
-        return self.answer()
+        self.send(_HELD)
+        return self.receive()
 
 
 class SharedClient:
-    """One client for both, whose connection was open already when they divided."""
+    """One client for both, with a connection that was open before the fork."""
 
     def __init__(self, url: str) -> None:
         self._client = holdfast.Client(url)
@@ -75,19 +75,19 @@ def main(url: str, folder: str, kind: str) -> None:
     shared = SharedConnection(url) if kind == "connection" else SharedClient(url)
     started, start = os.pipe()
     child = os.fork()
-    signal.alarm(_PATIENCE)
+    signal.alarm(_LIMIT)
     if child == 0:
         os.read(started, 1)
         _acquire(folder, "child", "held", shared.child)
-        os.write(sys.stdout.fileno(), b"the child has its answer\n")
+        os.write(sys.stdout.fileno(), b"the child has its result\n")
         os._exit(0)
     begin, wait = (lambda: os.write(start, b".")), (lambda: os.waitpid(child, 0))
     _acquire(folder, "parent", "free", lambda: shared.parent(begin, wait))
 
 
-def _acquire(folder: str, worker: str, name: str, ask: Callable[[], int | None]) -> None:
+def _acquire(folder: str, worker: str, name: str, acquire: Callable[[], int | None]) -> None:
     with Recorder(folder, worker) as record, record.invoke("acquire", name) as call:
-        fence = ask()
+        fence = acquire()
         call.fail() if fence is None else call.ok(fence)
 
 

@@ -1,50 +1,50 @@
-"""Ways to let a holder that has been replaced commit: the guard around its transaction guards nothing. All are C3."""
+"""C3: implementations whose ``protect`` lets a holder commit after it was replaced."""
 
 from psycopg.errors import LockNotAvailable
 
 from proof.bugs.implementation import Connection, Grant, Holdfast
-from proof.bugs.stage import Stage
+from proof.bugs.testbed import Testbed
 from proof.bugs.worker import Worker
 
 
 class NoFence(Holdfast):
-    """Looks whether it has the lease, and then believes it for the rest of the transaction."""
+    """Reads the lease without a lock, and trusts it for the rest of the transaction."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
-        held(connection, "select from holdfast.lease where name = %s and token = %s", grant)
+        check_held(connection, "select from holdfast.lease where name = %s and token = %s", grant)
 
 
 class ForKeyShare(Holdfast):
-    """The weakest row lock does not conflict with an update that leaves the key alone, as a takeover does."""
+    """The weakest row lock does not conflict with an update that keeps the key, as that of a takeover does."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
-        held(connection, "select from holdfast.lease where name = %s and token = %s for key share", grant)
+        check_held(connection, "select from holdfast.lease where name = %s and token = %s for key share", grant)
 
 
 class InASavepoint(Holdfast):
-    """Does not ask whether a savepoint is open, and so loses its row lock with it."""
+    """Does not refuse an open savepoint, and loses its row lock when that is rolled back."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
-        held(connection, "select from holdfast.lease where name = %s and token = %s for share", grant)
+        check_held(connection, "select from holdfast.lease where name = %s and token = %s for share", grant)
 
 
 class AdvisoryGuard(Holdfast):
-    """An advisory lock instead of the row's: it stops those who ask for it, and an operator's steal does not ask."""
+    """An advisory lock instead of a row lock: a forced release does not take it."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
         connection.execute("select pg_advisory_xact_lock_shared(hashtext(%s))", [grant.name])
-        held(connection, "select from holdfast.lease where name = %s and token = %s", grant)
+        check_held(connection, "select from holdfast.lease where name = %s and token = %s", grant)
 
 
 class AtCommit(Holdfast):
-    """The real implementation in its other form, which asks inside COMMIT."""
+    """The real implementation in its other form, which checks inside COMMIT."""
 
     def protect(self, connection: Connection, grant: Grant) -> None:
         connection.execute("select holdfast.lease_protect_at_commit(%s, %s)", [grant.name, grant.token])
 
 
 class PlainTrigger(Holdfast):
-    """Asks inside COMMIT as well, but only looks; and a transaction that keeps its snapshot sees what was."""
+    """Checks inside COMMIT as well, but reads without a lock: under REPEATABLE READ it reads the old snapshot."""
 
     def prepare(self, connection: Connection) -> None:
         connection.execute("""
@@ -63,64 +63,64 @@ class PlainTrigger(Holdfast):
         connection.execute("insert into guard values (%s, %s)", [grant.name, grant.token])
 
 
-def held(connection: Connection, statement: str, grant: Grant) -> None:
+def check_held(connection: Connection, statement: str, grant: Grant) -> None:
     if connection.execute(statement.encode(), [grant.name, grant.token]).fetchone() is None:
         raise LockNotAvailable("the lease has passed on")
 
 
-def overtaken(stage: Stage) -> None:
-    """A writes, and its time is over before it commits. B may take over only before the write is there, or after."""
-    a, b, grant = _opening(stage)
+def overtaken(testbed: Testbed) -> None:
+    """A's lease expires between its write and its commit. B must not take over in between."""
+    a, b, grant = _acquire_and_write(testbed)
     writing = a.begin_write(grant)
-    stage.expire("job")
+    testbed.expire("job")
     successor = _take_over(b)
     writing.commit()
-    _closing(b, successor)
+    _finish(b, successor)
 
 
-def overtaken_after_savepoint(stage: Stage) -> None:
-    """The same, but A protected its transaction inside a savepoint, and has rolled back to it."""
-    a, b, grant = _opening(stage)
+def overtaken_after_savepoint(testbed: Testbed) -> None:
+    """The same, but A protects its transaction inside a savepoint and rolls that back."""
+    a, b, grant = _acquire_and_write(testbed)
 
     def protect() -> None:
         a.connection.execute("savepoint work")
-        stage.implementation.protect(a.connection, grant)
+        testbed.implementation.protect(a.connection, grant)
         a.connection.execute("rollback to work")
 
     writing = a.begin_write(grant, protect)
-    stage.expire("job")
+    testbed.expire("job")
     successor = _take_over(b)
     writing.commit()
-    _closing(b, successor)
+    _finish(b, successor)
 
 
-def overtaken_by_force(stage: Stage) -> None:
-    """The same, but A's time is not over: an operator takes the lease away."""
-    a, b, grant = _opening(stage)
+def overtaken_by_force(testbed: Testbed) -> None:
+    """The same, but the lease is released by force instead of expiring."""
+    a, b, grant = _acquire_and_write(testbed)
     writing = a.begin_write(grant)
-    forced = _force(stage)
+    forced = _force(testbed)
     successor = _take_over(b)
     writing.commit()
     if not forced:
-        _force(stage)
-    _closing(b, successor)
+        _force(testbed)
+    _finish(b, successor)
 
 
-def overtaken_behind_a_snapshot(stage: Stage) -> None:
-    """A reads before it writes, in a transaction that goes on seeing what it saw first."""
-    a, b, grant = _opening(stage)
+def overtaken_behind_a_snapshot(testbed: Testbed) -> None:
+    """The same, but A's transaction is REPEATABLE READ."""
+    a, b, grant = _acquire_and_write(testbed)
     a.connection.execute("set session characteristics as transaction isolation level repeatable read")
     writing = a.begin_write(grant)
-    stage.expire("job")
+    testbed.expire("job")
     successor = _take_over(b)
     writing.commit()
-    _closing(b, successor)
+    _finish(b, successor)
 
 
-def _opening(stage: Stage) -> tuple[Worker, Worker, Grant]:
-    a, b = stage.worker("a"), stage.worker("b")
+def _acquire_and_write(testbed: Testbed) -> tuple[Worker, Worker, Grant]:
+    a, b = testbed.worker("a"), testbed.worker("b")
     grant = a.acquire("job")
-    assert grant is not None, "nobody else has it"
+    assert grant is not None, "it is free"
     a.take_over(grant)
     a.write(grant)
     return a, b, grant
@@ -133,17 +133,17 @@ def _take_over(b: Worker) -> Grant | None:
     return successor
 
 
-def _closing(b: Worker, successor: Grant | None) -> None:
-    """Whoever had to wait can have it now; and works under it."""
+def _finish(b: Worker, successor: Grant | None) -> None:
+    """B acquires it now at the latest, and writes."""
     successor = successor or _take_over(b)
-    assert successor is not None, "the transaction of A is over, and so is its lease"
+    assert successor is not None, "the transaction and the lease of A have ended"
     b.write(successor)
     b.release(successor)
 
 
-def _force(stage: Stage) -> bool:
+def _force(testbed: Testbed) -> bool:
     try:
-        stage.implementation.force(stage.director, "job")
+        testbed.implementation.force(testbed.admin, "job")
     except LockNotAvailable:
         return False
     return True

@@ -1,4 +1,4 @@
-"""A way to say that one holds what is held no more."""
+"""C10: a gauge that counts leases which are lost."""
 
 import threading
 from typing import Any
@@ -7,13 +7,13 @@ import holdfast
 from holdfast import telemetry
 from holdfast.testing.history import now
 from proof.bugs.implementation import Holdfast
-from proof.bugs.stage import Stage
+from proof.bugs.testbed import Testbed
 
 LIMIT = 30.0
 
 
 class Gauges(Holdfast):
-    """The real implementation: read from what is held, when somebody asks."""
+    """The real implementation: counts the leases held when the gauge is read."""
 
     def open(self, url: str) -> None:
         self.client = holdfast.Client(url)
@@ -23,18 +23,18 @@ class Gauges(Holdfast):
         self.client.close()
 
     def note(self, change: int) -> None:
-        """A grant came, or was given back."""
+        """Count an acquire (+1) or a release (-1)."""
 
     def held(self) -> float:
         return self._read() - self._before
 
     def _read(self) -> float:
-        """Of this process, which may hold what has nothing to do with the scene."""
+        """The gauge of this process, which may hold leases that do not belong to the scenario."""
         return telemetry.readings().get("leases_held", 0.0)
 
 
 class CountedAlong(Gauges):
-    """One more when it is granted, one less when it is given back; and what is lost is neither."""
+    """Counts acquires and releases, but not losses."""
 
     def open(self, url: str) -> None:
         super().open(url)
@@ -47,15 +47,15 @@ class CountedAlong(Gauges):
         return self._count
 
 
-def lost_meanwhile(stage: Stage) -> None:
-    """A holds two leases. One is taken away by force, and A learns of it; then it gives the other back."""
-    gauges, record = stage.implementation, stage.worker("a").record
+def lost_meanwhile(testbed: Testbed) -> None:
+    """A holds two leases. One is released by force, and A is notified; then A releases the other."""
+    gauges, record = testbed.implementation, testbed.worker("a").record
     assert isinstance(gauges, Gauges)
-    told = threading.Event()
+    notified = threading.Event()
 
     def lost(grant: Any) -> None:
         record.info("lost", grant.name, grant.fence)
-        told.set()
+        notified.set()
 
     def read() -> None:
         began, value = now(), gauges.held()
@@ -72,8 +72,8 @@ def lost_meanwhile(stage: Stage) -> None:
     read()
     for grant in grants:
         record.info("believe", grant.name, grant.fence, sure=True, **{"from": since, "until": now()})
-    gauges.force(stage.director, "taken")
-    assert told.wait(LIMIT)
+    gauges.force(testbed.admin, "taken")
+    assert notified.wait(LIMIT)
     since = now()
     read()
     kept = grants[0]
