@@ -271,7 +271,7 @@ def test_it_does_not_start_without_a_principal_or_with_a_mistake(sqlite_url: str
 async def test_a_principal_that_is_none_is_nobodys_key(client: holdfast.AsyncClient) -> None:
     for wrong in (None, "", 7):
         app = guarded(shop := Shop(), client, principal=lambda scope, said=wrong: said)
-        with pytest.raises(TypeError, match="principal must say whose key it is"):
+        with pytest.raises(TypeError, match="principal must return the owner of the key"):
             await ask(app)
         assert shop.effects == []
 

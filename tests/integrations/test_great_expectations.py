@@ -57,8 +57,8 @@ def old(made: SimpleNamespace) -> dict[str, Any]:
         (True, {}, "it validated nothing"),
         (False, {"one": validation(True, False)}, r"expect_column_values_to_not_be_null\(c1\) was not met"),
         (False, {"one": validation(*[False] * 9)}, "and 4 more"),
-        (False, {"one": validation(True)}, "did not succeed, and not why"),
-        (None, {"one": validation(True)}, "did not succeed, and not why"),
+        (False, {"one": validation(True)}, "did not succeed, and gives no reason"),
+        (None, {"one": validation(True)}, "did not succeed, and gives no reason"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_holds_only_if_something_was_expected_and_met(

@@ -4,8 +4,8 @@
     client.operation(key, tx=conn, postconditions=[expects(context.checkpoints.get("parcels"))]).run(load)
 
 The library itself reports success for a suite without expectations, and for a checkpoint without validations. Here that
-is a failure: nothing was expected of the data, so nothing is known about it. The package is not imported; what a
-checkpoint's ``run`` returns is read as versions 0.18 and 1.x have it.
+is a failure, because nothing was checked. The package is not imported; results of versions 0.18 and 1.x are
+understood.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _SHOWN = 5
 
 
 class ExpectationsFailed(Exception):
-    """The data are not as expected, or nothing was expected of them."""
+    """The data do not meet the expectations, or there are none."""
 
 
 class expects:  # noqa: N801 - reads as a sentence where it is used
-    """``checkpoint`` is run with ``arguments`` whenever the condition is asked; True, or ExpectationsFailed."""
+    """A condition that runs ``checkpoint`` with ``arguments``. Returns True, or raises ExpectationsFailed."""
 
     def __init__(self, checkpoint: Any, /, *, name: str | None = None, **arguments: Any) -> None:
         if not callable(getattr(checkpoint, "run", None)):
@@ -33,38 +33,38 @@ class expects:  # noqa: N801 - reads as a sentence where it is used
         return f"<{self.__name__}>"
 
     def __call__(self, *_: object) -> bool:
-        if told := list(problems(self._checkpoint.run(**self._arguments))):
-            more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-            raise ExpectationsFailed(f"{self.__name__}: {'; '.join(told[:_SHOWN])}{more}")
+        if failures := list(problems(self._checkpoint.run(**self._arguments))):
+            more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+            raise ExpectationsFailed(f"{self.__name__}: {'; '.join(failures[:_SHOWN])}{more}")
         return True
 
 
 def problems(result: Any) -> Iterator[str]:
-    """What is wrong with what a checkpoint, or a validation, has returned; nothing, if all was met."""
+    """The failures in the result of a checkpoint or of a validation."""
     validations = list(_validations(result))
     if not validations:
         yield "it validated nothing"
-    said = False
+    has_failures = False
     for number, validation in enumerate(validations, 1):
-        for problem in _of_one(validation, number):
-            said = True
+        for problem in _failures_of(validation, number):
+            has_failures = True
             yield problem
-    if validations and not said and not _get(result, "success"):
-        yield "it says that it did not succeed, and not why"
+    if validations and not has_failures and not _get(result, "success"):
+        yield "it did not succeed, and gives no reason"
 
 
 def _validations(result: Any) -> Iterator[Any]:
     runs = _get(result, "run_results")
-    if runs is None:  # a validation by itself
+    if runs is None:  # the result of a single validation
         if _get(result, "statistics") is not None or _get(result, "results") is not None:
             yield result
         return
     for run in runs.values():
-        inner = _get(run, "validation_result")  # as 0.18 wraps it
+        inner = _get(run, "validation_result")  # in 0.18
         yield run if inner is None else inner
 
 
-def _of_one(validation: Any, number: int) -> Iterator[str]:
+def _failures_of(validation: Any, number: int) -> Iterator[str]:
     suite = _get(validation, "suite_name") or _get(_get(validation, "meta"), "expectation_suite_name") or number
     results = _get(validation, "results") or []
     evaluated = _get(_get(validation, "statistics"), "evaluated_expectations")
@@ -79,9 +79,9 @@ def _of_one(validation: Any, number: int) -> Iterator[str]:
 
 
 def _expectation(result: Any) -> str:
-    told = _get(result, "expectation_config")
-    kind = _get(told, "type") or _get(told, "expectation_type") or "an expectation"
-    column = _get(_get(told, "kwargs"), "column")
+    config = _get(result, "expectation_config")
+    kind = _get(config, "type") or _get(config, "expectation_type") or "an expectation"
+    column = _get(_get(config, "kwargs"), "column")
     return f"{kind}({column})" if column else str(kind)
 
 

@@ -3,8 +3,8 @@
     from holdfast.integrations.opentelemetry import instrument
     stop = instrument(env="production")
 
-With the API alone, and no SDK and no provider given, nobody would receive anything: then nothing is listened to, and
-nothing is paid. ``prefix="kfm."`` keeps dashboards that know these metrics under that name.
+If only the API is installed, without an SDK, and no provider is given, there is no receiver: then ``instrument`` does
+nothing and costs nothing. ``prefix="kfm."`` keeps dashboards that use that prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCOPE = "holdfast"
 _SPENT = ("cpu_seconds", "wall_seconds", "energy_joules", "carbon_grams")
 _FAILED = ("failed", "interrupted", "locked", "refused")
 _active: list[tuple[metrics.MeterProvider, str]] = []
-"""Whom this process tells, and under which prefix: told twice, everything would count twice."""
+"""Providers and prefixes in use: the same one twice would count everything twice."""
 
 
 def instrument(
@@ -38,52 +38,54 @@ def instrument(
     meter_provider: metrics.MeterProvider | None = None,
     tracer_provider: trace.TracerProvider | None = None,
 ) -> Callable[[], None]:
-    """Export what this process does from now on; call what comes back to end it. ValueError when it is done already.
+    """Export metrics and spans of this process from now on. Returns a function that stops it.
 
-    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV. ``most``: kinds of
-    operations that metrics tell apart; those beyond are "(other)". Providers: the global ones, unless given."""
-    where, bound = telemetry.environment(env), telemetry.Bound(most)
+    Raises ValueError if it was called already with this provider and prefix. ``env``: the value of the label ``env``,
+    by default $HOLDFAST_ENV. ``most``: the number of kinds of operations that metrics distinguish; further ones are
+    "(other)". Providers: by default the global ones.
+    """
+    environment, bound = telemetry.environment(env), telemetry.Bound(most)
     if meter_provider is None and tracer_provider is None and find_spec("opentelemetry.sdk") is None:
         return lambda: None
-    this = (meter_provider or metrics.get_meter_provider(), prefix)
-    if this in _active:
+    target = (meter_provider or metrics.get_meter_provider(), prefix)
+    if target in _active:
         raise ValueError(
             f"instrument() was called already with this meter provider and prefix {prefix!r}: stop that first"
         )
     meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
-    record = {each.name: _recorder(meter, prefix, each) for each in telemetry.METRICS if each.event}
-    for each in telemetry.GAUGES:
-        reads = [_reader(each, lambda: this in _active)]
-        meter.create_observable_gauge(prefix + each.name, reads, unit=each.unit, description=each.about)
-    spans = _Spans(trace.get_tracer(_SCOPE, __version__, tracer_provider), where)
+    record = {metric.name: _recorder(meter, prefix, metric) for metric in telemetry.METRICS if metric.event}
+    for gauge in telemetry.GAUGES:
+        callbacks = [_reader(gauge, lambda: target in _active)]
+        meter.create_observable_gauge(prefix + gauge.name, callbacks, unit=gauge.unit, description=gauge.about)
+    spans = _Spans(trace.get_tracer(_SCOPE, __version__, tracer_provider), environment)
 
-    def hear(event: str, fields: dict[str, Any]) -> None:
-        known = bound({"env": where, **fields})
-        if (follow := spans.follow.get(event)) is not None:
-            follow(fields)
-        for each in telemetry.BY_EVENT.get(event, ()):
-            record[each.name](each.amount(known), each.labelled(known))
+    def on_event(event: str, fields: dict[str, Any]) -> None:
+        bounded = bound({"env": environment, **fields})
+        if (handler := spans.handlers.get(event)) is not None:
+            handler(fields)
+        for metric in telemetry.BY_EVENT.get(event, ()):
+            record[metric.name](metric.amount(bounded), metric.labelled(bounded))
 
-    stop_listening = telemetry.listen(hear)
-    _active.append(this)
+    stop_listening = telemetry.listen(on_event)
+    _active.append(target)
 
     def stop() -> None:
         stop_listening()
-        if this in _active:
-            _active.remove(this)
+        if target in _active:
+            _active.remove(target)
 
     return stop
 
 
 class _Spans:
-    """A span for each run of an operation; while its function is called it is the current one, in that very thread or
-    task, so that whatever spans are begun in there are its children."""
+    """A span for each run of an operation. While the operation's function runs it is the current span in that thread or
+    task, so that spans started there are its children."""
 
     def __init__(self, tracer: trace.Tracer, env: str) -> None:
         self._tracer, self._env = tracer, env
         self._open: dict[int, trace.Span] = {}
         self._current: dict[int, Any] = {}
-        self.follow = {
+        self.handlers = {
             "operation.started": self._start,
             "operation.begun": self._enter,
             "operation.left": self._leave,
@@ -91,14 +93,14 @@ class _Spans:
         }
 
     def _start(self, fields: dict[str, Any]) -> None:
-        about = {name: fields[name] for name in ("key", *telemetry.OPERATION) if fields.get(name) is not None}
-        attributes = {f"holdfast.{name}": value for name, value in about.items()}
+        described = {name: fields[name] for name in ("key", *telemetry.OPERATION) if fields.get(name) is not None}
+        attributes = {f"holdfast.{name}": value for name, value in described.items()}
         if self._env:
             attributes["holdfast.env"] = self._env
         self._open[fields["run"]] = self._tracer.start_span("holdfast.operation", attributes=attributes)
 
     def _enter(self, fields: dict[str, Any]) -> None:
-        span = self._open.get(fields["run"])  # None: it was begun before anybody listened
+        span = self._open.get(fields["run"])  # None: it started before instrument()
         if span is not None:
             span.set_attribute("holdfast.attempt", fields["attempt"])
             self._current[fields["run"]] = context.attach(trace.set_span_in_context(span))
@@ -106,10 +108,8 @@ class _Spans:
     def _leave(self, fields: dict[str, Any]) -> None:
         token = self._current.pop(fields["run"], None)
         if token is not None:
-            with suppress(
-                ValueError
-            ):  # left in another context than it was entered in, where it never was the current one
-                token.var.reset(token)  # as context.detach does, which would log that as an error
+            with suppress(ValueError):  # the token is of another context, where the span was never current
+                token.var.reset(token)  # context.detach would log that as an error
 
     def _end(self, fields: dict[str, Any]) -> None:
         span = self._open.pop(fields["run"], None)
@@ -140,12 +140,14 @@ def _recorder(meter: metrics.Meter, prefix: str, metric: telemetry.Metric) -> Ca
     ).record  # fmt: skip
 
 
-def _reader(metric: telemetry.Metric, heard: Callable[[], bool]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    """A gauge cannot be taken back, so it falls silent."""
+def _reader(
+    metric: telemetry.Metric, is_active: Callable[[], bool]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """A gauge cannot be unregistered: after stop() it yields nothing."""
 
     def read(_: CallbackOptions) -> Iterable[Observation]:
         value = metric.reading(telemetry.readings())
-        if heard() and value is not None:
+        if is_active() and value is not None:
             yield Observation(value)
 
     return read

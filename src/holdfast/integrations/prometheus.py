@@ -3,7 +3,7 @@
     from holdfast.integrations.prometheus import export
     stop = export()                            # into the registry that prometheus_client.start_http_server serves
 
-A metric is called ``holdfast_`` and its name, a counter ends with ``_total``.
+The name of a metric begins with ``holdfast_``, that of a counter ends with ``_total``.
 """
 
 from __future__ import annotations
@@ -25,66 +25,68 @@ except ModuleNotFoundError as error:
 def export(
     registry: CollectorRegistry = REGISTRY, *, prefix: str = "holdfast_", env: str | None = None, most: int = 1000
 ) -> Callable[[], None]:
-    """Export what this process does from now on; call what comes back to end it, and to take it out of the registry.
+    """Export metrics of this process from now on. Returns a function that stops it and unregisters them.
 
-    ``env``: what the label of that name says wherever a metric has it; unless given, $HOLDFAST_ENV. ``most``: kinds of
-    operations that are told apart; those beyond are "(other)"."""
-    where, bound = telemetry.environment(env), telemetry.Bound(most)
+    Raises ValueError if the registry has a metric with one of the names. ``env``: the value of the label ``env``, by
+    default $HOLDFAST_ENV. ``most``: the number of kinds of operations that are distinguished; further ones are
+    "(other)".
+    """
+    environment, bound = telemetry.environment(env), telemetry.Bound(most)
     series: dict[str, Counter | Histogram] = {}
-    for each in telemetry.METRICS:
-        if each.kind == "counter":
-            series[each.name] = Counter(prefix + each.name, each.about, each.labels, registry=None)
-        elif each.kind == "histogram":
-            series[each.name] = Histogram(
-                prefix + each.name, each.about, each.labels, buckets=telemetry.BUCKETS, registry=None
-            )
+    for metric in telemetry.METRICS:
+        name = prefix + metric.name
+        if metric.kind == "counter":
+            series[metric.name] = Counter(name, metric.about, metric.labels, registry=None)
+        elif metric.kind == "histogram":
+            buckets = telemetry.BUCKETS
+            series[metric.name] = Histogram(name, metric.about, metric.labels, buckets=buckets, registry=None)
     collectors: list[Collector] = [*series.values(), _Gauges(prefix)]
     _register(registry, collectors)
 
-    def hear(event: str, fields: dict[str, Any]) -> None:
-        known = bound({"env": where, **fields})
-        for each in telemetry.BY_EVENT.get(event, ()):
-            found = series[each.name]
-            labelled = found.labels(**each.labelled(known)) if each.labels else found
+    def on_event(event: str, fields: dict[str, Any]) -> None:
+        bounded = bound({"env": environment, **fields})
+        for metric in telemetry.BY_EVENT.get(event, ()):
+            family = series[metric.name]
+            labelled = family.labels(**metric.labelled(bounded)) if metric.labels else family
             if isinstance(labelled, Counter):
-                labelled.inc(each.amount(known))
+                labelled.inc(metric.amount(bounded))
             else:
-                labelled.observe(each.amount(known))
+                labelled.observe(metric.amount(bounded))
 
-    stop_listening = telemetry.listen(hear)
+    stop_listening = telemetry.listen(on_event)
 
     def stop() -> None:
         stop_listening()
-        while collectors:  # once, however often it is called
+        while collectors:  # a second call does nothing
             registry.unregister(collectors.pop())
 
     return stop
 
 
 def _register(registry: CollectorRegistry, collectors: list[Collector]) -> None:
-    """All of them, or none: what is there under a name of ours cannot be told twice."""
-    done: list[Collector] = []
+    """Register all of them or, if a name is taken, none. Raises ValueError then."""
+    registered: list[Collector] = []
     try:
-        for each in collectors:
-            registry.register(each)
-            done.append(each)
+        for collector in collectors:
+            registry.register(collector)
+            registered.append(collector)
     except ValueError:
-        for each in done:
-            registry.unregister(each)
+        for collector in registered:
+            registry.unregister(collector)
         raise
 
 
 class _Gauges(Collector):
-    """Read when somebody scrapes."""
+    """Gauges, read at each scrape."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
     def describe(self) -> Iterator[Metric]:
-        """So that a registry sees which names are taken."""
+        """Lets the registry check for names that are taken."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        found = telemetry.readings()
-        for each in telemetry.GAUGES:
-            yield GaugeMetricFamily(self._prefix + each.name, each.about, value=each.reading(found))
+        readings = telemetry.readings()
+        for gauge in telemetry.GAUGES:
+            yield GaugeMetricFamily(self._prefix + gauge.name, gauge.about, value=gauge.reading(readings))

@@ -1,10 +1,10 @@
-"""Idempotency-Key for any ASGI application: the same request sent twice has its effect once, and one answer.
+"""Idempotency-Key for any ASGI application: a request that is sent twice has one effect and one answer.
 
     app = IdempotencyMiddleware(app, client, principal=lambda scope: scope["user"].name)
 
-Follows draft-ietf-httpapi-idempotency-key-header. Each request with a key is an operation of the library, whose result
-is the answer: what is running, done, failed or left half done by a crash is what the log says. No framework is
-imported, and nothing is kept in the process.
+Follows draft-ietf-httpapi-idempotency-key-header. Each request with a key is an operation whose result is the answer;
+the log of operations says whether it is running, done, failed, or was interrupted by a crash. No framework is imported,
+and the process keeps no state.
 """
 
 from holdfast.integrations.asgi.answer import Answer

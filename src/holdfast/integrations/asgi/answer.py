@@ -1,4 +1,4 @@
-"""An answer as it is kept, and given again: status, the headers that may be repeated, and the body byte by byte."""
+"""An answer as it is stored and replayed: status, the headers that may be repeated, and the body."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from holdfast.integrations.asgi.problem import Send, gone
 
-MOST_KEPT = 1 << 20
-"""Bytes: what a result of an operation may have."""
+MAX_STORED = 1 << 20
+"""Bytes: the limit of an operation's result."""
 REPEATED = frozenset({
     "content-type", "content-encoding", "content-language", "content-location", "etag", "last-modified", "link",
     "location",
@@ -18,39 +18,42 @@ NEVER = frozenset({
     "set-cookie", "set-cookie2", "connection", "keep-alive", "upgrade", "trailer", "transfer-encoding",
     "content-length", "idempotent-replayed",
 })  # fmt: skip
-"""Those of one client, of one connection, or our own."""
-_PASSING = frozenset({307, 308, 401, 403, 408, 409, 425, 429})
+"""Headers of one client or one connection, and our own."""
+_RETRYABLE = frozenset({307, 308, 401, 403, 408, 409, 425, 429})
 _BODILESS = frozenset({204, 205, 304})
 
 
 def is_final(status: int) -> bool:
-    """Whether a retry gets the same again. What else there is says nothing of the request: who asked was sent elsewhere
-    with it, where it has the same key, or was not let in, or came at a bad time, or the server failed. Then it may be
-    tried again."""
-    return status < 500 and status not in _PASSING
+    """Whether a retry gets the same answer again.
+
+    Otherwise the request was not decided: it was redirected, not authorised, came at a bad time, or the server failed.
+    Then the application is called again.
+    """
+    return status < 500 and status not in _RETRYABLE
 
 
 class Answer(NamedTuple):
     status: int
     headers: Sequence[tuple[str, str]] = ()
     body: bytes | None = b""
-    """None: it was not kept."""
+    """None if it was too large to be stored."""
 
     def dump(self, allowed: Collection[str], most: int) -> bytes:
-        """Without what may not be repeated; without the body, when all of it is more than ``most``."""
+        """The stored form: without headers that may not be repeated, and without a body beyond ``most`` bytes."""
         headers = [(name, value) for name, value in self.headers if name.lower() in allowed]
-        whole = json.dumps([self.status, headers, True]).encode() + b"\n" + (self.body or b"")
-        if self.body is None or len(whole) > most:
+        complete = json.dumps([self.status, headers, True]).encode() + b"\n" + (self.body or b"")
+        if self.body is None or len(complete) > most:
             return json.dumps([self.status, [], False]).encode() + b"\n"
-        return whole
+        return complete
 
     @classmethod
-    def load(cls, kept: bytes) -> Answer:
-        head, _, body = kept.partition(b"\n")
-        status, headers, is_whole = json.loads(head)
-        return cls(status, [(name, value) for name, value in headers], body if is_whole else None)
+    def load(cls, stored: bytes) -> Answer:
+        head, _, body = stored.partition(b"\n")
+        status, headers, has_body = json.loads(head)
+        return cls(status, [(name, value) for name, value in headers], body if has_body else None)
 
     async def replay(self, send: Send) -> None:
+        """Send it again. Raises IdempotencyProblem (410) if its body was not stored."""
         if self.body is None:
             raise gone(f"(status {self.status}) was too large to be kept")
         headers = [*self.headers, ("idempotent-replayed", "true")]

@@ -1,8 +1,8 @@
-"""One call of the application: it is given the whole body, and what it answers is kept while it goes to the client.
+"""One call of the application: it gets the whole body, and its answer is collected while it is sent to the client.
 
-The end of an answer is held back until it is recorded, so whoever has all of an answer can have it again. The
-application does not hear that its client has left: what was begun is ended and recorded. Only a stream, which may have
-no end, hears of it after a while.
+The last message of an answer is held back until the answer is recorded: a client that has received a complete answer
+can get it again. The application is not told that the client has disconnected, so that it ends and its answer is
+recorded. Only a stream, which may have no end, is told after ``linger`` seconds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from holdfast.integrations.asgi.problem import App, Message, Receive, Scope, Sen
 
 
 class Released(Exception):
-    """The request may be tried again: the application failed, or says that it did."""
+    """The request may be tried again: the application raised, or its answer is not final."""
 
 
-class Interrupted(BaseException):
-    """What the application has done is not known. No Exception, so that the operation stays half done in the log."""
+class UnknownEffect(BaseException):
+    """The effect of the application is not known. A BaseException, so that the operation is logged as partial."""
 
 
 class Exchange:
@@ -32,52 +32,57 @@ class Exchange:
         self._call: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._listens, self._complete = True, False
+        self._is_connected, self._is_complete = True, False
         self._held: list[Message] = []
-        self._kept: bytearray | None = bytearray()
+        """Messages not sent to the client yet."""
+        self._collected: bytearray | None = bytearray()
+        """The body of the answer; None if it is too large."""
         self._status, self._headers = 0, list[tuple[str, str]]()
         self._answered, self._closed = asyncio.Event(), asyncio.Event()
 
     @property
     def called(self) -> bool:
-        """Whether the application was."""
+        """Whether the application was called."""
         return self._call is not None
 
     async def perform(self) -> Answer:
-        """The application's answer as soon as it is whole; Released when it is not one to be kept."""
+        """Call the application. Returns its answer as soon as it is complete.
+
+        Raises Released if the application failed or its answer is not final, UnknownEffect if it was interrupted.
+        """
         self._call = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))
         self._call.add_done_callback(lambda _: self._answered.set())
         try:
             await self._answered.wait()
-        except BaseException:  # our own end: nothing may go on when others hear of it
+        except BaseException:  # cancelled: the application must have ended before the operation does
             self._call.cancel()
             await asyncio.wait([self._call])
             raise
         finally:
             if self._watch is not None:
                 self._watch.cancel()
-        if not self._complete:
+        if not self._is_complete:
             if self._closed.is_set() or self._call.cancelled():
-                raise Interrupted
+                raise UnknownEffect
             error = self._call.exception()
             raise Released("ended without an answer" if error is None else f"raised {type(error).__name__}")
         if not is_final(self._status):
             raise Released(f"answered {self._status}")
-        return Answer(self._status, self._headers, None if self._kept is None else bytes(self._kept))
+        return Answer(self._status, self._headers, None if self._collected is None else bytes(self._collected))
 
     async def finish(self) -> None:
-        """Send what was held back, then let the application end; its error, if it has one."""
+        """Send the messages that were held back, and wait for the application. Raises its error."""
         assert self._call is not None
         try:
-            if self._complete:
+            if self._is_complete:
                 await self._flush()
         finally:
             self._close()
             await self._call
 
     def leave(self) -> None:
-        """Nobody listens any more."""
-        self._listens = False
+        """The client has disconnected."""
+        self._is_connected = False
         if self._watch is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._linger, self._close)
 
@@ -94,10 +99,10 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self._complete or self._closed.is_set():
+        if self._is_complete or self._closed.is_set():
             if message.get("more_body", False):
                 raise OSError("the client has left")
-            return  # an end that nobody waits for
+            return  # the last message of an answer that is over
         self._held.append(message)
         if message["type"] == "http.response.start":
             self._status = message["status"]
@@ -106,35 +111,35 @@ class Exchange:
             ]
             return
         if message["type"] == "http.response.body":
-            self._keep(message.get("body", b""))
+            self._collect(message.get("body", b""))
             if not message.get("more_body", False):
-                self._complete = True
+                self._is_complete = True
                 self._answered.set()
-                await self._closed.wait()  # what it does after its answer comes after it
+                await self._closed.wait()  # background work of the application starts after its answer is sent
                 return
             if self._watch is None:
-                self._watch = asyncio.ensure_future(self._notice_leaving())
-                if not self._listens:
+                self._watch = asyncio.ensure_future(self._wait_for_disconnect())
+                if not self._is_connected:
                     self.leave()
         await self._flush()
 
-    def _keep(self, body: bytes) -> None:
-        if self._kept is not None:
-            self._kept += body
-            if len(self._kept) > self._most:
-                self._kept = None
+    def _collect(self, body: bytes) -> None:
+        if self._collected is not None:
+            self._collected += body
+            if len(self._collected) > self._most:
+                self._collected = None
 
     async def _flush(self) -> None:
         held, self._held = self._held, []
         for message in held:
-            if not self._listens:
+            if not self._is_connected:
                 return
             try:
                 await self._to_client(message)
             except OSError:
                 self.leave()
 
-    async def _notice_leaving(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         with suppress(OSError):
             while (await self._from_client())["type"] != "http.disconnect":
                 pass

@@ -1,16 +1,16 @@
-"""The field Idempotency-Key: a String of Structured Fields (RFC 9651), or the bare text that much of the field sends.
+"""The header Idempotency-Key: a String of Structured Fields (RFC 9651), or the unquoted text that many clients send.
 
     Idempotency-Key: "8e03978e-40d5-43dd-bc93-6894a57f9324"
 
-Parameters behind the string mean nothing and are left out, as the RFC wants it. A bare key is any visible ASCII that
-has no other meaning there; quoted or not, it is the same key.
+Parameters after the string are ignored, as the RFC requires. An unquoted key is visible ASCII without characters that
+have a meaning in Structured Fields. Quoted and unquoted, it is the same key.
 """
 
 from __future__ import annotations
 
 import re
 
-LONGEST = 255
+MAX_LENGTH = 255
 
 _STRING = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _VALUE = (
@@ -27,14 +27,14 @@ _BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 
 
 def parse(value: bytes) -> str:
-    """The key; ValueError when it is none."""
+    """The key. Raises ValueError if the header is malformed."""
     text = value.decode("latin-1").strip(" \t")
-    if found := _QUOTED.fullmatch(text):
-        key = re.sub(r"\\(.)", r"\1", found[1])
+    if match := _QUOTED.fullmatch(text):
+        key = re.sub(r"\\(.)", r"\1", match[1])
     elif _BARE.fullmatch(text):
         key = text
     else:
         raise ValueError('it must be one string in double quotes, such as "8e03978e-40d5-43dd-bc93-6894a57f9324"')
-    if not 1 <= len(key) <= LONGEST:
-        raise ValueError(f"it must have 1 to {LONGEST} characters, not {len(key)}")
+    if not 1 <= len(key) <= MAX_LENGTH:
+        raise ValueError(f"it must have 1 to {MAX_LENGTH} characters, not {len(key)}")
     return key

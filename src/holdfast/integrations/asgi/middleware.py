@@ -1,4 +1,4 @@
-"""The middleware: what a request with an Idempotency-Key is answered with, by the application or from the log."""
+"""The middleware: answers a request with an Idempotency-Key by calling the application, or from the log."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 
 import holdfast
 from holdfast.integrations.asgi import options, problem
-from holdfast.integrations.asgi.answer import MOST_KEPT, Answer
-from holdfast.integrations.asgi.exchange import Exchange, Interrupted, Released
+from holdfast.integrations.asgi.answer import MAX_STORED, Answer
+from holdfast.integrations.asgi.exchange import Exchange, Released, UnknownEffect
 from holdfast.integrations.asgi.header import parse
-from holdfast.integrations.asgi.problem import App, Problem, Receive, Scope, Send
+from holdfast.integrations.asgi.problem import App, IdempotencyProblem, Receive, Scope, Send
 from holdfast.integrations.asgi.request import fingerprint, header, operation_key, read_body
 
 log = logging.getLogger("holdfast.asgi")
 
-OFTEN = 1 << 60
-"""Attempts: a request that failed may be tried again as often as somebody sends it."""
+UNLIMITED_ATTEMPTS = 1 << 60
+"""A request that failed may be sent again any number of times."""
 DAY = 86400.0
 
 
 class IdempotencyMiddleware:
-    """Answers a request that was sent before with the answer that it had then.
+    """Answers a repeated request with the answer of the first one.
 
-    ``client``: an AsyncClient, or a function of the scope that finds it, for one that is opened by the application's
-    lifespan. ``principal``: a function of the scope that says whose key it is. ``required``: whether a request without
-    a key is refused, or a function of the scope that says so. ``wait``: seconds for which a retry waits for one that is
-    under way; 0: it hears 409 at once. ``keep``: seconds for which answers are given again; after that it is 410, and
-    never a second effect. ``on_partial``: what becomes of a request whose server died: "refuse", "retry" (the
-    application sees to it itself), or a function of scope and body that finds out: an Answer, True to call the
-    application again, or False. ``replay_headers``: further headers to be repeated. ``max_body``, ``max_kept``: bytes
-    of a request, and of an answer that is kept. ``linger``: seconds for which a stream may go on when its client has
-    left. ``ttl``: seconds after which a server that died counts as dead.
+    ``client``: an AsyncClient, or a function of the scope that returns it, for one that the application's lifespan
+    opens. ``principal``: a function of the scope that returns the owner of the key. ``required``: whether a request
+    without a key is refused, or a function of the scope that decides. ``wait``: seconds for which a retry waits for a
+    request that is running; 0: 409 at once. ``keep``: seconds for which answers are replayed; after that 410, and never
+    a second effect. ``on_partial``: what happens to a request whose server died: "refuse", "retry" (the application
+    handles it), or a function of scope and body that returns an Answer, True to call the application again, or False to
+    refuse. ``replay_headers``: further headers to repeat. ``max_body``, ``max_kept``: bytes of a request, and of a
+    stored answer. ``linger``: seconds that a stream may continue after its client has disconnected. ``ttl``: seconds
+    after which a server that died counts as dead.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class IdempotencyMiddleware:
         on_partial: options.OnPartial = "refuse",
         replay_headers: Iterable[str] = (),
         max_body: int = 1 << 20,
-        max_kept: int = MOST_KEPT,
+        max_kept: int = MAX_STORED,
         linger: float = 30.0,
         ttl: float = 30.0,
     ) -> None:
@@ -59,12 +59,12 @@ class IdempotencyMiddleware:
         self._methods, self._repeated = options.check_methods(methods), options.check_headers(replay_headers)
         self._on_partial, number = on_partial, options.check_number
         self._max_body = number("max_body", max_body, 0, 1 << 40)
-        self._max_kept = number("max_kept", max_kept, 0, MOST_KEPT)
+        self._max_kept = number("max_kept", max_kept, 0, MAX_STORED)
         self._linger = number("linger", linger, 0.0, DAY)
         self._terms: dict[str, Any] = {
             "when_locked": "wait" if number("wait", wait, 0.0, DAY) else "fail", "timeout": wait,
             "keep": None if keep is None else number("keep", keep, 0.001, 3650 * DAY), "reuse": False,
-            "ttl": number("ttl", ttl, 0.05, DAY), "max_attempts": OFTEN,
+            "ttl": number("ttl", ttl, 0.05, DAY), "max_attempts": UNLIMITED_ATTEMPTS,
         }  # fmt: skip
         self._working: set[asyncio.Task[None]] = set()
 
@@ -77,10 +77,10 @@ class IdempotencyMiddleware:
                 return await self.app(scope, receive, send)
             body = await read_body(scope, receive, self._max_body)
             if body is None:
-                return None  # the client has left, and nothing has begun
-        except Problem as wrong:
-            return await wrong.send(scope, send)
-        _ask_for_bytes(scope)
+                return None  # the client has disconnected, and nothing has begun
+        except IdempotencyProblem as error:
+            return await error.send(scope, send)
+        _disable_response_extensions(scope)
         exchange = Exchange(self.app, scope, receive, send, body, most=self._max_kept, linger=self._linger)
         work = asyncio.ensure_future(self._work(exchange, key, scope, body, send))
         self._working.add(work)
@@ -89,11 +89,11 @@ class IdempotencyMiddleware:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             exchange.leave()
-            work.add_done_callback(_tell)
+            work.add_done_callback(_log_error)
             raise
 
     def _key(self, scope: Scope) -> str | None:
-        """The operation that it is; None when it has no key, and needs none."""
+        """The operation key; None if the request has no Idempotency-Key and needs none."""
         value = header(scope, b"idempotency-key")
         if value is None:
             if self._required(scope) if callable(self._required) else self._required:
@@ -103,21 +103,21 @@ class IdempotencyMiddleware:
             key = parse(value)
         except ValueError as error:
             raise problem.malformed(error) from None
-        whose: Any = self._principal(scope)
-        if not isinstance(whose, str) or not whose:
+        principal: Any = self._principal(scope)
+        if not isinstance(principal, str) or not principal:
             raise TypeError(
-                f"principal must say whose key it is by a str that is not empty, not {type(whose).__name__}"
+                f"principal must return the owner of the key, a non-empty str, not {type(principal).__name__}"
             )
-        return operation_key(whose, scope["method"], scope["path"], key)
+        return operation_key(principal, scope["method"], scope["path"], key)
 
     async def _work(self, exchange: Exchange, key: str, scope: Scope, body: bytes, send: Send) -> None:
-        """From the claim to the recorded answer, whether or not anybody is left to hear it."""
+        """From the claim to the recorded answer, whether or not the client is still connected."""
 
         async def perform() -> bytes:
             return (await exchange.perform()).dump(self._repeated, self._max_kept)
 
         async def probe(op: Any) -> Any:
-            return await self._find_out(op, scope, body)
+            return await self._verify(op, scope, body)
 
         verify = None if self._on_partial == "refuse" else probe
         client = self._client if isinstance(self._client, holdfast.AsyncClient) else self._client(scope)
@@ -128,39 +128,44 @@ class IdempotencyMiddleware:
                 if outcome.status == "expired":
                     raise problem.gone("is not kept any more")
                 return await Answer.load(outcome.result).replay(send)
-        except (Released, Interrupted):
+        except (Released, UnknownEffect):
             pass
         except Exception as error:
             if not exchange.called:
                 return await problem.problem_of(error).send(scope, send)
             log.exception(
-                "%s was answered, and that could not be recorded: it reads as left half done",
+                "%s was answered, but the answer could not be recorded: the operation counts as partial",
                 key,
                 extra={"event": "request.unrecorded", "key": str(key)},
             )
         return await exchange.finish()
 
-    async def _find_out(self, op: Any, scope: Scope, body: bytes) -> Any:
-        """What became of an attempt that died: done, to be tried again, or not to be known."""
+    async def _verify(self, op: Any, scope: Scope, body: bytes) -> Any:
+        """Decide about an attempt that died: ``op.done(answer)``, False to try again. Raises a 409 if it is unknown."""
         if self._on_partial == "retry":
             return False
         assert callable(self._on_partial)
-        found = self._on_partial(scope, body)
-        said: Any = await found if inspect.isawaitable(found) else found
-        if isinstance(said, Answer):
-            return op.done(said.dump(self._repeated, self._max_kept))
-        if said is True:
+        result = self._on_partial(scope, body)
+        decision: Any = await result if inspect.isawaitable(result) else result
+        if isinstance(decision, Answer):
+            return op.done(decision.dump(self._repeated, self._max_kept))
+        if decision is True:
             return False
         raise problem.interrupted(op.key.digest)
 
 
-def _ask_for_bytes(scope: Scope) -> None:
-    """Whatever else a server could send could not be kept. In place: others see there which route was taken."""
+def _disable_response_extensions(scope: Scope) -> None:
+    """Remove extensions such as http.response.pathsend, whose content could not be stored.
+
+    The scope is changed in place, because frameworks add the matched route to it.
+    """
     if extensions := scope.get("extensions"):
-        scope["extensions"] = {name: said for name, said in extensions.items() if not name.startswith("http.response.")}
+        scope["extensions"] = {
+            name: value for name, value in extensions.items() if not name.startswith("http.response.")
+        }
 
 
-def _tell(work: asyncio.Task[None]) -> None:
+def _log_error(work: asyncio.Task[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
         log.error(
             "a request whose client had left ended with an error",

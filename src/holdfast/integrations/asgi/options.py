@@ -1,4 +1,4 @@
-"""What the middleware is told, checked before the application starts."""
+"""The arguments of the middleware, checked before the application starts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import holdfast
 from holdfast.integrations.asgi.answer import NEVER, REPEATED, Answer
 from holdfast.integrations.asgi.problem import Scope
 
-Found = Answer | bool
-OnPartial = Literal["refuse", "retry"] | Callable[[Scope, bytes], Found | Awaitable[Found]]
+Decision = Answer | bool
+OnPartial = Literal["refuse", "retry"] | Callable[[Scope, bytes], Decision | Awaitable[Decision]]
 Client = holdfast.AsyncClient | Callable[[Scope], holdfast.AsyncClient]
 
 
 def check_functions(principal: Any, client: Any, on_partial: Any) -> None:
     if not callable(principal) or inspect.iscoroutinefunction(principal):
         raise TypeError(
-            f"principal must be a function of the scope that says whose key it is, not {principal!r}: without it one "
-            "user's key would get another user's answer"
+            f"principal must be a function of the scope that returns the owner of the key, not {principal!r}: "
+            "without it one user's key would get another user's answer"
         )
     if not isinstance(client, holdfast.AsyncClient) and not callable(client):
-        raise TypeError(f"client must be an AsyncClient, or a function of the scope that finds it, not {client!r}")
+        raise TypeError(f"client must be an AsyncClient, or a function of the scope that returns it, not {client!r}")
     if on_partial not in ("refuse", "retry") and not callable(on_partial):
         raise ValueError(f'on_partial must be "refuse", "retry" or a function, not {on_partial!r}')
 
@@ -40,15 +40,15 @@ def check_methods(methods: Iterable[str]) -> frozenset[str]:
 
 
 def check_headers(names: Iterable[str]) -> frozenset[str]:
-    """All that are repeated."""
-    found = REPEATED | {name.lower() for name in _names("replay_headers", names)}
-    if never := sorted(found & NEVER):
-        raise ValueError(f"replay_headers must not have {', '.join(never)}: that is of one client or one connection")
-    return found
+    """All headers that are repeated. Raises ValueError for one that must not be."""
+    repeated = REPEATED | {name.lower() for name in _names("replay_headers", names)}
+    if never := sorted(repeated & NEVER):
+        raise ValueError(f"replay_headers must not have {', '.join(never)}: it belongs to one client or one connection")
+    return repeated
 
 
 def _names(what: str, names: Any) -> list[str]:
-    found = [] if isinstance(names, str) else list(names)
-    if isinstance(names, str) or not all(isinstance(each, str) and each for each in found):
-        raise TypeError(f"{what} must be names, in a list or the like, not {names!r}")
-    return found
+    listed = [] if isinstance(names, str) else list(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in listed):
+        raise TypeError(f"{what} must be names, e.g. a list of str, not {names!r}")
+    return listed

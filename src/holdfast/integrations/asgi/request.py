@@ -1,4 +1,4 @@
-"""What makes two requests the same: the operation that they are, and what they must have in common."""
+"""The identity of a request: its operation key, and the fingerprint that a retry must repeat."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from holdfast.integrations.asgi.problem import Receive, Scope, too_large
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """All lines of that name as one, as HTTP joins them."""
-    found = [value for each, value in scope["headers"] if each.lower() == name]
-    return b", ".join(found) if found else None
+    """The value of a header; several lines are joined with commas. None if it is absent."""
+    values = [value for field, value in scope["headers"] if field.lower() == name]
+    return b", ".join(values) if values else None
 
 
 def operation_key(principal: str, method: str, path: str, key: str) -> str:
-    """The operation: principal, method, path and key. Whoever looks at the log sees the last three, shortened, and of
-    the principal, which may be a secret, only that it is part of the digest."""
+    """A digest of principal, method, path and key, after the last three in readable form.
+
+    The principal may be a secret, and is only in the digest.
+    """
     digest = _digest(*(part.encode(errors="surrogatepass") for part in (principal, method, path, key)))
-    shown = f"{method[:10]} {path[:50]} {key[:60]}"
-    return "".join(each if " " <= each <= "~" else "?" for each in shown) + f" {digest}"
+    label = f"{method[:10]} {path[:50]} {key[:60]}"
+    return "".join(char if " " <= char <= "~" else "?" for char in label) + f" {digest}"
 
 
 def fingerprint(scope: Scope, body: bytes) -> str:
-    """What a retry has to send again: query, content type and body. Method and path are part of the operation."""
-    kind = header(scope, b"content-type") or b""
-    return _digest(scope.get("query_string") or b"", kind.strip().lower(), body)
+    """A digest of query, content type and body. Method and path are in the operation key."""
+    content_type = header(scope, b"content-type") or b""
+    return _digest(scope.get("query_string") or b"", content_type.strip().lower(), body)
 
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
-    """All of it; None when the client left before it had sent it. Problem when it is too large."""
+    """The whole body; None if the client disconnected before it was sent. Raises IdempotencyProblem if too large."""
     declared = header(scope, b"content-length") or b""
     if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise too_large(most)
