@@ -1,4 +1,4 @@
-"""Child processes that talk over pipes, and looks into the tables: for the tests about processes that die."""
+"""Child processes with pipes, direct queries of the database, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 PATIENCE = 60.0
-"""Seconds to wait for an event that will come, however busy the machine is: a limit, never a measurement."""
+"""Seconds to wait for an event that will happen, on a busy machine, too: a limit, never a measurement."""
 
 HANG = 240.0
-"""Seconds after which an interpreter that was started, with all its imports, hangs: less than a test may take."""
+"""Seconds after which a started interpreter counts as hanging: less than the timeout of a test."""
 
 ENDS = {
     "normally": ("pass", 0),
     "sys.exit": ("sys.exit(3)", 3),
     "exception": ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError", 1),
 }
-"""The last line of a program that closes nothing, and its exit status."""
+"""Ways to exit without closing anything: the last line of a program, and its exit status."""
 
 
 class Child:
     """A Python process with ``program`` as its main module; its arguments are in ``sys.argv[1:]``."""
 
     def __init__(self, program: str, *args: object) -> None:
-        (theirs, ours), (said, saying) = os.pipe(), os.pipe()
-        self.process = Forked(dedent(program), "-c", *map(str, args), streams=(theirs, saying, 2), new_session=True)
-        os.close(theirs)
-        os.close(saying)
-        self.stdin, self._stdout = os.fdopen(ours, "w"), os.fdopen(said)
+        (child_stdin, stdin), (stdout, child_stdout) = os.pipe(), os.pipe()
+        self.process = Forked(
+            dedent(program), "-c", *map(str, args), streams=(child_stdin, child_stdout, 2), new_session=True
+        )
+        os.close(child_stdin)
+        os.close(child_stdout)
+        self.stdin, self._stdout = os.fdopen(stdin, "w"), os.fdopen(stdout)
         self.pid = self.process.pid
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -55,7 +57,7 @@ class Child:
         self._lines.put("<end>")
 
     def line(self, timeout: float = PATIENCE) -> str:
-        """The next line it prints; ``<end>`` when there is none to come."""
+        """The next line of its output; ``<end>`` after the last one."""
         line = self._lines.get(timeout=timeout)
         if line == "<end>":
             self._lines.put(line)
@@ -63,7 +65,7 @@ class Child:
 
     def expect(self, *wanted: str) -> None:
         for text in wanted:
-            assert (found := self.line()) == text, f"the child said {found!r} instead of {text!r}"
+            assert (line := self.line()) == text, f"the child printed {line!r} instead of {text!r}"
 
     def say(self, text: str) -> None:
         self.stdin.write(text + "\n")
@@ -86,7 +88,7 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # and whatever it has forked
+            os.killpg(self.pid, signal.SIGKILL)  # with its own children
         self.process.wait(PATIENCE)
         with suppress(BrokenPipeError):
             self.stdin.close()
@@ -94,67 +96,69 @@ class Child:
         self._stdout.close()
 
 
-_looking = threading.Lock()
-_onlooker: psycopg.Connection[Any] | None = None
-_at = ""
+_query_lock = threading.Lock()
+_query_connection: psycopg.Connection[Any] | None = None
+_query_url = ""
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """Ask the database itself, past holdfast. On PostgreSQL as a session that has just begun would: it is kept for the
-    next question, because to begin one is what costs most."""
-    global _onlooker, _at
+    """Run a statement directly, without holdfast.
+
+    On PostgreSQL the connection is reset and kept for the next query, because connecting takes longest.
+    """
+    global _query_connection, _query_url
     if url.startswith("sqlite"):
         file = sqlite3.connect(urlsplit(url).path, isolation_level=None, timeout=PATIENCE)
         try:
             return file.execute(statement.replace("%s", "?"), parameters).fetchall()
         finally:
             file.close()
-    if not _looking.acquire(blocking=False):  # another thread asks, and may have to wait for its answer
-        with _connected(url) as connection:
-            return _asked(connection, statement, parameters)
+    if not _query_lock.acquire(blocking=False):  # the query of another thread may take long
+        with _connect(url) as connection:
+            return _fetch(connection, statement, parameters)
     try:
-        kept, _onlooker = _onlooker, None
-        if kept is not None and not (_at == url and _is_alive(kept)):
-            kept.close()
-            kept = None
-        kept = kept or _connected(url)
+        reused, _query_connection = _query_connection, None
+        if reused is not None and not (_query_url == url and _is_alive(reused)):
+            reused.close()
+            reused = None
+        reused = reused or _connect(url)
         try:
-            found = _asked(kept, statement, parameters)
-            kept.execute("discard all")
+            rows = _fetch(reused, statement, parameters)
+            reused.execute("discard all")
         except BaseException:
-            kept.close()
+            reused.close()
             raise
-        _onlooker, _at = kept, url
-        return found
+        _query_connection, _query_url = reused, url
+        return rows
     finally:
-        _looking.release()
+        _query_lock.release()
 
 
-def stop_looking() -> None:
-    global _onlooker
-    kept, _onlooker = _onlooker, None
-    if kept is not None:
-        kept.close()
+def close_query_connection() -> None:
+    global _query_connection
+    connection, _query_connection = _query_connection, None
+    if connection is not None:
+        connection.close()
 
 
-def _connected(url: str) -> psycopg.Connection[Any]:
+def _connect(url: str) -> psycopg.Connection[Any]:
     return psycopg.connect(
         url, autocommit=True, application_name="onlooker", connect_timeout=int(PATIENCE), prepare_threshold=None
     )
 
 
-def _asked(connection: psycopg.Connection[Any], statement: str, parameters: tuple[object, ...]) -> list[Any]:
+def _fetch(connection: psycopg.Connection[Any], statement: str, parameters: tuple[object, ...]) -> list[Any]:
     cursor = connection.execute(statement.encode(), parameters or None)
     return cursor.fetchall() if cursor.description else []
 
 
 def _is_alive(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has ended it, or gone, meanwhile."""
+    """False if the server has ended the session, or is down."""
     return not select.select([connection], [], [], 0)[0] and connection.info.status is psycopg.pq.ConnStatus.OK
 
 
 def rows(url: str) -> dict[str, int]:
-    """How many leases and beats there are, living or not."""
+    """The number of rows of leases and beats, expired ones included."""
     dot = "_" if url.startswith("sqlite") else "."
     [(leases, beats)] = query(
         url, f"select (select count(*) from holdfast{dot}lease), (select count(*) from holdfast{dot}beat)"
@@ -178,16 +182,16 @@ def backends(url: str) -> list[int]:
 
 
 def last_queries(url: str) -> list[str]:
-    """What each of holdfast's sessions was last asked, or is being asked."""
-    asked = query(
+    """The last statement of each of holdfast's sessions."""
+    rows = query(
         url,
         "select query from pg_stat_activity where application_name = 'holdfast' and datname = current_database()",
     )
-    return [text for (text,) in asked]
+    return [text for (text,) in rows]
 
 
 def eventually(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> float:
-    """Wait until it holds; how long that took."""
+    """Wait until ``condition()`` is true. Returns the seconds that it took."""
     started = time.monotonic()
     while not condition():
         passed = time.monotonic() - started
@@ -197,12 +201,12 @@ def eventually(condition: Callable[[], object], what: str, timeout: float = PATI
 
 
 def _pause(passed: float) -> float:
-    """Until the next look: what takes long is looked at less often, for a look may be a new session on the server."""
+    """Seconds until the next check. Checks become rarer, because one may need a new session on the server."""
     return min(0.05, 0.01 + passed / 20)
 
 
 async def until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
-    """The same on an event loop, which goes on meanwhile."""
+    """The same for asyncio."""
     started = time.monotonic()
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110
@@ -210,8 +214,7 @@ async def until(condition: Callable[[], object], what: str, timeout: float = PAT
 
 
 def kept(grant: Any, seconds: float = 1.0) -> None:
-    """Wait until heartbeats have moved the end of its trust by so much. Without them it stays where it is, and the
-    lease is lost when that has come: then this fails."""
+    """Wait until heartbeats have moved the end of trust in the grant by ``seconds``. Fails if it is lost."""
 
     def end() -> float:
         grant.check()
@@ -222,5 +225,5 @@ def kept(grant: Any, seconds: float = 1.0) -> None:
 
 
 def pass_time(seconds: float) -> None:
-    """Where the passing of time is the point."""
+    """Sleep, where a test needs time to pass."""
     time.sleep(seconds)

@@ -16,7 +16,7 @@ from hypothesis import settings
 import holdfast
 from holdfast.testing import Pooler, Postgres, available, pooler
 from holdfast.testing.sync_facade import EventLoopThread, SyncFacade
-from tests.children import stop_looking
+from tests.children import close_query_connection
 
 # The same examples in every run: a failure is never a matter of luck.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _stop_servers() -> Iterator[None]:
     yield
-    stop_looking()
+    close_query_connection()
     for server in _servers.values():
         server.close()
 

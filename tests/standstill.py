@@ -34,13 +34,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        lost = item.config.stash[_recorder].figures(item.stash[_started])
-        text = f"The machine stood still for {lost['total']:.2f} s in all, {lost['longest']:.2f} s at the longest."
+        pauses = item.config.stash[_recorder].figures(item.stash[_started])
+        text = f"The machine stood still for {pauses['total']:.2f} s in all, {pauses['longest']:.2f} s at the longest."
         report.sections.append(("Standstill", text))
     return report
 
 
 @pytest.fixture
 def standstill(pytestconfig: pytest.Config) -> Standstill:
-    """How long the machine stood still: ``standstill.seconds(since)``."""
+    """Records pauses of the machine: ``standstill.seconds(since)``."""
     return pytestconfig.stash[_recorder]

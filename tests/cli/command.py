@@ -20,7 +20,7 @@ from typing import Any, Self
 import jsonschema
 
 from tests.children import PATIENCE, eventually
-from tests.nursery import finish
+from tests.fork_server import finish
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "json"

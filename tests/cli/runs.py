@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tests import nursery
+from tests import fork_server
 from tests.children import PATIENCE, eventually
 from tests.cli.command import PROGRAM, SCRIPT, environment
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 FAMILY = ("sh", "-c", "sleep 1000 & echo $$ $!; wait")
 """A command with a child of its own; it prints both pids."""
@@ -40,7 +40,7 @@ def finish(
     env = environment(HOLDFAST_URL=url, **(more or {}))
     if not options:
         command = [SCRIPT, "run", *map(os.fsdecode, arguments)]
-        return nursery.finish(PROGRAM, *command, timeout=PATIENCE, cwd=cwd, env=env)
+        return fork_server.finish(PROGRAM, *command, timeout=PATIENCE, cwd=cwd, env=env)
     options = {"capture_output": True, "stdin": subprocess.DEVNULL, "text": True, **options}
     return subprocess.run([SCRIPT, "run", *arguments], timeout=PATIENCE, check=False, cwd=cwd, env=env, **options)
 

@@ -18,7 +18,7 @@ from holdfast.cli.app import COMMANDS, app
 from holdfast.cli.output import clean, span
 from tests.children import PATIENCE, query
 from tests.cli.command import PROGRAM, ROOT, SCHEMAS, SCRIPT, ask, at, call, environment, on_terminal, valid
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LONG = "a lease with a rather long name, as people give them " * 3

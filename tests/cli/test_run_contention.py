@@ -13,7 +13,7 @@ import holdfast
 from tests.children import NONE, PATIENCE, eventually, rows
 from tests.cli.command import PROGRAM, SCRIPT, environment
 from tests.cli.runs import alive, gone
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 LONG = 2 * PATIENCE
 """Seconds for so many processes on a machine that is busy with other tests."""

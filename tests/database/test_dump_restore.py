@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.testing import Postgres
 from tests.conftest import MAJORS, NEWEST, migrated, server
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 
 def copied(source: Postgres, url: str, target: Postgres, *, meanwhile: int) -> tuple[Raw, int]:

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.testing.server import until
 from tests.children import PATIENCE, kept
-from tests.raw import Raw, waiters
+from tests.raw_session import Raw, waiters
 
 
 def test_leases_work_through_a_pooler_in_transaction_mode(pooled_url: str) -> None:

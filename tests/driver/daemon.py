@@ -14,7 +14,7 @@ import holdfast
 from holdfast.driver import store
 from tests.children import PATIENCE, eventually
 from tests.cli.command import PROGRAM, SCRIPT, environment
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 
 class Daemon:

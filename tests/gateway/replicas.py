@@ -17,7 +17,7 @@ import httpx
 from tests.children import PATIENCE
 from tests.cli.command import PROGRAM, SCRIPT, SERVED, environment
 from tests.driver.daemon import Daemon, clean
-from tests.nursery import Forked
+from tests.fork_server import Forked
 
 _WITH_ROOM = """
 import types

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.integrations.asgi import IdempotencyMiddleware
 from tests.children import PATIENCE
-from tests.integrations.asker import JSON, Client, Shop, ask, guarded
+from tests.integrations.asgi_client import JSON, Client, Shop, ask, guarded
 from tests.project.test_readme import blocks
 
 BODIES = [b"", b"0", b"null", b"false", b"\n\n", bytes(range(256)) * 40, '{"é": "☃"}'.encode()]

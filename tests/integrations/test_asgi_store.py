@@ -14,7 +14,7 @@ from holdfast.integrations.asgi import Answer
 from holdfast.testing import Postgres
 from tests.children import PATIENCE
 from tests.conftest import migrated
-from tests.integrations.asker import Shop, ask, guarded
+from tests.integrations.asgi_client import Shop, ask, guarded
 
 BY = {"actor": "ann", "reason": "the bank says that it never arrived"}
 

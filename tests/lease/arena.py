@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.errors import Refused
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE
-from tests.raw import Raw, Row, acquisition
+from tests.raw_session import Raw, Row, acquisition
 
 Ask = tuple[str, Row]
 WARM: dict[str, Row] = {

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from tests.children import Child
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 COUNT = 6
 ROUNDS = 20

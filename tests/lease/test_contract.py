@@ -14,7 +14,7 @@ import pytest
 from holdfast.testing.lease_contract import LONG, LeaseContract, waiting
 from holdfast.testing.server import until
 from holdfast.testing.sync_facade import SyncFacade
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 TABLES = ("lease", "beat", "history")
 

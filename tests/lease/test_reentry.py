@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from tests.children import eventually
 from tests.conftest import migrated
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 Connect = Callable[..., Any]
 

@@ -11,7 +11,7 @@ import holdfast
 from holdfast import MatchVersion, MustCreate
 from holdfast.testing import Postgres
 from tests.conftest import migrated
-from tests.raw import Raw, acquisition
+from tests.raw_session import Raw, acquisition
 
 
 def test_what_is_refused_writes_no_wal() -> None:

@@ -22,7 +22,7 @@ from holdfast.testing.checker.models import RegisterModel
 from holdfast.testing.history import operations, read
 from holdfast.testing.object_contract import drain
 from tests.conftest import migrated, server
-from tests.raw import trials
+from tests.raw_session import trials
 
 ids = st.sampled_from(["a", "b", "c"])
 names = st.sampled_from([None, "x", "y"])

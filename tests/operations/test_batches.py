@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, name, running
 from tests.children import eventually, query, until
-from tests.subjects import ask
+from tests.user_connections import ask
 
 Connect = Callable[..., Any]
 

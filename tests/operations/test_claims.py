@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, running
 from tests.conftest import server
-from tests.subjects import ask
+from tests.user_connections import ask
 
 
 def key(task: str, **more: Any) -> holdfast.OperationKey:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.operation_contract import OperationContract
-from tests.subjects import shared_postgres
+from tests.user_connections import shared_postgres
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -13,8 +13,8 @@ import sqlalchemy
 from sqlalchemy import orm
 
 import holdfast
-from tests.operations.user_connections import key, logged, opened, work
-from tests.subjects import ask, settled
+from tests.operations.transactions import key, logged, opened, work
+from tests.user_connections import ask, settled
 
 
 def test_a_function_that_commits_by_itself_and_then_fails_is_not_called_again(postgres_url: str) -> None:

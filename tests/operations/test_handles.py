@@ -19,7 +19,7 @@ import holdfast
 from holdfast.testing.operation_contract import leave_half_done, name
 from holdfast.testing.proxy import Proxy
 from tests.children import eventually, query
-from tests.subjects import ask
+from tests.user_connections import ask
 
 Connect = Callable[..., Any]
 

@@ -16,8 +16,8 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, name, running
 from tests.children import pass_time, query
-from tests.operations.policies import connected
-from tests.subjects import ask
+from tests.operations.governing import connected
+from tests.user_connections import ask
 
 
 def key_of(task: str, dataset: str = "parcels") -> holdfast.OperationKey:

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import LONG, gives_up, running
 from tests.operations.transactions import key, opened, work
-from tests.subjects import ask
+from tests.user_connections import ask
 
 
 def locked_with(task: str) -> holdfast.OperationKey:

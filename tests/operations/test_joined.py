@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import leave_half_done
 from tests.operations.transactions import FEW, KINDS, key, logged, opened, work
-from tests.subjects import ask, settled
+from tests.user_connections import ask, settled
 
 
 @pytest.mark.parametrize("kind", KINDS)

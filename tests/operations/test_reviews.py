@@ -11,7 +11,7 @@ import holdfast
 from holdfast import Allow, PolicyContext, PolicyDenied, Review
 from holdfast.testing.operation_contract import leave_half_done, name, running
 from tests.operations.governing import BY_ELDER, answer, fail, governed, key
-from tests.subjects import ask
+from tests.user_connections import ask
 
 
 def test_an_approved_review_lets_it_be_tried_once_more_and_a_rejected_one_until_a_reset_never(

@@ -12,8 +12,8 @@ import pytest
 import holdfast
 from holdfast.testing.operation_contract import RESULTS
 from tests.conftest import migrated, server
-from tests.operations.user_connections import FEW, KINDS, key, logged, opened, work
-from tests.subjects import settled, subject
+from tests.operations.transactions import FEW, KINDS, key, logged, opened, work
+from tests.user_connections import settled, subject
 
 
 @pytest.mark.parametrize("kind", KINDS)

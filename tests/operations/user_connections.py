@@ -10,7 +10,7 @@ from typing import Any
 
 import holdfast
 from tests.children import query
-from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, settled, shared_postgres, subject
+from tests.user_connections import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, Subject, settled, shared_postgres, subject
 
 KINDS = [*POSTGRES, *SQLITE, *ALCHEMY, *ALCHEMY_SQLITE]
 FEW = ["psycopg", "psycopg-async", "sqlite3", "session-psycopg", "connection-asyncpg-async"]

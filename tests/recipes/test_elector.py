@@ -18,7 +18,7 @@ import holdfast
 from holdfast.runtime.clock import now
 from holdfast.testing import Proxy
 from tests.children import PATIENCE, eventually, query, until
-from tests.raw import waiters
+from tests.raw_session import waiters
 from tests.recipes.electors import (
     QUICK,
     SLOW,

@@ -18,8 +18,8 @@ from holdfast.database.postgres_async import AsyncPostgresSession
 from holdfast.database.url import parse
 from holdfast.errors import Unanswered, Unreachable
 from tests.children import PATIENCE, until
-from tests.last_words import BrokenOff
-from tests.raw import acquisition, locked
+from tests.raw_session import acquisition, locked
+from tests.reset_connection import BrokenOff
 
 LIST = "lease_list"
 

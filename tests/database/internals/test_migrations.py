@@ -23,7 +23,7 @@ from holdfast.testing.lease_contract import refused_after_waiting
 from tests.children import Child
 from tests.cli.command import ask
 from tests.conftest import MAJORS, NEWEST, fresh, migrated, server
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 Connect = Callable[..., Any]
 DIALECTS: tuple[Dialect, ...] = ("postgres", "sqlite")

@@ -22,7 +22,7 @@ from holdfast.testing import Postgres
 from holdfast.testing.server import until
 from tests.children import Child
 from tests.conftest import migrated, server
-from tests.raw import Raw, acquisition, locked, waiters
+from tests.raw_session import Raw, acquisition, locked, waiters
 
 LONG = 60.0
 """Far more than any of this may take: a call that is not bounded would run into it."""
@@ -65,7 +65,7 @@ def test_a_call_ends_in_time_although_a_lock_is_held(raw: Raw, postgres_url: str
 def test_ctrl_c_is_heard_at_once_in_a_long_call(postgres_url: str) -> None:
     program = """
     import sys
-    from tests.raw import Raw
+    from tests.raw_session import Raw
     raw = Raw(sys.argv[1])
     try:
         raw.call("lease_list", name=None, timeout=600)

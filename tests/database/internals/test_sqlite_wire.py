@@ -30,13 +30,13 @@ from holdfast.runtime import forks
 from holdfast.testing.server import until
 from tests.children import Child
 from tests.conftest import migrated
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 LONG = 60.0
 IN_A_WRITE = """
 import sys
 from holdfast.runtime.clock import now
-from tests.raw import Raw
+from tests.raw_session import Raw
 raw = Raw(sys.argv[1])
 def stay():
     print("writing", flush=True)
@@ -45,7 +45,7 @@ raw.session._write(stay, now() + 600)
 """
 WAITING = """
 import sys
-from tests.raw import Raw
+from tests.raw_session import Raw
 raw = Raw(sys.argv[1])
 print("waiting", flush=True)
 try:
@@ -55,7 +55,7 @@ except KeyboardInterrupt:
 """
 WRITER = """
 import mmap, os, select, sys
-from tests.raw import Raw
+from tests.raw_session import Raw
 url, tally, place = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with open(tally, "r+b") as file:
     turns = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.database.sqlite_async import AsyncSqliteSession
 from tests.children import PATIENCE
-from tests.integrations.asker import Client, Reply, Shop, ask, guarded
+from tests.integrations.asgi_client import Client, Reply, Shop, ask, guarded
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.errors import FencedOut
 from holdfast.lease.protect import protect
 from tests.conftest import migrated, server
-from tests.raw import Raw, Row, acquisition, trials
+from tests.raw_session import Raw, Row, acquisition, trials
 
 NAMES = ("one", "two", "three")
 names = st.sampled_from(NAMES)

@@ -21,7 +21,7 @@ from holdfast.testing.server import until
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
 from tests.lease.arena import Arena
-from tests.raw import Raw, acquisition, trials, waiters
+from tests.raw_session import Raw, acquisition, trials, waiters
 
 
 @pytest.fixture

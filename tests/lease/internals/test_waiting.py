@@ -18,7 +18,7 @@ from holdfast.testing import Postgres
 from holdfast.testing.lease_contract import refused_after_waiting
 from tests.children import PATIENCE, eventually, query
 from tests.conftest import migrated
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 EXPIRE = """
 update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = 'a')

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import holdfast
-from tests.subjects import shared_postgres
+from tests.user_connections import shared_postgres
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 import holdfast
 from holdfast import EngineError, FencedOut
 from tests.conftest import fresh, server
-from tests.subjects import ask, make_table
+from tests.user_connections import ask, make_table
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
 

@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast import EngineError, FencedOut
 from tests.children import PATIENCE, eventually
-from tests.subjects import ask, make_table
+from tests.user_connections import ask, make_table
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
 EXPIRE = """

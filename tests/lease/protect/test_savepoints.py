@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 import holdfast
 from holdfast import EngineError, FencedOut
 from tests.conftest import MAJORS, NEWEST, fresh
-from tests.subjects import ask, make_table, shared_postgres
+from tests.user_connections import ask, make_table, shared_postgres
 
 FORMS = pytest.mark.parametrize("at", ["start", "commit"])
 EXPIRE = """

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 import holdfast
 from holdfast import FencedOut
-from tests.subjects import ask, make_table
+from tests.user_connections import ask, make_table
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 import holdfast
 from tests.children import PATIENCE, Child, eventually
-from tests.subjects import ask, make_table, shared_postgres
+from tests.user_connections import ask, make_table, shared_postgres
 
 TTLS = (0.7, 5.0, 25.0)
 """Of a lease whose transaction holds up the successor: the server ends one that idles for a TTL. If the machine stands

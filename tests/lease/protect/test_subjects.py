@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import EngineError, FencedOut
-from tests import subjects
+from tests import user_connections
 from tests.children import eventually
-from tests.subjects import Subject, ask, entered, settled, shared_postgres
+from tests.user_connections import Subject, ask, entered, settled, shared_postgres
 
-ON_POSTGRES = [*subjects.POSTGRES, *subjects.ALCHEMY]
-ON_SQLITE = [*subjects.SQLITE, *subjects.ALCHEMY_SQLITE]
+ON_POSTGRES = [*user_connections.POSTGRES, *user_connections.ALCHEMY]
+ON_SQLITE = [*user_connections.SQLITE, *user_connections.ALCHEMY_SQLITE]
 AT = ("start", "commit")
 
 
@@ -21,7 +21,7 @@ AT = ("start", "commit")
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
     on_postgres = request.param in ON_POSTGRES
     url = shared_postgres() if on_postgres else f"sqlite:///{tmp_path / 'app.db'}"
-    async with subjects.subject(request.param, url) as made:
+    async with user_connections.subject(request.param, url) as made:
         yield made
         await made.rollback()
 
@@ -29,7 +29,7 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @pytest.fixture(params=ON_POSTGRES)
 async def on_postgres(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """Where a successor can come in between. On SQLite the protected transaction is the only writer until it ends."""
-    async with subjects.subject(request.param, shared_postgres()) as made:
+    async with user_connections.subject(request.param, shared_postgres()) as made:
         yield made
         await made.rollback()
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import rule
 from holdfast.lock.mend import mend
 from holdfast.lock.mux import Mux
 from holdfast.lock.tickets import Action, Key, Open, Settle, Ticket
-from tests.interrupting import Interrupt
+from tests.interrupts import Interrupt
 from tests.lock.internals.mux_world import LIMITS, World
 
 PURE = tuple(f"/holdfast/lock/{name}.py" for name in ("claims", "mend", "mux", "sessions", "standing", "tickets"))

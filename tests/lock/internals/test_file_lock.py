@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast.runtime.atomic_write import replace
-from tests import interrupting
+from tests import interrupts
 from tests.children import PATIENCE, Child, eventually
 
 COUNT = """
@@ -327,10 +327,10 @@ def test_threads_that_share_a_grant_write_one_after_the_other(tmp_path: Path) ->
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["settings", "settings.lock"]
 
 
-class Interrupt(interrupting.Interrupt):
+class Interrupt(interrupts.Interrupt):
     def spares(self, code: CodeType, place: int) -> bool:
         """Where nothing that is written in Python can be safe, and where the interpreter does not look."""
-        return interrupting.returns(code, place) or (code.co_name in ("__exit__", "release") and place < 4)
+        return interrupts.returns(code, place) or (code.co_name in ("__exit__", "release") and place < 4)
 
 
 @pytest.mark.parametrize("how", ["with", "or_skip", "acquire"])

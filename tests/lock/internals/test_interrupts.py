@@ -22,9 +22,9 @@ import pytest
 import holdfast
 from holdfast.lock.asyncio_mending import MendingPump
 from holdfast.lock.tickets import Claim
-from tests import interrupting
+from tests import interrupts
 from tests.children import PATIENCE, eventually, until
-from tests.interrupting import returns
+from tests.interrupts import returns
 from tests.lock.looks import advisory
 
 STRIDE = int(os.environ.get("HOLDFAST_INTERRUPT_STRIDE", "7"))
@@ -39,7 +39,7 @@ SPARED = (
 FIRST = ("__exit__", "release", "__aexit__", "leave")
 
 
-class Interrupt(interrupting.Interrupt):
+class Interrupt(interrupts.Interrupt):
     """Of holdfast's shells."""
 
     def __init__(self, at: int) -> None:

@@ -27,8 +27,8 @@ from holdfast.testing import Postgres, Proxy
 from holdfast.testing.sync_facade import SyncFacade
 from tests.children import PATIENCE, Child, eventually, query
 from tests.conftest import migrated
-from tests.last_words import BrokenOff
 from tests.lock.looks import advisory, waiters
+from tests.reset_connection import BrokenOff
 
 Connect = Callable[..., Any]
 

@@ -20,7 +20,7 @@ from holdfast.objects.changes import Position
 from holdfast.testing import Proxy
 from holdfast.testing.object_contract import drain
 from tests.children import PATIENCE, eventually, query
-from tests.raw import trials, waiters
+from tests.raw_session import trials, waiters
 
 
 def test_a_slow_transaction_is_not_skipped_and_holds_up_nobody(postgres_url: str) -> None:

@@ -24,7 +24,7 @@ from holdfast.testing.object_contract import ObjectContract, drain
 from holdfast.testing.server import until
 from tests.children import PATIENCE, query
 from tests.conftest import MAJORS, shared
-from tests.subjects import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
+from tests.user_connections import ALCHEMY, ALCHEMY_SQLITE, POSTGRES, SQLITE, settled, subject
 
 Connect = Callable[..., Any]
 

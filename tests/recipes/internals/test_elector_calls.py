@@ -16,7 +16,7 @@ from holdfast.lease.keeper import keeper_of
 from holdfast.recipes import elector as elector_module
 from holdfast.runtime.clock import now
 from tests.children import PATIENCE, Child, eventually, until
-from tests.interrupting import Interrupt, generated
+from tests.interrupts import Interrupt, generated
 from tests.recipes.electors import QUICK, SLOW, STEADY, Replica, expire_unless_renewed, replicas, replicas_beside
 
 

@@ -20,7 +20,7 @@ import holdfast.telemetry
 from holdfast.testing.lease_contract import refused_after_waiting, waiting
 from tests.children import PATIENCE, Child, eventually, query, rows
 from tests.lease.test_contract import never_polls
-from tests.raw import Raw
+from tests.raw_session import Raw
 
 Connect = Callable[..., Any]
 HOLD = """

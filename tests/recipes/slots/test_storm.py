@@ -20,7 +20,7 @@ from holdfast.testing.faults import Fault, Nemesis, network, terminate
 from holdfast.testing.history import read
 from proof.storms.slot_claimer import CAPACITY
 from tests.children import NONE, Child, eventually, rows
-from tests.raw import trials
+from tests.raw_session import trials
 from tests.recipes.guard.instances import stand_still
 
 LONG = trials(1) > 1

@@ -15,7 +15,7 @@ import holdfast
 from holdfast import EngineError, FencedOut
 from holdfast.database.engine import Engine
 from tests.children import PATIENCE, eventually, kept
-from tests.subjects import ask, make_table
+from tests.user_connections import ask, make_table
 
 EXPIRE = """
 update holdfast.beat set expires_at = clock_timestamp() where id = (select beat from holdfast.lease where name = %s)

@@ -23,7 +23,7 @@ from holdfast.testing import Postgres, Proxy
 from holdfast.testing.standstill import Standstill
 from tests.children import NONE, PATIENCE, eventually, query, rows
 from tests.conftest import migrated
-from tests.raw import trials
+from tests.raw_session import trials
 from tests.recipes.guard.instances import (
     ASYNC,
     GUARDED,

@@ -22,7 +22,7 @@ from holdfast.runtime.clock import now
 from tests.children import NONE, PATIENCE, Child, eventually, query, rows
 from tests.cli.command import PROGRAM, at, environment
 from tests.conftest import server
-from tests.raw import trials
+from tests.raw_session import trials
 from tests.recipes.guard.instances import ASYNC, GUARDED, LONG, Instance
 
 BOTH = pytest.mark.parametrize("program", [GUARDED, ASYNC], ids=["sync", "async"])

@@ -1,9 +1,9 @@
-"""Python processes whose imports are done: each is forked off one that has imported what nearly all of them need.
+"""A fork server for tests: Python processes that are forked from one that has already imported psycopg, click and rich.
 
-A test process starts hundreds, and a fifth of a second of a processor is what psycopg, click and rich take to import.
-Otherwise they are what ``python -c PROGRAM`` is: a main module of their own, arguments, streams, working directory,
-environment and session as asked for, and an end by way of the interpreter's. What is to be seen of imports, or of what
-the interpreter reads from its environment, wants a process of its own.
+These imports take a fifth of a second, and a test process starts hundreds of processes. Otherwise they are like
+``python -c PROGRAM``: their own main module, arguments, streams, working directory, environment and session, and a
+regular exit of the interpreter. Tests of imports, or of variables that the interpreter reads at its start, need a
+process of their own.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ NEEDED = (
     "holdfast.database.background",
     "holdfast.lease.keeper",
 )  # fmt: skip
-_one_at_a_time = threading.Lock()
-_SERVE = "import tests.nursery, sys; exec(*tests.nursery.serve(*sys.argv[1:]))"
+_start_lock = threading.Lock()
+_SERVE = "import tests.fork_server, sys; exec(*tests.fork_server.serve(*sys.argv[1:]))"
 
 
 class Forked:
-    """One of them, with the part of ``subprocess.Popen`` that tests use. Its ``streams`` are copies of those given, and
-    it may be forked off one that has imported ``also`` as well."""
+    """A forked process, with the methods of ``subprocess.Popen`` that tests use.
+
+    Its ``streams`` are copies of the given descriptors. ``also`` names further modules to import before the fork.
+    """
 
     def __init__(
         self,
@@ -53,16 +55,16 @@ class Forked:
         env: dict[str, str] | None = None,
         new_session: bool = False,
     ) -> None:
-        asked = {
+        request = {
             "program": program, "argv": list(arguments), "cwd": str(cwd or Path.cwd()), "new_session": new_session,
             "env": dict(os.environ) if env is None else env,
         }  # fmt: skip
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            with _one_at_a_time:
-                nursery = _nursery(buffered, also)
-            socket.send_fds(nursery, [json.dumps(asked).encode()], [*streams, theirs.fileno()])
-        self.pid = int(self._line.recv(16))
+            with _start_lock:
+                server = _server(buffered, also)
+            socket.send_fds(server, [json.dumps(request).encode()], [*streams, theirs.fileno()])
+        self.pid = int(self._channel.recv(16))
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -72,14 +74,14 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            line = select.poll()
-            line.register(self._line, select.POLLIN)
-            if not line.poll(None if timeout is None else timeout * 1000):
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            self.returncode = int(self._line.recv(16))
-            self._line.send(b".")  # it may be buried: nobody has its number before that
-            self._line.recv(1)
-            self._line.close()
+            self.returncode = int(self._channel.recv(16))
+            self._channel.send(b".")  # now the server may reap it; until then its pid is not reused
+            self._channel.recv(1)
+            self._channel.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -93,105 +95,107 @@ class Forked:
 def finish(
     program: str, *arguments: str, timeout: float, cwd: Path | None, env: dict[str, str], also: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """One that has nothing to read, to its end; what it says goes through pipes."""
-    (out, said), (err, complained) = os.pipe(), os.pipe()
+    """Run a process without input to its end, and return its output."""
+    (stdout, stdout_writer), (stderr, stderr_writer) = os.pipe(), os.pipe()
     with open(os.devnull) as nothing:  # noqa: PTH123
-        streams = (nothing.fileno(), said, complained)
+        streams = (nothing.fileno(), stdout_writer, stderr_writer)
         process = Forked(program, *arguments, streams=streams, buffered=True, also=also, cwd=cwd, env=env)
-    os.close(said)
-    os.close(complained)
+    os.close(stdout_writer)
+    os.close(stderr_writer)
     with ThreadPoolExecutor(2) as pool:
-        heard = pool.map(_all, (out, err))
+        outputs = pool.map(_read_all, (stdout, stderr))
         try:
             code = process.wait(timeout)
         finally:
             process.kill()
-    return subprocess.CompletedProcess(arguments, code, *heard)
+    return subprocess.CompletedProcess(arguments, code, *outputs)
 
 
-def _all(stream: int) -> str:
+def _read_all(stream: int) -> str:
     with open(stream, encoding="utf-8") as text:
         return text.read()
 
 
 @cache
-def _nursery(buffered: bool, also: tuple[str, ...]) -> socket.socket:
-    """Where this test process asks for those whose stdout is ``buffered`` and who need that, too. It ends with us."""
+def _server(buffered: bool, also: tuple[str, ...]) -> socket.socket:
+    """The channel to a fork server with these modules, whose stdout is ``buffered`` or not. It ends with us."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, *([] if buffered else ["-u"]), "-c", _SERVE, str(theirs.fileno()), *also]
-        stdin = subprocess.DEVNULL if buffered else subprocess.PIPE  # as theirs: Python looks at them but once
+        stdin = subprocess.DEVNULL if buffered else subprocess.PIPE
         process = subprocess.Popen(
             command, cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True, stdin=stdin, stdout=subprocess.PIPE
         )
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()
-    process.returncode = 0  # it ends when we do, and is nobody's to wait for
+    process.returncode = 0  # it ends when we do; Popen must not warn that it runs
     atexit.register(ours.close)
     return ours
 
 
-def serve(asking: str, *also: str) -> tuple[CodeType, dict[str, Any]]:
-    """Fork until nobody asks any more, then end. Returns in the processes forked off alone: with what they are to do,
-    done at the top of the main module, as by any other interpreter."""
+def serve(channel: str, *also: str) -> tuple[CodeType, dict[str, Any]]:
+    """Fork a process for each request until the channel is closed, then exit.
+
+    Returns only in the forked processes, with the code to execute at the top of the main module and its globals.
+    """
     for name in (*NEEDED, *also):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    return _Nursery(int(asking)).serve()
+    return _ForkServer(int(channel)).serve()
 
 
-class _Nursery:
-    def __init__(self, asking: int) -> None:
-        self._asking = asking
+class _ForkServer:
+    def __init__(self, channel: int) -> None:
+        self._requests = channel
         self._poll = select.poll()
-        self._poll.register(asking, select.POLLIN)
+        self._poll.register(channel, select.POLLIN)
         self._alive: dict[int, tuple[int, int]] = {}
-        """By what can be read when a process has ended: its number, and where to tell of it."""
-        self._told: dict[int, int] = {}
-        """By where that was told, which can be read when it may be buried: its number."""
+        """By pidfd: the pid, and the channel of its owner."""
+        self._reported: dict[int, int] = {}
+        """By channel: the pid of an ended process that its owner has not acknowledged yet."""
 
     def serve(self) -> tuple[CodeType, dict[str, Any]]:
         while True:
             for ready, _ in self._poll.poll():
                 if ready in self._alive:
-                    self._tell(ready)
-                elif ready in self._told:
+                    self._report(ready)
+                elif ready in self._reported:
                     os.read(ready, 1)
-                    os.waitpid(self._told.pop(ready), 0)
+                    os.waitpid(self._reported.pop(ready), 0)
                     with suppress(OSError):
-                        os.write(ready, b".")  # a process stopped as it was forked has a copy: there is no end to read
+                        os.write(ready, b".")  # closing it may not suffice: another child may have a copy
                     self._close(ready)
                 elif (job := self._fork()) is not None:
                     return job
 
     def _fork(self) -> tuple[CodeType, dict[str, Any]] | None:
-        with socket.socket(fileno=os.dup(self._asking)) as asking:
-            said, given, _, _ = socket.recv_fds(asking, 1 << 20, 4)
-        if not said:
+        with socket.socket(fileno=os.dup(self._requests)) as requests:
+            request, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+        if not request:
             os._exit(0)
-        *streams, line = given
+        *streams, channel = descriptors
         if (pid := os.fork()) == 0:
-            return _begin(json.loads(said), streams)
-        for each in streams:
-            os.close(each)
-        os.write(line, str(pid).encode())
+            return _begin(json.loads(request), streams)
+        for stream in streams:
+            os.close(stream)
+        os.write(channel, str(pid).encode())
         end = os.pidfd_open(pid)
-        self._alive[end] = pid, line
+        self._alive[end] = pid, channel
         self._poll.register(end, select.POLLIN)
         return None
 
-    def _tell(self, end: int) -> None:
-        pid, line = self._alive.pop(end)
+    def _report(self, end: int) -> None:
+        pid, channel = self._alive.pop(end)
         self._close(end)
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert found is not None
-        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         with suppress(OSError):
-            os.write(line, str(code).encode())
-        self._told[line] = pid
-        self._poll.register(line, select.POLLIN)
+            os.write(channel, str(code).encode())
+        self._reported[channel] = pid
+        self._poll.register(channel, select.POLLIN)
 
     def _close(self, number: int) -> None:
         self._poll.unregister(number)

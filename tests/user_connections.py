@@ -1,6 +1,6 @@
-"""Every kind of connection that a grant protects, behind one face, so that a proof runs on all of them.
+"""Every kind of user connection that a grant can protect, behind one interface, so that a test runs on all of them.
 
-What is awaited in one flavour and returned in the other goes through ``settled`` and ``entered``.
+``settled`` and ``entered`` hide the difference between sync and async calls and blocks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ async def entered(block: Any) -> AsyncIterator[Any]:
 
 @cache
 def shared_postgres() -> str:
-    """One migrated database a test process: names keep the tests apart."""
+    """A migrated database shared by the tests of a process, which use different names."""
     return fresh()
 
 
 def ask(url: str, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """One statement on a connection that has nothing to do with anything."""
+    """Run one statement on a new connection."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
             return file.execute(sql, parameters).fetchall()
@@ -62,7 +62,7 @@ def make_table(url: str) -> str:
 
 @dataclass
 class Subject:
-    """A client with a lease, and a user's own connection to the same database."""
+    """A client, and a user's connection to the same database."""
 
     url: str
     client: Any
@@ -81,7 +81,7 @@ class Subject:
         return await settled(self.client.lease(self.name, **options).acquire())
 
     async def begin(self) -> None:
-        """As the user of this driver does: most begin by themselves."""
+        """Begin a transaction, with the database drivers that do not by themselves."""
         if self.begin_with:
             await self.run(self.begin_with)
 
@@ -92,7 +92,7 @@ class Subject:
         await self.run(f"insert into {self.table} values ('{what}')")
 
     async def write_within(self, grant: Any, at: str, what: str, then: Callable[[], object] = lambda: None) -> None:
-        """A transaction that holdfast opens and commits."""
+        """Write in a transaction that holdfast begins and commits."""
         async with entered(grant.transaction(self.connection, at=at)):
             await self.write(what)
             then()
@@ -110,7 +110,7 @@ class Subject:
         return [row[0] for row in ask(self.url, f"select what from {self.table} order by 1")]
 
     def supersede(self) -> Any:
-        """Another holder has it now."""
+        """Make the other client the holder."""
         self.other.leases.force_release(self.name, actor="test", reason="superseded")
         return self.other.lease(self.name).acquire()
 
@@ -196,10 +196,10 @@ _ALL = POSTGRES | SQLITE | ALCHEMY | ALCHEMY_SQLITE
 
 @asynccontextmanager
 async def subject(kind: str, url: str) -> AsyncIterator[Subject]:
-    """Everything is closed at the end, whatever the test left open."""
+    """A Subject with this kind of connection. Closes everything at the end."""
     client: Any = (holdfast.AsyncClient if kind.endswith("-async") else holdfast.Client)(url)
     with holdfast.Client(url) as other:
-        other.leases.list()  # SQLite makes its tables now
+        other.leases.list()  # SQLite creates its tables now
         try:
             async with _ALL[kind](url) as (connection, sql):
                 begin_with = "begin" if kind in ("sqlite3-manual", "sqlite3-autocommit-on") else None

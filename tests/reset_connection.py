@@ -1,4 +1,4 @@
-"""A connection of which the other side says something, and then breaks it off: both have come before anybody looks."""
+"""A TCP connection whose peer has sent bytes and then reset it, before this side reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class BrokenOff:
             self.ours = socket.create_connection(listening.getsockname())
             theirs, _ = listening.accept()
         theirs.send(b"goodbye")
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # an error, not an end
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST instead of FIN
         theirs.close()
 
     def read(self) -> None:
-        """What has come; OSError the second time."""
+        """Read the bytes. Raises OSError the second time."""
         assert self.ours.recv(100) == b"goodbye"

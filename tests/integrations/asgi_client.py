@@ -1,4 +1,4 @@
-"""Asks ASGI applications, one message at a time: what a server would do, and what a bad client does to it."""
+"""A client of ASGI applications without a server, one message at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = (b"content-type", b"application/json")
 
 
 class Reply:
-    """What came back, message by message."""
+    """The messages of an answer."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -40,13 +40,13 @@ class Reply:
 
     @property
     def kind(self) -> str:
-        """Of a problem, which has all its members."""
-        told = json.loads(self.body)
+        """The kind of a problem. Asserts that the problem is complete."""
+        problem = json.loads(self.body)
         assert self.headers["content-type"] == "application/problem+json"
-        assert told["status"] == self.status
-        assert told["title"]
-        assert told["detail"]
-        kind: str = told["type"].removeprefix("urn:holdfast:idempotency:")
+        assert problem["status"] == self.status
+        assert problem["title"]
+        assert problem["detail"]
+        kind: str = problem["type"].removeprefix("urn:holdfast:idempotency:")
         return kind
 
     @property

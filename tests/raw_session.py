@@ -1,4 +1,4 @@
-"""The named statements on a session of their own: what the client stands on, without keeper, retries and waiting."""
+"""SQL statements of holdfast on one session, without the client's heartbeats, retries and waiting."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = dict[str, Any]
 
 
 def trials(number: int) -> int:
-    """How often to try; HOLDFAST_TRIALS multiplies it."""
+    """``number`` times the variable HOLDFAST_TRIALS."""
     return int(number * float(os.environ.get("HOLDFAST_TRIALS", "1")))
 
 
 def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
-    """The parameters of an acquire: a lease with a beat of its own, unless told otherwise."""
+    """The parameters of an acquire: by default of a lease with its own beat."""
     return {
         "name": name,
         "holder": holder,
@@ -41,7 +41,7 @@ def acquisition(name: str, holder: str = "somebody", **others: Any) -> Row:
 
 @contextmanager
 def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """The table of leases locked: whoever asks for one waits."""
+    """Lock the table of leases during the block: every acquire waits."""
     with psycopg.connect(url) as connection:
         connection.execute("lock table holdfast.lease in access exclusive mode")
         yield connection
@@ -49,7 +49,7 @@ def locked(url: str) -> Iterator[psycopg.Connection[Any]]:
 
 def waiters(connection: psycopg.Connection[Any]) -> int:
     """Statements in this database that wait for a lock."""
-    connection.execute("select pg_stat_clear_snapshot()")  # within a transaction the server would repeat itself
+    connection.execute("select pg_stat_clear_snapshot()")  # in a transaction the statistics are cached
     query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     [count] = connection.execute(query).fetchone() or (0,)
     return int(count)
@@ -92,7 +92,7 @@ class Raw:
         self.session.script(text.replace("holdfast.", self.prefix), PATIENCE)
 
     def pass_time(self, seconds: float) -> None:
-        """Let the leases grow older by that much."""
+        """Make all leases older by ``seconds``."""
         shift = f"- {seconds}" if self.sqlite else f"- interval '{seconds} seconds'"
         self.run(
             f"update holdfast.beat set expires_at = expires_at {shift};\n"
@@ -103,13 +103,13 @@ class Raw:
         self.run("delete from holdfast.lease;\ndelete from holdfast.beat;\ndelete from holdfast.history;\n")
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        """All that is in a table, on a connection of its own."""
+        """All rows of a table, read on another connection."""
         if self._reader is None and self.sqlite:
             self._reader = sqlite3.connect(self.database.target, isolation_level=None)
         elif self._reader is None:
             self._reader = psycopg.connect(self.url, autocommit=True)
-        found: list[tuple[Any, ...]] = self._reader.execute(f"select * from {self.prefix}{table} order by 1").fetchall()
-        return found
+        rows: list[tuple[Any, ...]] = self._reader.execute(f"select * from {self.prefix}{table} order by 1").fetchall()
+        return rows
 
     def close(self) -> None:
         if self._reader is not None:

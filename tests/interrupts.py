@@ -1,7 +1,7 @@
-"""KeyboardInterrupt before one instruction of ours after the other, raised in the thread itself.
+"""Raises KeyboardInterrupt before a chosen bytecode instruction of holdfast.
 
-That is stricter than the interpreter, which looks for signals only now and then. It is told of instructions by a trace
-function, and from Python 3.12 on by ``sys.monitoring``: there a trace function misses most of them.
+That is stricter than the interpreter, which handles signals only at some instructions. Instructions are observed with a
+trace function, and from Python 3.12 on with ``sys.monitoring``: there a trace function misses most of them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import holdfast
 
 RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 TOOL = 4
-"""One of those numbers that nobody has."""
+"""A tool id of sys.monitoring that is free."""
 
 monitoring: Any = getattr(sys, "monitoring", None)
 
 
 @cache
 def generated(*folders: str) -> tuple[str, ...]:
-    """The files of the sync flavour in these folders of the package."""
+    """The generated (sync) files in these folders of the package."""
     package = Path(holdfast.__file__).parent
     files = [path for folder in folders for path in (package / folder).rglob("*.py")]
     return tuple(str(path) for path in files if path.read_text(encoding="utf-8").startswith("# Generated"))
 
 
 class Interrupt:
-    """Raises before instruction number ``at`` of the code whose path has one of ``within`` in it and none of
-    ``without``, in this thread, once."""
+    """Raises once, in this thread, before instruction number ``at`` of files whose path contains one of ``within`` and
+    none of ``without``."""
 
     def __init__(self, at: int, *within: str, without: tuple[str, ...] = ()) -> None:
         self.at = self.left = at
@@ -61,13 +61,13 @@ class Interrupt:
         monitoring.free_tool_id(TOOL)
 
     def spares(self, code: CodeType, place: int) -> bool:
-        """Whether nothing is to be raised before the instruction there."""
+        """Whether this instruction is not to be interrupted; subclasses decide."""
         return False
 
     def _concerns(self, code: CodeType) -> bool:
         path = code.co_filename
-        here = any(part in path for part in self.within) and not any(part in path for part in self.without)
-        return here and code.co_name != "__del__"
+        matches = any(part in path for part in self.within) and not any(part in path for part in self.without)
+        return matches and code.co_name != "__del__"
 
     def _called(self, frame: FrameType, event: str, _: object) -> Any:
         if not self._concerns(frame.f_code):
@@ -77,17 +77,17 @@ class Interrupt:
 
     def _traced(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "opcode":
-            self._comes(frame, frame.f_lasti)
+            self._before_instruction(frame, frame.f_lasti)
         return self._traced
 
     def _monitored(self, code: CodeType, place: int) -> Any:
         if not self._concerns(code):
             return monitoring.DISABLE
         if get_ident() == self.thread:
-            self._comes(sys._getframe(1), place)
+            self._before_instruction(sys._getframe(1), place)
         return None
 
-    def _comes(self, frame: FrameType, place: int) -> None:
+    def _before_instruction(self, frame: FrameType, place: int) -> None:
         if not self.raised and not self.spares(frame.f_code, place) and not _swallows(frame.f_code, place):
             self.left -= 1
             if self.left < 0:
@@ -97,12 +97,12 @@ class Interrupt:
 
 
 def _swallows(code: CodeType, place: int) -> bool:
-    """Whether a generator ends there that may have been thrown away: whatever is raised then is heard by nobody."""
+    """Whether a generator ends there. If it was garbage, an exception raised then is ignored by the interpreter."""
     return bool(code.co_flags & CO_GENERATOR) and opname[code.co_code[place]] in ("CALL_INTRINSIC_1", "RERAISE")
 
 
 def returns(code: CodeType, place: int) -> bool:
-    """Whether that is what it does there: the interpreter does not look for signals then."""
+    """Whether the instruction is a return: the interpreter handles no signals there."""
     return opname[code.co_code[place]] in RETURNS
 
 

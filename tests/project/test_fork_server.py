@@ -1,4 +1,4 @@
-"""tests.nursery: processes forked off one that has imported what they need."""
+"""tests.fork_server: processes forked off one that has imported what they need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 def test_a_process_is_waited_for_although_another_was_stopped_as_it_was_forked() -> None:
-    """That one has copies of all that the nursery had open."""
+    """That one has copies of all descriptors of the fork server."""
     for _ in range(20):
         with Child(WAITS) as first:
             first.expect("up")
