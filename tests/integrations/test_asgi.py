@@ -37,9 +37,15 @@ async def test_a_retry_gets_the_same_bytes_and_no_second_effect(client: holdfast
 
 
 async def test_only_allowed_headers_are_repeated_and_never_a_cookie(client: holdfast.AsyncClient) -> None:
-    said = {"Content-Type": "text/plain", "Location": "/charges/7", "X-Cost": "3", "X-Trace": "1", "Set-Cookie": "a=b"}
-    app = guarded(Shop(headers=said), client, replay_headers=["X-Cost"])
-    assert "Set-Cookie" in (await ask(app)).headers, "whoever was first gets all that was said"
+    headers = {
+        "Content-Type": "text/plain",
+        "Location": "/charges/7",
+        "X-Cost": "3",
+        "X-Trace": "1",
+        "Set-Cookie": "a=b",
+    }
+    app = guarded(Shop(headers=headers), client, replay_headers=["X-Cost"])
+    assert "Set-Cookie" in (await ask(app)).headers, "the first answer has all headers"
     assert (await ask(app)).headers == {
         "content-type": "text/plain", "location": "/charges/7", "x-cost": "3", "content-length": "4",
         "idempotent-replayed": "true",
@@ -115,8 +121,8 @@ async def test_a_key_is_of_one_principal_one_method_and_one_path(client: holdfas
     others: list[dict[str, Any]] = [{}, {"user": "bob"}, {"method": "PATCH"}, {"path": "/refunds"}, {"key": "k2"}]
     others += [{"path": "/" + "x" * 100 + end} for end in "ab"] + [{"key": "y" * 100 + end} for end in "ab"]
     for number in (1, 2):
-        found = [await ask(app, **other) for other in others]
-        assert {each.replayed for each in found} == {number == 2}
+        replies = [await ask(app, **other) for other in others]
+        assert {each.replayed for each in replies} == {number == 2}
     assert len(shop.effects) == len(others)
     assert (await ask(app, key="k")).replayed, "quoted or not, and with parameters, it is one key"
     assert (await ask(app, key='  "k"; a=1;b  ')).replayed
@@ -263,14 +269,14 @@ def test_it_does_not_start_without_a_principal_or_with_a_mistake(sqlite_url: str
         ({"max_body": None}, "max_body must be a number"),
         ({"linger": float("nan")}, "linger must be from"),
     ]
-    for options, said in mistakes:
-        with pytest.raises((TypeError, ValueError), match=said):
+    for options, message in mistakes:
+        with pytest.raises((TypeError, ValueError), match=message):
             IdempotencyMiddleware(Shop(), **{"client": client, "principal": str, **options})
 
 
 async def test_a_principal_that_is_none_is_nobodys_key(client: holdfast.AsyncClient) -> None:
     for wrong in (None, "", 7):
-        app = guarded(shop := Shop(), client, principal=lambda scope, said=wrong: said)
+        app = guarded(shop := Shop(), client, principal=lambda scope, answer=wrong: answer)
         with pytest.raises(TypeError, match="principal must return the owner of the key"):
             await ask(app)
         assert shop.effects == []
@@ -280,10 +286,10 @@ async def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     page = (Path(__file__).parents[2] / "docs/howto/idempotency-key.md").read_text(encoding="utf-8")
     example, kinds, finding = blocks("python", page)
     monkeypatch.chdir(tmp_path)
-    known: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     for code in (example, finding, kinds):
-        exec(code, known)
-    app = known["app"]
+        exec(code, namespace)
+    app = namespace["app"]
     async with app.router.lifespan_context(app), httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://shop"
     ) as shop:  # fmt: skip

@@ -20,21 +20,21 @@ def by_the_rfc(text: str) -> str | None:
     text = text.strip(" ")
     if not text.startswith('"'):
         return None
-    found, at = "", 1
+    key, at = "", 1
     while at < len(text):
         char = text[at]
         at += 1
         if char == "\\":
             if at == len(text) or text[at] not in '"\\':
                 return None
-            found += text[at]
+            key += text[at]
             at += 1
         elif char == '"':
-            return found if parameters(text[at:]) else None
+            return key if parameters(text[at:]) else None
         elif char not in PRINTABLE:
             return None
         else:
-            found += char
+            key += char
     return None
 
 
@@ -90,10 +90,10 @@ def test_what_begins_with_a_quote_is_a_key_if_the_rfc_says_so(text: str) -> None
     value = '"' + text
     expected = by_the_rfc(value.strip(" \t"))  # HTTP takes white space around a value away
     try:
-        found = parse(value.encode("latin-1"))
+        parsed = parse(value.encode("latin-1"))
     except ValueError:
-        found = None
-    assert found == (expected or None), "and an empty one is none"
+        parsed = None
+    assert parsed == (expected or None), "and an empty one is none"
 
 
 @settings(deadline=None)

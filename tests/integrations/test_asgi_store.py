@@ -31,11 +31,11 @@ async def test_of_fifty_at_once_on_two_replicas_one_has_an_effect(either: str, w
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         shop.go_on.set()
         replies = await asyncio.gather(*asked)
-        found = Counter((each.status, each.replayed) for each in replies)
-        assert (len(shop.effects), found[201, False]) == (1, 1)
-        assert found.keys() <= {(201, False), (201, True), (409, False)}
+        counts = Counter((each.status, each.replayed) for each in replies)
+        assert (len(shop.effects), counts[201, False]) == (1, 1)
+        assert counts.keys() <= {(201, False), (201, True), (409, False)}
         assert {each.kind for each in replies if each.status == 409} <= {"running"}
-        assert found[409, False] == 0 if wait else found[409, False] > 0
+        assert counts[409, False] == 0 if wait else counts[409, False] > 0
         assert {(await ask(app)).body for app in apps} == {b"done"}
 
 
@@ -122,14 +122,17 @@ async def test_what_was_left_half_done_is_tried_again_when_that_is_declared(sqli
 async def test_what_was_left_half_done_is_what_the_application_finds_out(sqlite_url: str) -> None:
     async with holdfast.AsyncClient(sqlite_url) as client:
         await leave_half_done(client)
-        shop, known = Shop(), list[Any]([False, None, LookupError("no"), Answer(200, [("Location", "/7")], b"found")])
+        shop, decisions = (
+            Shop(),
+            list[Any]([False, None, LookupError("no"), Answer(200, [("Location", "/7")], b"found")]),
+        )
 
         async def find(scope: Any, body: bytes) -> Any:
             assert (scope["path"], body) == ("/charges", b"{}")
-            said = known.pop(0)
-            if isinstance(said, Exception):
-                raise said
-            return said
+            decision = decisions.pop(0)
+            if isinstance(decision, Exception):
+                raise decision
+            return decision
 
         app = guarded(shop, client, on_partial=find)
         assert [(await ask(app)).kind for _ in range(2)] == ["interrupted", "interrupted"]
@@ -139,7 +142,7 @@ async def test_what_was_left_half_done_is_what_the_application_finds_out(sqlite_
             reply = await ask(app)
             assert (reply.status, reply.body, reply.replayed) == (200, b"found", True)
             assert reply.headers["location"] == "/7"
-        assert (known, shop.effects) == ([], [])
+        assert (decisions, shop.effects) == ([], [])
 
 
 async def test_what_was_left_half_done_may_be_found_not_to_be_done(sqlite_url: str) -> None:

@@ -20,6 +20,6 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, librar
     monkeypatch.delitem(sys.modules, f"holdfast.{module}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     told = rf"^{library} is not installed: pip install 'holdfast\[{extra}\]'$"
-    with pytest.raises(ModuleNotFoundError, match=told) as found:
+    with pytest.raises(ModuleNotFoundError, match=told) as raised:
         importlib.import_module(f"holdfast.{module}")
-    assert found.value.name == library
+    assert raised.value.name == library

@@ -1,4 +1,4 @@
-"""A lease in a few lines of Python and workers that use it at random: histories that are right by construction."""
+"""A simulated lease and workers that use it at random: histories that are correct by construction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Grant:
 
 @dataclass
 class Call:
-    """An operation under way: invoked, and perhaps already done but not answered."""
+    """An operation under way: invoked, and perhaps in effect, but not answered."""
 
     op: str
     name: str
@@ -32,7 +32,7 @@ class Call:
 
 
 class World:
-    """A step is one of: a worker invokes, its operation takes effect, it hears the answer, or it loses its trust."""
+    """A step: a worker invokes an operation, the operation takes effect, it is answered, or trust in a grant ends."""
 
     def __init__(self, random: Random, *, names: int = 2, workers: int = 4, unknown: float = 0.05) -> None:
         self._random, self._unknown = random, unknown
@@ -84,7 +84,7 @@ class World:
         if call.op == "release":
             self._stop_believing(worker)
         self._calls[worker] = call
-        self._tell(worker, "invoke", call, dict(call.data))
+        self._record(worker, "invoke", call, dict(call.data))
 
     def _effect(self, call: Call) -> Kind:
         row = self._rows[call.name]
@@ -116,13 +116,13 @@ class World:
         assert call.outcome is not None
         if self._random.random() < self._unknown:
             if self._random.random() < 0.5:
-                self._tell(worker, "unknown", call, {}, heard=False)
+                self._record(worker, "unknown", call, {}, answered=False)
             self._stop_believing(worker)
             if call.op == "acquire" and call.fence is not None:
                 self._trusted.discard(call.fence)
             self._grants.pop(worker, None)
             return
-        self._tell(worker, call.outcome, call, call.data)
+        self._record(worker, call.outcome, call, call.data)
         if call.op == "acquire" and call.outcome == "ok":
             assert call.fence is not None
             self._grants[worker] = Grant(call.name, call.fence, self._time)
@@ -138,31 +138,31 @@ class World:
             data = {"from": grant.since, "until": self._time}
             self.events.append(Event(self._time, worker, "info", "believe", grant.name, "", grant.fence, data))
 
-    def _tell(self, worker: str, kind: Kind, call: Call, data: dict[str, Any], heard: bool = True) -> None:
-        fence = call.fence if heard or call.op != "acquire" else None
+    def _record(self, worker: str, kind: Kind, call: Call, data: dict[str, Any], answered: bool = True) -> None:
+        fence = call.fence if answered or call.op != "acquire" else None
         self.events.append(Event(self._time, worker, kind, call.op, call.name, call.number, fence, data))
 
 
 def operation(
     op: str, outcome: Any, fence: int | None, start: float, end: float = math.inf, **others: Any
 ) -> RecordedOperation:
-    """One written by hand."""
+    """A single operation."""
     name, worker = others.pop("name", "job"), others.pop("worker", "w")
     return RecordedOperation(op, name, worker, outcome, fence, start, end, f"{op}-{start}-{worker}", others)
 
 
-def events(*made: RecordedOperation) -> list[Event]:
-    """The two events of each, in time order."""
-    found = []
-    for each in made:
-        asked = None if each.op == "acquire" else each.fence
-        found.append(Event(each.invoked, each.worker, "invoke", each.op, each.name, each.id, asked, each.data))
+def events(*operations: RecordedOperation) -> list[Event]:
+    """The two events of each operation, in time order."""
+    result = []
+    for each in operations:
+        fence = None if each.op == "acquire" else each.fence
+        result.append(Event(each.invoked, each.worker, "invoke", each.op, each.name, each.id, fence, each.data))
         if each.completed < math.inf:
-            found.append(
+            result.append(
                 Event(each.completed, each.worker, each.outcome, each.op, each.name, each.id, each.fence, each.data)
             )
-    return sorted(found, key=lambda event: event.time)
+    return sorted(result, key=lambda event: event.time)
 
 
-def told(op: str, name: str = "job", worker: str = "w", fence: int | None = None, **data: Any) -> Event:
+def info(op: str, name: str = "job", worker: str = "w", fence: int | None = None, **data: Any) -> Event:
     return Event(50.0, worker, "info", op, name, "", fence, data)

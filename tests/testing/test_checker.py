@@ -18,7 +18,7 @@ from holdfast.testing.checker import Report, check
 from holdfast.testing.checker.__main__ import main
 from holdfast.testing.checker.checks import CHECKS, CheckVerdict
 from holdfast.testing.history import DatabaseRows, Event, RecordedOperation, Recorder, operations, write_database
-from tests.testing.simulated_history import World, events, operation, told
+from tests.testing.simulated_history import World, events, info, operation
 
 some = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 randoms = st.integers(0, 2**32).map(random.Random)
@@ -36,7 +36,7 @@ def verdict(name: str, *history: Event, database: DatabaseRows | None = None, sa
 
 def simulated(source: random.Random) -> World:
     world = World(source, names=2, workers=4).run(400)
-    world.events += [told("reacquired", after=0.5, bound=1.0), told("leftover", what="rows", count=0)]
+    world.events += [info("reacquired", after=0.5, bound=1.0), info("leftover", what="rows", count=0)]
     return world
 
 
@@ -62,8 +62,8 @@ GRANTS = (operation("acquire", "ok", 5, 0, 1), operation("acquire", "ok", 6, 2, 
 def test_c1_one_grant_a_fence() -> None:
     assert verdict("C1", *events(*GRANTS)) == ("C1", True, 2, [])
     twice = verdict("C1", *events(GRANTS[0], GRANTS[1]._replace(fence=5, name="other")))
-    [found] = twice.violations
-    assert found == (
+    [result] = twice.violations
+    assert result == (
         "fence 5 was granted 2 times: acquire 'job' ok fence 5 by w at 0.000000 to 1.000000; "
         "acquire 'other' ok fence 5 by x at 2.000000 to 3.000000"
     )
@@ -71,8 +71,8 @@ def test_c1_one_grant_a_fence() -> None:
 
 @pytest.mark.parametrize("table", ["takeovers", "grants"])
 def test_c1_counts_the_grants_that_only_the_database_knows_of(table: str) -> None:
-    def rows(*found: tuple[str, int]) -> DatabaseRows:
-        return DatabaseRows(**{table: [{"name": name, "fence": fence, "older": 0} for name, fence in found]})  # type: ignore[arg-type]
+    def rows(*pairs: tuple[str, int]) -> DatabaseRows:
+        return DatabaseRows(**{table: [{"name": name, "fence": fence, "older": 0} for name, fence in pairs]})  # type: ignore[arg-type]
 
     assert verdict("C1", *events(*GRANTS), database=rows(("job", 5), ("job", 7))).ok
     assert verdict("C1", *events(*GRANTS), database=rows(("job", 7), ("job", 7))).violations
@@ -94,16 +94,16 @@ def test_c2_notices_a_grant_that_comes_to_work_after_a_higher_fence_did() -> Non
     other = [GRANTS[0], operation("takeover", "ok", 5, 2, 3, older=0)]
     late = operation("takeover", "ok", 4, 21, 22, worker="slow", older=0)
     assert verdict("C2", *events(early, *other)).ok
-    [found] = verdict("C2", *events(early, *other, late)).violations
-    assert found.startswith("takeover 'job' ok fence 4 by slow at 21")
+    [result] = verdict("C2", *events(early, *other, late)).violations
+    assert result.startswith("takeover 'job' ok fence 4 by slow at 21")
 
 
 def test_c2_notices_a_write_that_comes_after_a_higher_fence_was_given_out() -> None:
     """Its successor has not worked yet, so no takeover has counted: the answers alone tell."""
     writes = [operation("write", "ok", 5, invoked, invoked + 1, key=str(invoked)) for invoked in (1.5, 3.5)]
     assert verdict("C2", *events(*GRANTS, writes[0])).ok
-    [found] = verdict("C2", *events(*GRANTS, *writes)).violations
-    assert found.startswith("write 'job' ok fence 5")
+    [result] = verdict("C2", *events(*GRANTS, *writes)).violations
+    assert result.startswith("write 'job' ok fence 5")
 
 
 def test_c2_notices_a_counter_that_begins_anew_on_another_timeline() -> None:
@@ -120,10 +120,10 @@ WRITES = [{"name": "job", "fence": fence, "key": f"k{fence}"} for fence in (1, 2
 def test_c3_a_takeover_saw_all_the_older_writes_that_there_are(older: int, ok: bool) -> None:
     """Fewer: one came after it. More: one that it saw is gone."""
     taken = [{"name": "job", "fence": 2, "older": older}, {"name": "other", "fence": 9, "older": 0}]
-    found = verdict("C3", database=DatabaseRows(WRITES, taken))
-    assert (found.ok, found.counted) == (ok, 2)
+    result = verdict("C3", database=DatabaseRows(WRITES, taken))
+    assert (result.ok, result.counted) == (ok, 2)
     if not ok:
-        assert f"saw {older} older writes, but there are 1, the last with fence 1" in found.violations[0]
+        assert f"saw {older} older writes, but there are 1, the last with fence 1" in result.violations[0]
 
 
 def test_c3_a_takeover_that_saw_a_newer_one_came_too_late() -> None:
@@ -148,7 +148,7 @@ def written(outcome: str, key: str = "a") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "rows", "told"),
+    ("outcome", "rows", "message"),
     [
         ("ok", 1, None),
         ("fail", 0, None),
@@ -159,22 +159,22 @@ def written(outcome: str, key: str = "a") -> Any:
         ("ok", 2, "is in the database 2 times"),
     ],
 )
-def test_c4_what_was_acknowledged_is_there_and_what_failed_is_not(outcome: str, rows: int, told: str | None) -> None:
+def test_c4_what_was_acknowledged_is_there_and_what_failed_is_not(outcome: str, rows: int, message: str | None) -> None:
     there = DatabaseRows([{"name": "job", "fence": 1, "key": "a"}] * rows)
-    found = verdict("C4", *events(written(outcome)), database=there)
-    assert found.counted == (outcome != "unknown")
-    assert bool(found.violations) == bool(told)
-    assert told is None or told in found.violations[0]
+    result = verdict("C4", *events(written(outcome)), database=there)
+    assert result.counted == (outcome != "unknown")
+    assert bool(result.violations) == bool(message)
+    assert message is None or message in result.violations[0]
 
 
 def test_c4_a_grant_that_was_acknowledged_is_known_to_the_database() -> None:
-    known = [{"name": "job", "fence": 5, "outcome": "released"}]
+    ended = [{"name": "job", "fence": 5, "outcome": "released"}]
     for all_grants, ok in ((False, True), (True, False)):
-        found = verdict(
-            "C4", *events(*GRANTS, written("fail")), database=DatabaseRows(grants=known, all_grants=all_grants)
+        result = verdict(
+            "C4", *events(*GRANTS, written("fail")), database=DatabaseRows(grants=ended, all_grants=all_grants)
         )
-        assert found.ok is ok
-    assert "unknown to the database: acquire 'job' ok fence 6" in found.violations[0]
+        assert result.ok is ok
+    assert "unknown to the database: acquire 'job' ok fence 6" in result.violations[0]
 
 
 def test_c4_notices_what_nobody_wrote_and_what_was_changed() -> None:
@@ -199,15 +199,15 @@ def test_c4_any_acknowledged_write_or_takeover_that_is_lost_is_noticed(source: r
     assume(acknowledged)
     lost = source.choice(acknowledged)
     left = [row for row in world.writes if row["key"] != lost.data["key"]]
-    [found] = verdict("C4", *world.events, database=DatabaseRows(left, world.takeovers)).violations
-    assert lost.data["key"] in found
+    [result] = verdict("C4", *world.events, database=DatabaseRows(left, world.takeovers)).violations
+    assert lost.data["key"] in result
 
 
 def test_c6_tells_what_cannot_be_explained() -> None:
     assert verdict("C6", *events(*GRANTS)).ok
-    found = verdict("C6", *events(*GRANTS, operation("renew", "ok", 5, 4, 5)))
-    assert (found.counted, found.ok) == (3, False)
-    assert "held under fence 6" in found.violations[0]
+    result = verdict("C6", *events(*GRANTS, operation("renew", "ok", 5, 4, 5)))
+    assert (result.counted, result.ok) == (3, False)
+    assert "held under fence 6" in result.violations[0]
 
 
 FREE = (operation("acquire", "ok", 5, 0, 1), operation("release", "ok", 5, 2, 3))
@@ -252,7 +252,7 @@ def test_c6_an_acquire_may_have_been_granted_before_it_was_refused() -> None:
 
 
 def believed(worker: str, fence: int, start: float, end: float, name: str = "job") -> Event:
-    return told("believe", name, worker, fence, **{"from": start, "until": end})
+    return info("believe", name, worker, fence, **{"from": start, "until": end})
 
 
 def test_c7_measures_overlap_and_blames_it_only_where_clocks_are_sane() -> None:
@@ -263,8 +263,8 @@ def test_c7_measures_overlap_and_blames_it_only_where_clocks_are_sane() -> None:
     report = check(spans, sane_clocks=False)
     assert judged(report, "C7") == ("C7", True, 5, [])
     assert report.figures["overlap"] == {"total": 1.5, "longest": 1.0}
-    [found] = verdict("C7", *spans).violations
-    assert found == (
+    [result] = verdict("C7", *spans).violations
+    assert result == (
         "'job' was believed in by a (fence 1) and b (fence 2) at 11.000000 to 12.000000: 1.000000 s, in all 1.500000 s"
     )
 
@@ -277,31 +277,31 @@ def test_c7_one_after_the_other_is_no_overlap_but_one_grant_in_two_workers_is() 
 @some
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 10)), max_size=8))
 def test_c7_measures_what_counting_instant_by_instant_does(spans: list[tuple[str, int, int]]) -> None:
-    found = check([believed(who, 1, start, start + length) for who, start, length in spans]).figures["overlap"]
+    result = check([believed(who, 1, start, start + length) for who, start, length in spans]).figures["overlap"]
     crowded = [
         len({who for who, start, length in spans if start <= instant < start + length}) > 1 for instant in range(50)
     ]
     stretches = [len(stretch) for stretch in "".join("x" if each else " " for each in crowded).split()]
-    assert (found["total"], found["longest"]) == (sum(stretches), max(stretches, default=0))
+    assert (result["total"], result["longest"]) == (sum(stretches), max(stretches, default=0))
 
 
 @pytest.mark.parametrize(("after", "ok"), [(0.4, True), (1.0, True), (1.1, False), (None, False)])
 def test_c8_everything_is_acquired_again_in_time(after: float | None, ok: bool) -> None:
-    found = verdict("C8", told("reacquired", after=after, bound=1.0), told("reacquired", after=0.1, bound=1.0))
-    assert (found.ok, found.counted, len(found.violations)) == (ok, 2, int(not ok))
+    result = verdict("C8", info("reacquired", after=after, bound=1.0), info("reacquired", after=0.1, bound=1.0))
+    assert (result.ok, result.counted, len(result.violations)) == (ok, 2, int(not ok))
 
 
 def test_c8_does_not_count_what_the_machine_stood_still() -> None:
-    assert verdict("C8", told("reacquired", after=6.0, bound=1.0, standstill=5.0)).ok
-    [found] = verdict("C8", told("reacquired", after=6.1, bound=1.0, standstill=5.0)).violations
-    assert found == "'job' was acquired after 6.100 s, 5.000 s of which the machine stood still, not within 1.000 (w)"
-    assert verdict("C8", told("reacquired", after=None, bound=1.0, standstill=5.0)).violations
+    assert verdict("C8", info("reacquired", after=6.0, bound=1.0, standstill=5.0)).ok
+    [result] = verdict("C8", info("reacquired", after=6.1, bound=1.0, standstill=5.0)).violations
+    assert result == "'job' was acquired after 6.100 s, 5.000 s of which the machine stood still, not within 1.000 (w)"
+    assert verdict("C8", info("reacquired", after=None, bound=1.0, standstill=5.0)).violations
 
 
 @pytest.mark.parametrize("what", ["connections", "locks", "rows", "processes"])
 def test_c9_nothing_is_left_over(what: str) -> None:
-    assert verdict("C9", told("leftover", what=what, count=0)).ok
-    assert verdict("C9", told("leftover", what=what, count=3)).violations == [f"3 {what} left over"]
+    assert verdict("C9", info("leftover", what=what, count=0)).ok
+    assert verdict("C9", info("leftover", what=what, count=3)).violations == [f"3 {what} left over"]
 
 
 HELD = [
@@ -319,17 +319,20 @@ HELD = [
 )
 def test_c10_a_gauge_is_between_what_was_certainly_held_and_what_may_have_been(at: float, right: list[int]) -> None:
     """Who is sure to have had it has said so until 3."""
-    said: list[dict[str, Any]] = [{"from": 1.5, "until": 3.0}, {"from": 1.5, "until": 9.0}]
-    believed, unsure = told("believe", fence=5, sure=True, **said[0]), told("believe", fence=6, sure=False, **said[1])
-    lost = told("lost", fence=5)._replace(time=4.0)
+    beliefs: list[dict[str, Any]] = [{"from": 1.5, "until": 3.0}, {"from": 1.5, "until": 9.0}]
+    believed, unsure = (
+        info("believe", fence=5, sure=True, **beliefs[0]),
+        info("believe", fence=6, sure=False, **beliefs[1]),
+    )
+    lost = info("lost", fence=5)._replace(time=4.0)
     for value in range(5):
-        read = told("gauge", value=value, workers=["w", "x"], since=at, until=at + 0.1)
-        found = verdict("C10", *events(*HELD), believed, unsure, lost, read)
-        assert (found.ok, found.counted) == (value in right, 1), f"{value} at {at}: {found}"
+        read = info("gauge", value=value, workers=["w", "x"], since=at, until=at + 0.1)
+        result = verdict("C10", *events(*HELD), believed, unsure, lost, read)
+        assert (result.ok, result.counted) == (value in right, 1), f"{value} at {at}: {result}"
 
 
 def test_figures_say_what_was_going_on() -> None:
-    faults = [told("fault", worker="nemesis", fault="cut", phase=phase) for phase in ("begin", "heal", "begin", "heal")]
+    faults = [info("fault", worker="nemesis", fault="cut", phase=phase) for phase in ("begin", "heal", "begin", "heal")]
     report = check([*events(*GRANTS, written("fail")), *faults], DatabaseRows(timelines=[1, 2]))
     assert report.figures["operations"] == {"acquire": {"ok": 2}, "write": {"fail": 1}}
     assert (report.figures["faults"], report.figures["timelines"]) == ({"cut": 2}, 2)
@@ -368,9 +371,9 @@ def test_a_kept_history_is_checked_again_by_a_command(
     assert ("no worker made it" in "".join(text)) == (status == 1)
     assert ("C9 says nothing" in "".join(text)) == (status == 2)
     assert main([str(tmp_path), "--json"]) == status
-    said = json.loads(capsys.readouterr().out)
-    assert said["ok"] == (status == 0)
-    assert [each["check"] for each in said["verdicts"]] == ALL
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] == (status == 0)
+    assert [each["check"] for each in document["verdicts"]] == ALL
 
 
 def test_the_command_runs_as_a_module_and_says_what_it_cannot_read(tmp_path: Path) -> None:
@@ -406,9 +409,11 @@ def test_what_is_damaged_is_named_and_no_traceback(
         CUTS[cut](row)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert any(each in said.err for each in ("all.jsonl, line ", "no key in its data: write", "an event is damaged: "))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert any(
+        each in output.err for each in ("all.jsonl, line ", "no key in its data: write", "an event is damaged: ")
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ def test_an_operation_nobody_completed_is_unknown_and_has_no_end(tmp_path: Path)
             raise OSError("gone")
         with pytest.raises(TimeoutError):
             asyncio.run(cancelled())
-    found = operations(read(tmp_path))
-    assert [(each.op, each.outcome, each.completed) for each in found] == [
+    recorded = operations(read(tmp_path))
+    assert [(each.op, each.outcome, each.completed) for each in recorded] == [
         ("acquire", "unknown", math.inf), ("renew", "unknown", math.inf), ("acquire", "unknown", math.inf),
     ]  # fmt: skip
-    assert found[1].data == {"error": "OSError: gone"}
+    assert recorded[1].data == {"error": "OSError: gone"}
 
 
 def test_a_second_completion_is_refused(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_no_history_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
 
 def test_what_the_database_says_is_kept_beside_it(tmp_path: Path) -> None:
     assert read_database(tmp_path) == DatabaseRows()
-    said = DatabaseRows([{"name": "a", "fence": 1, "key": "k"}], timelines=[1, 2], sane_clocks=True)
-    write_database(tmp_path, said)
+    rows = DatabaseRows([{"name": "a", "fence": 1, "key": "k"}], timelines=[1, 2], sane_clocks=True)
+    write_database(tmp_path, rows)
     assert read_database(tmp_path)._asdict() == {
         "writes": [{"name": "a", "fence": 1, "key": "k"}], "takeovers": [], "grants": [], "timelines": [1, 2],
         "all_grants": False, "sane_clocks": True, "effects": [],

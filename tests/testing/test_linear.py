@@ -27,8 +27,8 @@ def simulated(source: random.Random, steps: int = 400, **options: Any) -> list[R
     return [each for each in operations(World(source, **options).run(steps).events) if each.op in LEASE]
 
 
-def explained(*made: RecordedOperation) -> bool:
-    return not check(made, LeaseModel())
+def explained(*operations: RecordedOperation) -> bool:
+    return not check(operations, LeaseModel())
 
 
 @some
@@ -46,8 +46,8 @@ def test_two_fences_exchanged_are_noticed(source: random.Random) -> None:
     assume(pairs)
     one, two = source.choice(pairs)
     swapped = {one.id: one._replace(fence=two.fence), two.id: two._replace(fence=one.fence)}
-    [found] = check([swapped.get(each.id, each) for each in history], LeaseModel())
-    assert found.name == one.name
+    [unexplained] = check([swapped.get(each.id, each) for each in history], LeaseModel())
+    assert unexplained.name == one.name
 
 
 @some
@@ -74,8 +74,8 @@ def test_a_release_answered_true_twice_is_noticed(source: random.Random) -> None
     released = [each for each in history if (each.op, each.outcome) == ("release", "ok")]
     assume(released)
     again = source.choice(released)._replace(id="again", invoked=10_000.0, completed=10_001.0)
-    [found] = check([*history, again], LeaseModel())
-    assert found.operation.fence == again.fence
+    [unexplained] = check([*history, again], LeaseModel())
+    assert unexplained.operation.fence == again.fence
 
 
 def _acquired(history: list[RecordedOperation]) -> list[tuple[RecordedOperation, RecordedOperation]]:
@@ -166,7 +166,7 @@ def test_a_lease_told_lost_is_never_renewed_again_but_may_be_released() -> None:
 
 
 def test_what_cannot_be_explained_is_told_with_all_that_was_going_on() -> None:
-    [found] = check(
+    [unexplained] = check(
         [
             operation("acquire", "ok", 1, 0, 1),
             operation("acquire", "ok", 2, 2, 3, worker="x"),
@@ -175,7 +175,7 @@ def test_what_cannot_be_explained_is_told_with_all_that_was_going_on() -> None:
         ],
         LeaseModel(),
     )
-    assert str(found) == (
+    assert str(unexplained) == (
         "renew 'job' ok fence 1 by w at 4.000000 to 5.000000 cannot be explained: it was held under fence 2; "
         "meanwhile: release 'job' fail fence 1 by z at 3.500000 to 9.000000"
     )
@@ -183,15 +183,15 @@ def test_what_cannot_be_explained_is_told_with_all_that_was_going_on() -> None:
 
 def test_names_are_judged_apart() -> None:
     bad = operation("renew", "ok", 9, 0, 1, name="bad")
-    assert [found.name for found in check([operation("acquire", "ok", 1, 0, 1), bad], LeaseModel())] == ["bad"]
+    assert [each.name for each in check([operation("acquire", "ok", 1, 0, 1), bad], LeaseModel())] == ["bad"]
 
 
-def register(*made: tuple[str, str, Any, float, float]) -> list[RecordedOperation]:
+def register(*operations: tuple[str, str, Any, float, float]) -> list[RecordedOperation]:
     """op, outcome, value (or old and new), from, to."""
     return [
         operation(op, outcome, None, start, end, worker=str(number), old=(value if op == "cas" else [None])[0],
                   value=value[1] if op == "cas" else value)
-        for number, (op, outcome, value, start, end) in enumerate(made)
+        for number, (op, outcome, value, start, end) in enumerate(operations)
     ]  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def eventually(condition: Callable[[], bool], *, timeout: float = 60.0) -> None:
 
 def lives(pid: int) -> bool:
     """Whether a process is there and has not ended; one that was orphaned may wait for ever to be reaped."""
-    return any(pid == found and state not in "ZX" for found, _, state in child_watchdog.list_processes())
+    return any(pid == other and state not in "ZX" for other, _, state in child_watchdog.list_processes())
 
 
 def spawn_owner(then: str = "", end: str = "sys.stdin.read()") -> tuple[subprocess.Popen[str], int, Path]:
@@ -93,9 +93,9 @@ def test_shows_the_log_of_a_server_that_does_not_start() -> None:
 def test_no_server_runs_as_root_also_where_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then root becomes another user, who may not be able to read the Python that it was begun with."""
     monkeypatch.setattr("holdfast.testing.server_user._NAMESPACE", ("no-such-program",))
-    found = server_user.__wrapped__()
-    told = subprocess.run([*found.prefix, "id", "-u"], cwd="/", capture_output=True, text=True, check=True)
-    assert int(told.stdout) == found.uid != 0
+    user = server_user.__wrapped__()
+    completed = subprocess.run([*user.prefix, "id", "-u"], cwd="/", capture_output=True, text=True, check=True)
+    assert int(completed.stdout) == user.uid != 0
 
 
 def test_two_servers_are_strangers(postgres: Postgres) -> None:

@@ -36,16 +36,16 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture
 def connect(proxy: Proxy) -> Iterator[Connect]:
-    made: list[psycopg.Connection[Any]] = []
+    opened: list[psycopg.Connection[Any]] = []
 
     def one() -> psycopg.Connection[Any]:
-        made.append(
+        opened.append(
             psycopg.connect(proxy.url, autocommit=True, connect_timeout=int(PATIENCE), application_name="through")
         )
-        return made[-1]
+        return opened[-1]
 
     yield one
-    for connection in made:
+    for connection in opened:
         connection.close()
 
 
@@ -352,7 +352,7 @@ def test_whoever_is_just_being_let_in_when_it_closes_is_closed_too() -> None:
     """Nothing is left to the garbage collector, which would tell whatever test is next."""
     forgotten: list[object] = []
     with pytest.MonkeyPatch.context() as patch, closing(socket.create_server(("127.0.0.1", 0))) as there:
-        patch.setattr(sys, "unraisablehook", lambda found: forgotten.append(found.exc_value))
+        patch.setattr(sys, "unraisablehook", lambda error: forgotten.append(error.exc_value))
         for _ in range(10):
             proxy = Proxy(f"postgresql://u@127.0.0.1:{there.getsockname()[1]}/x")
             port = urlsplit(proxy.url).port
