@@ -1,4 +1,4 @@
-"""Governed commands: by somebody, for a reason, one at a time, in a window of their gate, and on the record."""
+"""Governed commands: with an actor and a reason, one at a time, while their gate is open, with an audit entry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import commands as operator
-from holdfast.commands import registry, running
+from holdfast.commands import execute, registry
 from tests.children import NONE, PATIENCE, query, rows
 from tests.cli.command import ask, at, call, valid
 
@@ -27,8 +27,8 @@ BY_JANE = ("--actor", "jane", "--reason", "its machine is gone")
 
 @pytest.fixture
 def client(either: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(either) as made:
-        yield made
+    with holdfast.Client(either) as client:
+        yield client
 
 
 def entries(client: holdfast.Client, action: str) -> list[Any]:
@@ -56,14 +56,14 @@ def test_a_command_leaves_who_why_what_how_it_ended_and_under_which_fence(client
 def test_a_dry_run_shows_what_would_change_and_changes_nothing(either: str, client: holdfast.Client) -> None:
     client.lease("nightly-import", holder="worker-1").acquire()
     client.slots("tuner", 4).claim(owner="session-1")
-    looked: dict[str, dict[str, Any]] = {
+    planned: dict[str, dict[str, Any]] = {
         "lease.release": {"name": "nightly-import"},
         "slot.release": {"pool": "tuner", "slot": "1"},
         "gate.open": {"name": "dot_config", "seconds": 60},
         "schema.migrate": {},
         "lock.break": {"pid": 1},
     }
-    for name, values in looked.items():
+    for name, values in planned.items():
         outcome = operator.run(client, name, values, dry_run=True, **JANE)
         assert (outcome.dry_run, outcome.fence, outcome.entry) == (True, None, None)
         assert outcome.changes or name in ("schema.migrate", "lock.break")
@@ -160,7 +160,7 @@ def test_more_changes_than_the_audit_has_room_for_are_counted(
 def test_one_operator_at_a_time_and_a_refusal_is_recorded(
     client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.commands.running._PATIENCE", 0.1)
+    monkeypatch.setattr("holdfast.commands.execute._RUNTIME_TIMEOUT", 0.1)
     client.lease("nightly-import").acquire()
     with client.gates.runtime(), pytest.raises(holdfast.NotAcquired):
         operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
@@ -175,17 +175,17 @@ def test_one_operator_at_a_time_and_a_refusal_is_recorded(
 def test_a_lease_that_passed_on_since_it_was_looked_at_is_left_alone(
     client: holdfast.Client, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fence that was told is the one that is taken."""
+    """Only the fence of the plan is released."""
     client.lease("nightly-import", holder="one").acquire()
-    finish = running._finish
+    apply = execute._apply
 
-    def too_late(*given: Any) -> None:
+    def apply_late(*arguments: Any) -> None:
         with holdfast.Client(either) as other:  # the same holder once more, with a higher fence
             other.lease("nightly-import", holder="one", ttl=60, auto_renew=False).acquire()
-            finish(*given)
+            apply(*arguments)
             assert other.leases.get("nightly-import") is not None
 
-    monkeypatch.setattr(running, "_finish", too_late)
+    monkeypatch.setattr(execute, "_apply", apply_late)
     with pytest.raises(holdfast.LeaseLost, match="look again"):
         operator.run(client, "lease.release", {"name": "nightly-import"}, **JANE)
     assert entries(client, "lease.release")[0].outcome.startswith("refused: ")
@@ -200,8 +200,8 @@ def test_break_glass_ends_the_runtime_lease_itself_and_nothing_else(either: str,
     for name, values in (("lease.release", {"name": "nightly-import"}), ("schema.migrate", {})):
         with pytest.raises(holdfast.PolicyDenied, match="break-glass is for"):
             operator.run(client, name, values, break_glass=True, **JANE)
-    said = ask(*at(either, "do", "lease.release", operator.RUNTIME, "--break-glass", *BY_JANE))
-    assert "is taken away" in said
+    output = ask(*at(either, "do", "lease.release", operator.RUNTIME, "--break-glass", *BY_JANE))
+    assert "is taken away" in output
     assert client.leases.get(operator.RUNTIME) is None
     window = client.gate("leases", actor="joe", reason="hangs")
     window.__enter__()
@@ -223,9 +223,9 @@ def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client:
         kept = other.lease("a", ttl=60).acquire()
         other.slots("tuner", 4).claim(owner="s")
         before = [(each.name, each.fence) for each in client.leases.list()]
-        for nobody in (None, guard):
+        for not_held in (None, guard):
             with pytest.raises(holdfast.PolicyDenied, match="needs a guard that is held"):
-                client.leases.wipe(nobody)
+                client.leases.wipe(not_held)
         stale = client.lease("key").acquire()
         stale.release()
         with pytest.raises(holdfast.LeaseLost, match="nothing is wiped"):
@@ -247,7 +247,7 @@ def test_a_wipe_without_the_guard_with_a_stale_one_and_with_the_real_one(client:
 
 
 def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url: str) -> None:
-    """Its row is locked until the wipe is committed, and the wipe waits for whoever protects a transaction."""
+    """Its row is locked until the wipe is committed, and the wipe waits for protected transactions."""
     with holdfast.Client(postgres_url) as client, closing(psycopg.connect(postgres_url)) as mine:
         guard = client.lease("key", ttl=60).acquire()
         work = client.lease("work", ttl=60).acquire()
@@ -262,7 +262,7 @@ def test_a_guard_taken_over_in_the_middle_of_a_wipe_is_not_possible(postgres_url
 
 
 def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast.Client, either: str) -> None:
-    """A name that nobody holds is no guard, and neither is one that somebody else holds."""
+    """A name that is not held is no guard, and neither is one that another holder has."""
     work = client.lease("a").acquire()
     stale = client.lease("key").acquire()
     stale.release()
@@ -282,22 +282,22 @@ def test_the_wipe_command_needs_a_guard_that_is_held_and_proven(client: holdfast
         assert [each.name for each in client.leases.list()] == names
         ask(*at(either, "do", "lease.wipe", "key", *BY_JANE), HOLDFAST_TOKEN=grant.token)
         assert [each.name for each in client.leases.list()] == ["key"]
-    told = entries(client, "lease.wipe")
-    assert [each.outcome.partition(":")[0] for each in told] == ["done", *["refused"] * 6]
-    assert {each.detail["parameters"]["token"] for each in told} == {"***"}, "the proof is a secret"
+    records = entries(client, "lease.wipe")
+    assert [each.outcome.partition(":")[0] for each in records] == ["done", *["refused"] * 6]
+    assert {each.detail["parameters"]["token"] for each in records} == {"***"}, "the proof is a secret"
 
 
 def test_a_guard_lost_between_the_look_and_the_wipe_wipes_nothing(
     client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, guard = client.lease("a").acquire(), client.lease("key").acquire()
-    finish = running._finish
+    apply = execute._apply
 
-    def too_late(*given: Any) -> None:
+    def apply_late(*arguments: Any) -> None:
         guard.release()
-        finish(*given)
+        apply(*arguments)
 
-    monkeypatch.setattr(running, "_finish", too_late)
+    monkeypatch.setattr(execute, "_apply", apply_late)
     with pytest.raises(holdfast.LeaseLost, match="nothing is wiped"):
         operator.run(client, "lease.wipe", {"guard": "key", "token": guard.token}, **JANE)
     assert work.renew()
@@ -330,30 +330,30 @@ def test_a_command_registered_elsewhere_is_a_command_like_any_other(
 
 
 def test_the_commands_are_listed_with_what_they_declare() -> None:
-    found = valid("commands", ask("commands", "--json"))
-    assert {each["name"] for each in found} >= {
+    declared = valid("commands", ask("commands", "--json"))
+    assert {each["name"] for each in declared} >= {
         "lease.release", "lease.wipe", "leader.resign", "lock.break", "gate.open", "gate.close", "slot.release",
         "schema.migrate", "schema.revert", "operation.reset", "operation.replay", "operation.rollback", "wal.verify",
         "wal.archive",
     }  # fmt: skip
-    assert all(each["gate"] and each["summary"] for each in found)
+    assert all(each["gate"] and each["summary"] for each in declared)
     listed = ask("commands")
-    assert all(each["name"] in listed for each in found)
-    assert json.dumps(found) == json.dumps(sorted(found, key=lambda each: each["name"]))
+    assert all(each["name"] in listed for each in declared)
+    assert json.dumps(declared) == json.dumps(sorted(declared, key=lambda each: each["name"]))
 
 
 def test_the_command_line_changes_others_work_through_these_commands_alone() -> None:
-    """What takes away, ends or wipes is called in holdfast.commands, and nowhere in the command line."""
+    """Methods that release, end or wipe are called in holdfast.commands, and nowhere in the command line."""
     governed = {"force_release", "recall", "end_session", "wipe", "open", "close", "up", "down", "migrate", "reset"}
     governed |= {"rollback", "archive"}
-    found = set()
+    calls = set()
     for file in (ROOT / "src/holdfast/cli").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in governed:
                 owner = ast.unparse(node.value)
                 if owner.endswith(("leases", "locks", "gates", "migrations", "operations", "client")):
-                    found.add(f"{file.name}: {owner}.{node.attr}")
-    assert found == {"run.py: client.leases.wipe"}, "but for the guard's own, under its own lease"
+                    calls.add(f"{file.name}: {owner}.{node.attr}")
+    assert calls == {"run.py: client.leases.wipe"}, "except for the guard's own wipe, under its own lease"
 
 
 def test_nothing_is_left_at_rest(either: str) -> None:

@@ -1,4 +1,4 @@
-"""Governed commands over operations: who, why, and nothing that they have not told."""
+"""Governed commands over operations: they record actor and reason, and make no change that was not planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import commands as operator
-from holdfast.commands import running
+from holdfast.commands import execute
 from tests.children import eventually, query
 
 JANE: dict[str, Any] = {"actor": "jane", "reason": "the bank says no"}
@@ -19,19 +19,19 @@ JANE: dict[str, Any] = {"actor": "jane", "reason": "the bank says no"}
 
 @pytest.fixture
 def client(either: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(either) as made:
-        made.operation("charge:42").run(lambda: {"id": 7})
-        yield made
+    with holdfast.Client(either) as client:
+        client.operation("charge:42").run(lambda: {"id": 7})
+        yield client
 
 
 def entries(client: holdfast.Client, action: str) -> list[tuple[str, str, str, str | None]]:
-    found = [each for each in client.audit.list() if each.action == action]
-    return [(each.subject, each.actor, each.reason, each.outcome) for each in found]
+    records = [record for record in client.audit.list() if record.action == action]
+    return [(record.subject, record.actor, record.reason, record.outcome) for record in records]
 
 
 def test_a_reset_lets_it_be_tried_again_and_keeps_who_and_why(client: holdfast.Client) -> None:
-    looked = operator.run(client, "operation.reset", {"key": "charge:42"}, **JANE, dry_run=True)
-    assert looked.changes == ["operation 'charge:42', success in attempt 1, can be tried again"]
+    plan = operator.run(client, "operation.reset", {"key": "charge:42"}, **JANE, dry_run=True)
+    assert plan.changes == ["operation 'charge:42', success in attempt 1, can be tried again"]
     assert client.operation("charge:42").run(lambda: 1).replayed
     operator.run(client, "operation.reset", {"key": "charge:42"}, **JANE)
     assert client.operation("charge:42").run(lambda: {"id": 8}).result == {"id": 8}
@@ -56,14 +56,14 @@ def test_one_that_went_on_since_it_was_looked_at_is_left_alone(
 
     with pytest.raises(ZeroDivisionError):
         client.operation("retried", rollback="undo").run(fails)
-    finish = running._finish
+    apply = execute._apply
 
-    def too_late(*given: Any) -> None:
+    def apply_late(*arguments: Any) -> None:
         client.operation("retried", rollback="undo").run(lambda: 1)
         undone.clear()
-        finish(*given)
+        apply(*arguments)
 
-    monkeypatch.setattr(running, "_finish", too_late)
+    monkeypatch.setattr(execute, "_apply", apply_late)
     with pytest.raises(operator.CommandRefused, match="is success meanwhile: look again"):
         operator.run(client, command, {"key": "retried"}, **JANE)
     assert (undone, client.operation("retried").run(lambda: 2).result) == ([], 1)
@@ -110,23 +110,23 @@ def test_replay_and_verify_change_nothing_and_are_on_the_record(either: str, cli
     query(either, f"delete from {table} where number = 1")
     with pytest.raises(operator.CommandRefused, match="problems in the log"):
         operator.run(client, "wal.verify", **JANE)
-    told = [outcome for *_, outcome in entries(client, "wal.verify")]
-    assert told[1] == "done"
-    assert "problems in the log" in str(told[0])
+    outcomes = [outcome for *_, outcome in entries(client, "wal.verify")]
+    assert outcomes[1] == "done"
+    assert "problems in the log" in str(outcomes[0])
 
 
 def test_old_entries_are_put_into_a_file_that_is_never_written_over(client: holdfast.Client, tmp_path: Path) -> None:
     file = tmp_path / "old.jsonl"
-    asked = {"older": 0.0, "to": str(file)}
+    parameters: dict[str, Any] = {"older": 0.0, "to": str(file)}
     operator.run(client, "wal.archive", {"older": 3600.0, "to": str(file)}, **JANE)
     assert not file.exists(), "there was nothing to put into it"
 
-    def looked() -> str:
-        return operator.run(client, "wal.archive", asked, **JANE, dry_run=True).changes[0]
+    def plan() -> str:
+        return operator.run(client, "wal.archive", parameters, **JANE, dry_run=True).changes[0]
 
-    eventually(lambda: "up to 1 operations that ended before" in looked(), "it is a moment old")
+    eventually(lambda: "up to 1 operations that ended before" in plan(), "the operation is a moment old")
     assert not file.exists()
-    operator.run(client, "wal.archive", asked, **JANE)
+    operator.run(client, "wal.archive", parameters, **JANE)
     assert [json.loads(line)["label"] for line in file.read_text().splitlines()] == ["charge:42"]
     assert client.operations.verify(archives=file.read_text().splitlines()).entries == 6
     for wrong in (str(file), str(tmp_path / "nowhere" / "x")):
@@ -135,13 +135,13 @@ def test_old_entries_are_put_into_a_file_that_is_never_written_over(client: hold
     with pytest.raises(ValueError, match="older must be float from 0 to 3153600000, not -1"):
         operator.run(client, "wal.archive", {"older": -1.0, "to": str(tmp_path / "new")}, **JANE)
     client.operation("told").run(lambda op: op.emit("lineage", {}))
-    asked["to"] = str(tmp_path / "new")
+    parameters["to"] = str(tmp_path / "new")
     client.operation("plain").run(lambda: 1)
-    eventually(lambda: "up to 3 operations" in looked(), "they are a moment old")
+    eventually(lambda: "up to 3 operations" in plan(), "the operations are a moment old")
     with pytest.raises(holdfast.HoldfastError, match="1 were archived, 1 were not") as partly:
-        operator.run(client, "wal.archive", asked, **JANE)
+        operator.run(client, "wal.archive", parameters, **JANE)
     assert not isinstance(partly.value, operator.CommandRefused), "something was changed"
     assert str(entries(client, "wal.archive")[0][3]).startswith("failed: ")
-    asked["to"] = str(tmp_path / "newer")
+    parameters["to"] = str(tmp_path / "newer")
     with pytest.raises(operator.CommandRefused, match=r"0 were archived, 1 were not: .*lineage is not published"):
-        operator.run(client, "wal.archive", asked, **JANE)
+        operator.run(client, "wal.archive", parameters, **JANE)

@@ -32,9 +32,9 @@ with holdfast.Client(url) as client:
 
 @pytest.fixture
 def client(either: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(either) as made:
-        made.leases.list()
-        yield made
+    with holdfast.Client(either) as client:
+        client.leases.list()
+        yield client
 
 
 def leader(client: holdfast.Client) -> str | None:
@@ -49,13 +49,13 @@ def test_the_leading_process_stops_its_work_and_a_standby_takes_over(client: hol
             plan = operator.run(client, "leader.resign", {"name": "reconciler"}, dry_run=True, **JANE)
             assert plan.changes[0].startswith("one/")
             assert leader(client) == "one"
-            said = ask(*at(either, "do", "leader.resign", "reconciler", "--actor", "jane", "--reason", "why"))
-            assert "stops its work and lets another lead" in said
+            output = ask(*at(either, "do", "leader.resign", "reconciler", "--actor", "jane", "--reason", "why"))
+            assert "stops its work and lets another lead" in output
             one.expect("stopped")
             two.expect("leads")
             eventually(lambda: leader(client) == "two", "it leads")
     [before] = [each for each in client.leases.history("reconciler") if each.holder.startswith("one/")]
-    assert before.outcome == "released", "it gave it back itself: nothing was taken away"
+    assert before.outcome == "released", "it released the lease itself"
     assert before.ended_at <= client.leases.get("reconciler").acquired_at  # type: ignore[union-attr]
     [entry] = [each for each in client.audit.list() if each.action == "leader.resign"]
     assert (entry.actor, entry.subject, entry.outcome) == ("jane", "reconciler", "done")
@@ -64,7 +64,7 @@ def test_the_leading_process_stops_its_work_and_a_standby_takes_over(client: hol
 def test_a_leader_that_does_not_stop_keeps_its_lease_and_the_audit_says_that_it_is_open(
     client: holdfast.Client, either: str
 ) -> None:
-    """Nothing is taken from it: two would lead at once."""
+    """Its lease stays: otherwise two would lead at once."""
     with Child(LEADER, either, "stubborn", 3600) as stubborn:
         stubborn.expect("leads")
         with pytest.raises(operator.CommandUnsettled, match="was asked to stop"):
@@ -76,36 +76,36 @@ def test_a_leader_that_does_not_stop_keeps_its_lease_and_the_audit_says_that_it_
 
 def test_a_lease_that_nobody_leads_with_is_not_asked_back(client: holdfast.Client, either: str) -> None:
     grant = client.lease("job").acquire()
-    with pytest.raises(operator.CommandRefused, match="is not that of a leader"):
+    with pytest.raises(operator.CommandRefused, match="is not held by an elector"):
         operator.run(client, "leader.resign", {"name": "job"}, **JANE)
     refused = call(*at(either, "do", "leader.resign", "nobody", "--reason", "why"))
     assert (refused.returncode, "nobody holds lease 'nobody'" in refused.stderr) == (1, True)
     assert client.leases.recall("job", fence=grant.fence + 1) is False
-    assert client.leases.recall("job", fence=grant.fence) is True, "whoever holds it without listening goes on"
+    assert client.leases.recall("job", fence=grant.fence) is True, "a holder that does not listen for it goes on"
     assert grant.renew()
 
 
 def test_asked_back_as_it_begins_to_lead_a_leader_stops(client: holdfast.Client) -> None:
-    """It is granted, and asked back before it knows: that is not forgotten."""
+    """The recall comes between the grant and the start of its work, and is not lost."""
     elector: Any = client.elector("reconciler", ttl=600, renew_every=0.05, retry_every=20)
     lead, keeper = elector._lead, keeper_of(elector._engine.database, brittle=elector._local)
 
-    def late(got: Any, work: Any) -> None:
-        assert client.leases.recall("reconciler", fence=got[0].fence)
-        eventually(lambda: any(beat.generation for beat in keeper._beats), "its keeper has heard")
-        lead(got, work)
+    def lead_late(grants: Any, work: Any) -> None:
+        assert client.leases.recall("reconciler", fence=grants[0].fence)
+        eventually(lambda: any(beat.generation for beat in keeper._beats), "its keeper has noticed the recall")
+        lead(grants, work)
 
-    elector._lead = late
-    told: list[bool] = []
-    leading = threading.Thread(target=elector.run, args=(lambda term: told.append(term.stopping.wait(PATIENCE)),))
+    elector._lead = lead_late
+    stopping: list[bool] = []
+    leading = threading.Thread(target=elector.run, args=(lambda term: stopping.append(term.stopping.wait(PATIENCE)),))
     leading.start()
-    eventually(lambda: told == [True], "it is told to stop")
+    eventually(lambda: stopping == [True], "the work is asked to stop")
     elector.stop()
     leading.join()
 
 
 def test_asked_back_between_two_terms_nobody_is_disturbed(client: holdfast.Client, either: str) -> None:
-    """The fence that was looked at is the one that is asked for."""
+    """A recall applies to one fence only."""
     with Child(LEADER, either, "one", 0) as one:
         one.expect("leads")
         record = client.leases.get("reconciler")

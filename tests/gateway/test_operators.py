@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import holdfast
 from holdfast.cli.app import app
-from holdfast.commands import running
+from holdfast.commands import execute
 from holdfast.gateway import serving
 from holdfast.gateway.app import create_app
 from holdfast.gateway.operators.commanding import MOST, Desk
@@ -215,7 +215,7 @@ async def test_one_command_at_a_time_and_who_waits_in_vain_is_told(
     url: str, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holdfast.Client(url) as client, client.gates.runtime(), monkeypatch.context() as patched:
-        patched.setattr(running, "_PATIENCE", 0.1)
+        patched.setattr(execute, "_RUNTIME_TIMEOUT", 0.1)
         busy = await run(http, "wal.verify", 409)
     assert "another command is under way" in busy["detail"]
     gate = {"name": "dot_config", "seconds": 60}

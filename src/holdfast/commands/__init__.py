@@ -1,19 +1,22 @@
-"""Governed commands: what operators may do to others' work, each by somebody, for a reason, and on the record.
+"""Governed commands: changes that operators make to leases, locks, operations and tables of other processes.
 
     from holdfast import commands
     commands.run(client, "lease.release", {"name": "nightly-import"}, actor="jane", reason="its machine is gone")
 
-Every run happens inside the runtime lease and the window of the gate that its command names, and leaves an audit entry.
-The modules that own what a command is about declare it with ``command``; whoever calls it past ``run`` is refused.
+Every run names an actor and a reason, holds the runtime lease, has the command's gate open, and leaves an audit entry.
+A command is declared with ``command`` and can only be run by ``run``: ``registry`` has the declaration, ``execute`` the
+run, ``audit_entry`` its outcome, ``self_check`` proves that no command bypasses the rules. The ``…_commands`` modules
+and ``gateway`` declare the commands that come with holdfast.
 """
 
-from holdfast.commands import builtin as _builtin  # noqa: F401 - declares the commands
-from holdfast.commands import gateway as _gateway  # noqa: F401 - and these
-from holdfast.commands import operations as _operations  # noqa: F401 - and these
-from holdfast.commands import reviews as _reviews  # noqa: F401 - and these
-from holdfast.commands.checking import check
-from holdfast.commands.registry import Command, CommandRefused, CommandUnsettled, Parameter, command, commands
-from holdfast.commands.running import BREAK_GLASS, RUNTIME, Outcome, Window, run
+from holdfast.commands import gateway as _gateway  # noqa: F401 - declares commands
+from holdfast.commands import lease_commands as _lease_commands  # noqa: F401 - declares commands
+from holdfast.commands import operation_commands as _operation_commands  # noqa: F401 - declares commands
+from holdfast.commands import schema_commands as _schema_commands  # noqa: F401 - declares commands
+from holdfast.commands.execute import BREAK_GLASS, RUNTIME, run
+from holdfast.commands.execute import CommandOutcome as Outcome
+from holdfast.commands.registry import Command, CommandRefused, CommandUnsettled, Parameter, Window, command, commands
+from holdfast.commands.self_check import check
 
 __all__ = [
     "BREAK_GLASS",

@@ -1,33 +1,30 @@
 """The commands over the gateway's records: sandboxes and sessions.
 
-They write records, and whoever leads the replicas does the rest: what is to be deleted is ended there.
+They only write records. The leading replica acts on them: it ends the sandboxes that are marked as Deleting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast import Conflict, MatchVersion
-from holdfast.commands.registry import CommandRefused, Parameter, Steps, command
-
-if TYPE_CHECKING:
-    from holdfast.commands.running import Window
+from holdfast.commands.registry import CommandRefused, Parameter, Steps, Window, command
 
 ACTIVE = "ACTIVE"
 _PAGE = 1000
 
 
 def to_be_deleted(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A sandbox's payload from the moment on when its end is certain. Without its conditions: so it differs from what
-    the driver says, and is looked at."""
+    """A sandbox's payload with the phase Deleting. It has no conditions, so that it differs from the driver's and the
+    reconciler looks at it."""
     status = {name: value for name, value in payload.get("status", {}).items() if name != "conditions"}
     return {**payload, "status": {**status, "phase": "Deleting"}}
 
 
 def ended(payload: Mapping[str, Any], state: str, reason: str) -> dict[str, Any]:
-    """A session's payload when it is over."""
+    """A session's payload with a terminal state, and when and why it ended."""
     return {**payload, "state": state, "reason": reason, "ended_at": datetime.now(UTC).isoformat()}
 
 
@@ -37,19 +34,19 @@ def session_cancel(window: Window, *, id: str) -> Steps:
     record = window.client.objects.get("session", id)
     if record is None:
         raise CommandRefused(f"there is no session {id!r}")
-    told = record.payload
-    if told["state"] != ACTIVE:
-        raise CommandRefused(f"session {id!r} is {told['state']} already")
-    yield [f"session {id!r} is CANCELLED, and slot {told['slot']} of pool {told['pool']!r} is free"]
+    session = record.payload
+    if session["state"] != ACTIVE:
+        raise CommandRefused(f"session {id!r} is {session['state']} already")
+    yield [f"session {id!r} is CANCELLED, and slot {session['slot']} of pool {session['pool']!r} is free"]
     try:
         window.client.objects.put_if(
-            "session", id, ended(told, "CANCELLED", window.reason), MatchVersion(record.version),
+            "session", id, ended(session, "CANCELLED", window.reason), MatchVersion(record.version),
             labels={**record.labels, "state": "CANCELLED"},
         )  # fmt: skip
     except Conflict:
         raise CommandRefused(f"session {id!r} was changed meanwhile: look again") from None
-    slot = f"@slot:{told['pool']}:{told['slot']}"
-    window.client.leases.force_release(slot, actor=window.actor, reason=window.reason, fence=told["fence"])
+    slot = f"@slot:{session['pool']}:{session['slot']}"
+    window.client.leases.force_release(slot, actor=window.actor, reason=window.reason, fence=session["fence"])
 
 
 @command(
@@ -59,12 +56,14 @@ def session_cancel(window: Window, *, id: str) -> Steps:
 def sandbox_prune(window: Window, *, older: float) -> Steps:
     """Delete the sandboxes whose programs have ended, with their logs and exit codes."""
     before = datetime.now(UTC) - timedelta(seconds=older)
-    found = [each for each in _sandboxes(window) if _has_ended(each, before)]
-    yield [f"sandbox {each.id!r}, which has ended, is deleted" for each in found]
-    for each in found:
+    records = [record for record in _sandboxes(window) if _has_ended(record, before)]
+    yield [f"sandbox {record.id!r}, which has ended, is deleted" for record in records]
+    for record in records:
         try:
-            window.client.objects.put_if("sandbox", each.id, to_be_deleted(each.payload), MatchVersion(each.version))
-        except Conflict:  # somebody else is at it: then it is not what was told
+            window.client.objects.put_if(
+                "sandbox", record.id, to_be_deleted(record.payload), MatchVersion(record.version)
+            )
+        except Conflict:  # it was changed since it was planned for, and may not be over any more
             continue
 
 

@@ -1,64 +1,71 @@
-"""Which commands there are, and what each declares of itself."""
+"""What a governed command declares: its name, its gate, its parameters and the function that does the work.
+
+A command's function is a generator with a single ``yield``. Before it, the function only reads and plans; it yields the
+lines that describe the changes; after it, the function makes them. ``holdfast.commands.run`` drives it, and every other
+caller is refused: ``Command.steps`` accepts only a window that ``run`` has opened for this command.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import HoldfastError, PolicyDenied
 
 if TYPE_CHECKING:
-    from holdfast.commands.running import Window
+    from holdfast import Client
 
 Steps = Iterator[list[str]]
-"""A command yields once, what it is about to change; what comes before only looks, and what comes after does it."""
+"""The generator of a command: it plans, yields the lines that describe the changes, and makes the changes."""
+_TEXT_LENGTH = 200
 
 
 class CommandRefused(HoldfastError):
-    """There is nothing that the command could or should do, and it has changed nothing."""
+    """The command has nothing to do, or must not do it. It has changed nothing."""
 
 
 class CommandUnsettled(HoldfastError):
-    """The command has begun what it is about, and could not see its end."""
+    """The command has started its change and could not see it complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One that is optional has a default, and is an option on the command line, as is one with an ``option``."""
+    """A parameter of a command. On the command line it is an option if it is optional or names an ``option``, and an
+    argument otherwise."""
 
     help: str
     kind: type[str | int | float] = str
     default: Any = None
     optional: bool = False
     option: str | None = None
-    """What the option is called, if not like the parameter."""
+    """The name of the option, where it differs from the parameter's."""
     secret: str | None = None
-    """The environment variable that the command line takes it from: it is not for the list of processes, nor for the
-    audit."""
+    """The environment variable that a secret is read from: so it is not in the process list. The audit masks it."""
     least: float = -math.inf
     most: float = math.inf
-    """Of a number; of a text, how long it may be (200 unless told)."""
+    """The bounds of a number. For text, ``most`` is its maximum length, 200 by default."""
 
     def check(self, name: str, value: Any) -> Any:
-        """As it is declared, or ValueError that names it."""
+        """Return ``value`` as the declared type. Raises ValueError that names the parameter."""
         if self.kind is str:
-            return self._text(name, value)
-        found: Any = None
+            return self._check_text(name, value)
+        number: Any = None
         try:
-            found = self.kind(value)
-            fits = not isinstance(value, bool) and (isinstance(value, str) or found == value)
+            number = self.kind(value)
+            is_exact = not isinstance(value, bool) and (isinstance(value, str) or number == value)
         except (TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits or not math.isfinite(found) or not self.least <= found <= self.most:
-            bounds = [f"{word} {bound:.15g}" for word, bound in (("from", self.least), ("to", self.most))]
-            told = " ".join(each for each in bounds if "inf" not in each)
-            raise ValueError(f"{name} must be {self.kind.__name__}{told and ' '}{told}, not {value!r:.60}")
-        return found
+            is_exact = False
+        if not is_exact or not math.isfinite(number) or not self.least <= number <= self.most:
+            limits = (("from", self.least), ("to", self.most))
+            bounds = "".join(f" {word} {limit:.15g}" for word, limit in limits if math.isfinite(limit))
+            raise ValueError(f"{name} must be {self.kind.__name__}{bounds}, not {value!r:.60}")
+        return number
 
-    def _text(self, name: str, value: Any) -> str:
-        most = 200 if self.most == math.inf else int(self.most)
+    def _check_text(self, name: str, value: Any) -> str:
+        most = _TEXT_LENGTH if self.most == math.inf else int(self.most)
         if not isinstance(value, str):
             raise ValueError(f"{name} must be str, not {value!r:.60}")
         if not 1 <= len(value) <= most:
@@ -69,7 +76,27 @@ class Parameter:
 
 
 def _is_control(character: str) -> bool:
+    """Whether it is a control character, or a lone surrogate, which no database stores."""
     return character < " " or "\x7f" <= character < "\xa0" or "\ud800" <= character < "\ue000"
+
+
+class Window:
+    """What a command's function is given: the database, the actor, the reason and the number of the audit entry.
+
+    ``client`` is read-only until the command has yielded its plan and ``run`` has allowed it to write.
+    """
+
+    def __init__(
+        self, command: Command, client: Client, read_only: Client, actor: str, reason: str, *, break_glass: bool
+    ) -> None:
+        self.command, self.actor, self.reason, self.break_glass = command, actor, reason, break_glass
+        self._client, self._read_only = client, read_only
+        self.entry: int | None = None
+        """None on a dry run, which leaves no audit entry."""
+
+    @property
+    def client(self) -> Client:
+        return self._client if _may_write.get(self) else self._read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,67 +107,101 @@ class Command:
     destructive: bool
     parameters: Mapping[str, Parameter]
     subject: str
-    """A pattern over the parameters: what the audit says that it was done to."""
+    """A format string over the parameters: the subject of the audit entry."""
     atomic: bool
-    """Whether it is done by one statement: then an error that is certain means that nothing was changed."""
+    """Whether one statement makes the whole change: then an error that is certain means that nothing was changed."""
     function: Callable[..., Steps]
 
     def steps(self, window: Window | None, **values: Any) -> Steps:
-        """Begin it: the first step looks, the second does it, each only in a window that ``run`` has made for it."""
-        if window is None or window.command is not self or window not in windows:
-            raise self._denied()
-        return self._in(window, values)
+        """The generator that plans and then makes the change.
 
-    def _in(self, window: Window, values: dict[str, Any]) -> Steps:
+        Raises PolicyDenied unless ``run`` has opened ``window`` for this command, and again at the second step unless
+        ``run`` allows it to write.
+        """
+        if window is None or window.command is not self or window not in _may_write:
+            raise self._denied()
+        return self._steps(window, values)
+
+    def _steps(self, window: Window, values: dict[str, Any]) -> Steps:
         steps = self.function(window, **values)
-        told = next(steps, None)
-        if not isinstance(told, list) or not all(isinstance(line, str) for line in told):
-            raise TypeError(f"{self.name} must yield the lines that say what it is about to change, not {told!r:.60}")
-        yield told
-        if not windows.get(window):
+        changes = next(steps, None)
+        if not isinstance(changes, list) or not all(isinstance(line, str) for line in changes):
+            raise TypeError(f"{self.name} must yield a list of lines that describe its changes, not {changes!r:.60}")
+        yield changes
+        if not _may_write.get(window):
             raise self._denied()
         if next(steps, None) is not None:
-            raise RuntimeError(f"{self.name} yields more than once: it would change what it has not told")
+            raise RuntimeError(f"{self.name} yields more than once: it would make changes that are not in its plan")
 
     def _denied(self) -> PolicyDenied:
-        return PolicyDenied(f"{self.name} runs through holdfast.commands.run alone: under the runtime lease, on record")
+        return PolicyDenied(
+            f"{self.name} runs through holdfast.commands.run alone: under the runtime lease, with an audit entry"
+        )
 
-    def told(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parameters, as the audit has them."""
+    def mask_secrets(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of its parameters for the audit."""
         return {name: "***" if self.parameters[name].secret else value for name, value in values.items()}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of its parameters, or ValueError that names the wrong one."""
+        """The values of its parameters, defaults filled in. Raises ValueError that names the wrong parameter."""
         if unknown := sorted(given.keys() - self.parameters.keys()):
-            known = ", ".join(self.parameters) or "none"
-            raise ValueError(f"{self.name} has no parameter {unknown[0]!r}; it has: {known}")
+            names = ", ".join(self.parameters) or "none"
+            raise ValueError(f"{self.name} has no parameter {unknown[0]!r}; it has: {names}")
         values = {}
         for name, parameter in self.parameters.items():
             if name not in given and not parameter.optional:
                 raise ValueError(f"{self.name} needs {name!r}: {parameter.help}")
             value = given.get(name, parameter.default)
-            left_out = parameter.optional and value is parameter.default
-            values[name] = value if left_out else parameter.check(name, value)
+            is_default = parameter.optional and value is parameter.default
+            values[name] = value if is_default else parameter.check(name, value)
         return values
 
 
 _registry: dict[str, Command] = {}
-windows: dict[Window, bool] = {}
-"""Those that ``run`` has made, for as long as it runs; and whether something may be done in it now."""
+_may_write: dict[Window, bool] = {}
+"""The windows that ``run`` has open, and whether their commands may write now. A window that a caller creates is not in
+it, so it is good for nothing."""
+
+
+@contextmanager
+def open_window(
+    command: Command, client: Client, actor: str, reason: str, *, break_glass: bool = False
+) -> Iterator[Window]:
+    """A window in which the command may read."""
+    with client.looking() as read_only:
+        window = Window(command, client, read_only, actor, reason, break_glass=break_glass)
+        _may_write[window] = False
+        try:
+            yield window
+        finally:
+            del _may_write[window]
+
+
+@contextmanager
+def allow_writes(window: Window) -> Iterator[None]:
+    """Let the command of an open window write."""
+    _may_write[window] = True
+    try:
+        yield
+    finally:
+        _may_write[window] = False
 
 
 def commands() -> Mapping[str, Command]:
-    """All that are declared, by name."""
+    """All commands by name, in alphabetical order."""
     return dict(sorted(_registry.items()))
 
 
 def command(
     name: str, /, *, gate: str, subject: str, destructive: bool, atomic: bool = False, **parameters: Parameter
 ) -> Callable[[Callable[..., Steps]], Command]:
-    """Declare a command. The function gets a window and the parameters, looks, yields the lines that say what would
-    change, and then changes it; its docstring says in one line what for. ``atomic``: with one statement."""
+    """Declare a command. Raises ValueError if the name is taken.
+
+    The function takes a window and the parameters. It reads, yields the lines that describe the changes, and then makes
+    them. The first line of its docstring is the command's summary. ``atomic``: one statement makes the whole change.
+    """
     if name in _registry:
-        raise ValueError(f"there is a command {name!r} already")
+        raise ValueError(f"there is already a command {name!r}")
 
     def declare(function: Callable[..., Steps]) -> Command:
         summary = (function.__doc__ or "").strip().partition("\n")[0]

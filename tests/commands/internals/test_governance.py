@@ -1,4 +1,4 @@
-"""No command bypasses the rules, and what looks cannot act: by how it is made, and not by how it behaves today."""
+"""No command bypasses the rules, and a command cannot write while it plans: by construction, not by good behaviour."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ JANE: dict[str, Any] = {"actor": "jane", "reason": "its machine is gone"}
 
 @pytest.fixture
 def client(either: str) -> Iterator[holdfast.Client]:
-    with holdfast.Client(either) as made:
-        yield made
+    with holdfast.Client(either) as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def contents(url: str) -> list[Any]:
-    """All that there is in the tables, and how many numbers were drawn."""
+    """All rows of the tables, and the last number of the fence."""
     dot = "_" if url.startswith("sqlite") else "."
     tables = [
         f"holdfast{dot}{name}"
@@ -43,27 +43,27 @@ def contents(url: str) -> list[Any]:
 
 def test_no_registered_command_bypasses_the_rules() -> None:
     assert operator.check() == {name: [] for name in operator.commands()}
-    said = ask("commands", "check")
-    assert said.splitlines() == [f"{name}: governed" for name in operator.commands()]
+    output = ask("commands", "check")
+    assert output.splitlines() == [f"{name}: governed" for name in operator.commands()]
 
 
 def test_the_check_runs_nothing_of_a_command() -> None:
-    """Neither its looking nor its doing: what it would do elsewhere is not undone by a database of its own."""
-    done: list[str] = []
+    """Neither its plan nor its change: it may do harm outside of the temporary database."""
+    steps: list[str] = []
 
     @operator.command("a.harmful", gate="x", subject="all", destructive=True)
     def harmful(window: Any) -> Any:
         """Do harm."""
-        done.append("looked")
+        steps.append("planned")
         yield ["harm"]
-        done.append("did")
+        steps.append("applied")
 
     assert operator.check()["a.harmful"] == []
-    assert done == []
+    assert steps == []
 
 
 def detour() -> None:
-    """Beside a command, and called by it."""
+    """In the module of a command, and called by it."""
     holdfast.Client("sqlite:///own.db").close()
 
 
@@ -116,24 +116,24 @@ def test_the_check_finds_what_bypasses(tmp_path: Path) -> None:
 
     good = operator.commands()["gate.close"]
     registry._registry["a.open"] = Open("a.open", "x", "x", True, {}, "x", False, good.function)
-    found = {name: problems for name, problems in operator.check().items() if problems}
-    assert found == {
+    problems_by_name = {name: problems for name, problems in operator.check().items() if problems}
+    assert problems_by_name == {
         "a.nameless": [
             "it names no gate", "it does not say what it is for", "its subject does not say what it is done to",
         ],
-        "a.sudden": ["it does not yield what it is about to change before it does"],
+        "a.sudden": ["it does not yield its changes before it makes them"],
         "a.double": ["it does not yield exactly once"],
         "a.other": [
             "it does not take a window and the parameters that it declares",
-            "it makes a client of its own, past its window",
+            "it creates a client of its own and does not use its window's",
         ],
-        "a.secret": ["it makes a client of its own, past its window"],
-        "a.nested": ["it makes a client of its own, past its window"],
-        "a.talkative": ["its subject tells a secret"],
+        "a.secret": ["it creates a client of its own and does not use its window's"],
+        "a.nested": ["it creates a client of its own and does not use its window's"],
+        "a.talkative": ["its subject reveals a secret"],
         "a.open": [
-            "it is of a kind of its own, which may run as it likes",
+            "it is a subclass of Command, which may bypass the checks of Command",
             "it does not take a window and the parameters that it declares",
-            "it runs without a window", "it runs in a window that nobody has opened",
+            "it runs without a window", "it runs in a window that was not opened by run",
         ],
     }  # fmt: skip
 
@@ -157,16 +157,16 @@ ACTS: dict[str, Any] = {
 
 
 def test_whatever_a_command_tries_while_it_looks_nothing_is_changed(client: holdfast.Client, either: str) -> None:
-    """On a dry run and on a real one alike: it has no client that could, and the database would refuse it, too."""
+    """On a dry run and on a real one alike: its client sends no writes, and the database would refuse them, too."""
     held = client.lease("held", ttl=300, auto_renew=False).acquire()
-    with holdfast.Client(either) as other:  # whose heartbeat ends with it, and not in the middle of this
+    with holdfast.Client(either) as other:  # closed here, so that its heartbeat does not change rows below
         other.operation("done").run(lambda: 1)
     assert client.operations.get("done") is not None
     acts = iter(())
 
     @operator.command("a.hasty", gate="hasty", subject="x", destructive=True)
     def hasty(window: Any) -> Any:
-        """Act before it has told."""
+        """Write before it has yielded its plan."""
         next(acts)(window.client)
         yield ["too late"]
 
@@ -175,7 +175,7 @@ def test_whatever_a_command_tries_while_it_looks_nothing_is_changed(client: hold
     for what in ACTS:
         with pytest.raises(holdfast.HoldfastError) as refused:
             operator.run(client, "a.hasty", dry_run=True, **JANE)
-        assert "look" in str(refused.value), (what, str(refused.value))
+        assert any(word in str(refused.value) for word in ("read-only", "only looks")), (what, str(refused.value))
     assert contents(either) == before
     acts = iter(ACTS.values())
     for _ in ACTS:
@@ -191,7 +191,7 @@ def test_whatever_a_command_tries_while_it_looks_nothing_is_changed(client: hold
 def test_the_database_itself_refuses_a_session_that_looks(
     client: holdfast.Client, either: str, monkeypatch: Any
 ) -> None:
-    """Even if a statement that writes were taken for one that reads."""
+    """Even if a statement that writes is mistaken for one that reads."""
     client.leases.list()
     taken_for = dict.fromkeys(["lease_acquire", "purge"], statements("sqlite")["lease_list"])
     monkeypatch.setattr("holdfast.database.read_only.statements", lambda _: taken_for)
@@ -223,7 +223,7 @@ def test_whoever_looks_waits_for_nobody_who_writes(sqlite_url: str) -> None:
 
 
 def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> None:
-    """Neither forged, nor borrowed from another command, nor after its time."""
+    """Whether it is forged, borrowed from another command, or used after the run."""
     kept: list[operator.Window] = []
 
     @operator.command("a.keeper", gate="keeper", subject="x", destructive=False)
@@ -246,21 +246,21 @@ def test_a_window_that_was_kept_is_good_for_nothing(client: holdfast.Client) -> 
     assert client.leases.get("held") is not None
 
 
-@pytest.mark.parametrize("told", [None, "a line", [1]])
+@pytest.mark.parametrize("changes", [None, "a line", [1]])
 def test_a_command_that_does_not_tell_what_it_is_about_to_change_does_nothing(
-    client: holdfast.Client, told: Any
+    client: holdfast.Client, changes: Any
 ) -> None:
     done: list[str] = []
 
     @operator.command("a.mute", gate="mute", subject="x", destructive=False)
     def mute(window: Any) -> Any:
         """Say nothing."""
-        if told is None:
+        if changes is None:
             return
-        yield told
+        yield changes
         done.append("never")
 
-    with pytest.raises(TypeError, match=r"^a\.mute must yield the lines that say what"):
+    with pytest.raises(TypeError, match=r"^a\.mute must yield a list of lines"):
         operator.run(client, "a.mute", **JANE)
     assert done == []
 

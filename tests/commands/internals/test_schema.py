@@ -1,4 +1,4 @@
-"""The tables: the first are made before there is anything to govern it with, all later ones under governance."""
+"""The tables: the foundation is created before leases and audit exist, all later migrations under governance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> str:
     """A later holdfast, which knows one migration more."""
-    known = sql.migrations
+    migrations = sql.migrations
 
     def more(dialect: Dialect, schema: str = sql.SCHEMA) -> tuple[Migration, ...]:
         dot = "_" if dialect == "sqlite" else "."
@@ -36,14 +36,14 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> str:
             f"delete from holdfast{dot}schema_version where version = {NEWEST + 1};\ndrop table holdfast{dot}extra;\n"
         )
         extra = Migration(NEWEST + 1, "extra", f"{up}values ({NEWEST + 1}, 'extra');\n", down)
-        return (*known(dialect, schema), extra)
+        return (*migrations(dialect, schema), extra)
 
-    for module in ("database.schema_version", "database.migrate"):
+    for module in ("database.engine", "database.migrate"):
         monkeypatch.setattr(f"holdfast.{module}.migrations", more)
     return f"migration {NEWEST + 1:04} extra is applied"
 
 
-def told(client: holdfast.Client, *actions: str) -> list[tuple[Any, ...]]:
+def recorded(client: holdfast.Client, *actions: str) -> list[tuple[Any, ...]]:
     """The earliest first."""
     return [
         (each.action, each.actor, each.outcome, bool(each.detail and each.detail.get("bootstrap")))
@@ -57,7 +57,7 @@ def windows(client: holdfast.Client) -> list[str]:
 
 
 def test_the_first_migration_is_recorded_in_what_it_made(bare: str) -> None:
-    """Before it there is neither a lease nor an audit: bootstrap. What was never there is not made by looking."""
+    """Before it there is neither a lease nor an audit: bootstrap. A dry run does not create them."""
     with holdfast.Client(bare) as client:
         with pytest.raises(ValueError, match=r"^actor must not contain control"):
             operator.run(client, "schema.migrate", actor="a\nb", reason="nobody could be told")
@@ -70,7 +70,7 @@ def test_the_first_migration_is_recorded_in_what_it_made(bare: str) -> None:
         assert (first.action, first.actor, first.outcome) == ("schema.migrate", "jane", "done")
         assert first.detail["bootstrap"] is True
         assert first.fence is not None
-        assert len(first.detail["changes"]) == FOUNDATION, "what governs is bootstrapped, and nothing after it"
+        assert len(first.detail["changes"]) == FOUNDATION, "the foundation is bootstrapped, and nothing after it"
         count = len(client.audit.list())
         again = operator.run(client, "schema.migrate", **JANE)
         assert (again.changes, client.migrations.version()) == ([], NEWEST)
@@ -90,7 +90,7 @@ def test_on_an_empty_database_nothing_is_bootstrapped_but_what_governs_the_rest(
 
 
 def test_a_later_migration_is_governed_like_every_command(bare: str, newer: str) -> None:
-    """Under the runtime lease and in its gate's window, by somebody, for a reason; although the tables are old."""
+    """Under the runtime lease, with its gate open, with actor and reason; although the tables are old."""
     with holdfast.Client(bare) as client:
         client.migrations.up(to=NEWEST)
         assert operator.run(client, "schema.migrate", dry_run=True, **JANE).changes == [newer]
@@ -100,7 +100,7 @@ def test_a_later_migration_is_governed_like_every_command(bare: str, newer: str)
             assert client.migrations.version() == NEWEST
         outcome = operator.run(client, "schema.migrate", **JANE)
         assert (outcome.changes, client.migrations.version()) == ([newer], NEWEST + 1)
-        [refused, done] = told(client, "schema.migrate")
+        [refused, done] = recorded(client, "schema.migrate")
         assert (refused[2].partition(":")[0], done) == ("refused", ("schema.migrate", "jane", "done", False))
         assert windows(client) == ["schema"]
         entry = client.audit.list()[1]
@@ -110,8 +110,8 @@ def test_a_later_migration_is_governed_like_every_command(bare: str, newer: str)
 
 
 def test_what_has_begun_goes_on_when_a_later_holdfast_migrates_under_it(bare: str) -> None:
-    """As in a deploy, where both run for a while: nothing is left half done, and leases are given back at once. Whoever
-    begins after that is told, and the earlier version has no say in the tables any more."""
+    """As in a deploy, where both versions run for a while: operations complete and leases are released at once. A
+    client of the earlier version that starts later is refused, and cannot migrate the tables any more."""
     dot = "_" if bare.startswith("sqlite") else "."
 
     def reconnect() -> None:  # as after a second without a call
@@ -141,7 +141,7 @@ def test_what_has_begun_goes_on_when_a_later_holdfast_migrates_under_it(bare: st
 
 def _impatient(client: holdfast.Client) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.commands.running._PATIENCE", 0.1)
+        patch.setattr("holdfast.commands.execute._RUNTIME_TIMEOUT", 0.1)
         operator.run(client, "schema.migrate", **JANE)
 
 
@@ -157,7 +157,7 @@ def test_whichever_way_tables_are_changed_it_is_told_in_their_audit(bare: str, n
                 client.leases.list()
             client.migrate()
         assert client.migrations.version() == NEWEST + 1
-        [(action, actor, outcome, bootstrap)] = told(client, "schema.migrate")
+        [(action, actor, outcome, bootstrap)] = recorded(client, "schema.migrate")
         assert (action, outcome, bootstrap) == ("schema.migrate", "done", False)
         assert actor == client._engine.process["label"]
         client.migrations.down(to=NEWEST)
@@ -171,7 +171,7 @@ def test_the_command_line_migrates_through_the_governed_command(bare: str) -> No
     assert first.splitlines()[0] == "migration 0001 lease is applied"
     assert ask(*at(bare, "migrate")) == "nothing to do: the schema is up to date\n"
     with holdfast.Client(bare) as client:
-        assert told(client, "schema.migrate")[0] == ("schema.migrate", "jane", "done", True)
+        assert recorded(client, "schema.migrate")[0] == ("schema.migrate", "jane", "done", True)
         missing = call(*at(bare, "migrate", "down", "--to", "0", "--yes"))
         assert (missing.returncode, "--reason" in missing.stderr) == (2, True)
         assert client.migrations.version() == NEWEST
@@ -186,14 +186,14 @@ def test_taking_migrations_back_is_governed_as_far_as_there_is_something_to_gove
         assert outcome.changes == [f"migration {NEWEST + 1:04} extra is taken back, and all that is in its tables"]
         assert client.migrations.version() == NEWEST
         client.migrations.up()
-        assert told(client, "schema.revert") == [("schema.revert", "jane", "done", False)]
+        assert recorded(client, "schema.revert") == [("schema.revert", "jane", "done", False)]
         assert windows(client) == ["schema"]
         with pytest.raises(operator.CommandRefused, match="the tables are at"):
             operator.run(client, "schema.revert", {"to": NEWEST + 1}, **JANE)
 
 
 def test_the_end_of_all_tables_is_said_where_it_can_be(bare: str) -> None:
-    """The audit goes with them: it is on stderr that somebody can read it."""
+    """The audit is removed with them, so it is logged on stderr."""
     ask(*at(bare, "migrate", "up"))
     done = call(*at(bare, "migrate", "down", "--to", "0", "--yes", "--actor", "jane", "--reason", "not needed"))
     assert (done.returncode, "migration 0001 lease is taken back" in done.stdout) == (0, True)

@@ -1,34 +1,31 @@
-"""The commands over leases, locks, gates, slots and the tables."""
+"""The commands over leases, and over what is made of them or stands beside them: leaders, slots, gates and locks."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast import LeaseLost, NotAcquired, PolicyDenied
-from holdfast.commands.registry import CommandRefused, CommandUnsettled, Parameter, Steps, command, commands
-from holdfast.commands.running import BREAK_GLASS, MIGRATE, REVERT, RUNTIME, for_break_glass
+from holdfast.commands.execute import BREAK_GLASS, RUNTIME, is_for_break_glass
+from holdfast.commands.registry import CommandRefused, CommandUnsettled, Parameter, Steps, Window, command, commands
 
-if TYPE_CHECKING:
-    from holdfast.commands.running import Window
-
-_LOOK_EVERY = 0.05
+_POLL_INTERVAL = 0.05
 _GATE = Parameter("the gate", most=180)
-_NEEDED = (RUNTIME, "@gate:leases")
-"""What the commands of this gate run under."""
+_OWN_LEASES = (RUNTIME, "@gate:leases")
+"""The leases that the commands of the gate ``leases`` run under."""
 
 
 @command("lease.release", gate="leases", subject="{name}", destructive=True, atomic=True, name=Parameter("the lease"))
 def lease_release(window: Window, *, name: str) -> Steps:
     """Take a lease away from its holder."""
-    if for_break_glass(name) and not window.break_glass:
+    if is_for_break_glass(name) and not window.break_glass:
         raise CommandRefused(
-            f"lease {name!r} is that of an operator at work, who gives it back (gate.close closes a gate that is open "
-            "for a time): if its holder does not let go, use break-glass"
+            f"lease {name!r} belongs to a running command or to an open gate, which releases it (gate.close closes a "
+            "gate that was opened for a time): if its holder hangs, use break-glass"
         )
-    record = _held(window, name)
-    yield _taken(record)
-    _take(window, record)
+    record = _held_lease(window, name)
+    yield [_describe_release(record)]
+    _release(window, record)
 
 
 @command(
@@ -39,12 +36,14 @@ def lease_release(window: Window, *, name: str) -> Steps:
 def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
     """Take every other lease away, under a guard that is proven to be held."""
     try:
-        held = window.client.lease(guard).adopt(token)
+        grant = window.client.lease(guard).adopt(token)
     except (LeaseLost, ValueError) as error:
-        raise CommandRefused(f"guard {guard!r} is not held by whoever asks, and nothing is wiped: {error}") from None
-    kept = (guard, *_NEEDED)
-    yield [line for each in window.client.leases.list() if each.name not in kept for line in _taken(each)]
-    window.client.leases.wipe(held, keep=_NEEDED)  # which proves it once more, with what it does
+        raise CommandRefused(
+            f"the token does not prove that guard {guard!r} is held; nothing is wiped: {error}"
+        ) from None
+    kept = (guard, *_OWN_LEASES)
+    yield [_describe_release(record) for record in window.client.leases.list() if record.name not in kept]
+    window.client.leases.wipe(grant, keep=_OWN_LEASES)  # proves the guard again, in the statement that wipes
 
 
 @command(
@@ -55,22 +54,22 @@ def lease_wipe(window: Window, *, guard: str, token: str) -> Steps:
 )  # fmt: skip
 def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
     """Ask the leading replica to stop its work and let another one lead."""
-    record = _held(window, name)
+    record = _held_lease(window, name)
     if not record.info.get("elector"):
         raise CommandRefused(
-            f"lease {name!r} is not that of a leader: {record.holder} would not hear. See lease.release"
+            f"lease {name!r} is not held by an elector, so {record.holder} cannot be asked to resign: see lease.release"
         )
     yield [f"{record.holder}, which leads {name!r} with fence {record.fence}, stops its work and lets another lead"]
     if not window.client.leases.recall(name, fence=record.fence):
         raise CommandRefused(f"{record.holder} does not lead {name!r} any more: look again")
-    until = time.monotonic() + wait
-    while (now := window.client.leases.get(name)) is not None and now.fence == record.fence:
-        if time.monotonic() > until:
+    deadline = time.monotonic() + wait
+    while (current := window.client.leases.get(name)) is not None and current.fence == record.fence:
+        if time.monotonic() > deadline:
             raise CommandUnsettled(
                 f"{record.holder} was asked to stop, and has not in {wait:g} s: it does so with its next heartbeat and "
                 "once its work has ended, or its lease expires"
             )
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
 
 
 @command(
@@ -79,8 +78,11 @@ def leader_resign(window: Window, *, name: str, wait: float) -> Steps:
 )  # fmt: skip
 def lock_break(window: Window, *, pid: int) -> Steps:
     """End a database session, and free its locks."""
-    had = [each for each in window.client.locks.list() if each.pid == pid]
-    yield [f"session {pid}, which {'holds' if each.granted else 'waits for'} {each.label}, is ended" for each in had]
+    yield [
+        f"session {pid}, which {'holds' if lock.granted else 'waits for'} {lock.label}, is ended"
+        for lock in window.client.locks.list()
+        if lock.pid == pid
+    ]
     window.client.locks.end_session(pid, actor=window.actor, reason=window.reason, entry=window.entry)
 
 
@@ -90,11 +92,11 @@ def lock_break(window: Window, *, pid: int) -> Steps:
 )  # fmt: skip
 def gate_open(window: Window, *, name: str, seconds: float) -> Steps:
     """Open a gate for a stated time, after which it is closed whatever happens."""
-    if name in {BREAK_GLASS, *(each.gate for each in commands().values())}:
+    if name in {BREAK_GLASS, *(declared.gate for declared in commands().values())}:
         raise CommandRefused(f"gate {name!r} is one that commands open for themselves")
     if (record := window.client.leases.get(f"@gate:{name}")) is not None:
-        told = f"gate {name!r} is open already: it is held by {record.holder} ({record.remaining:.1f} s left)"
-        raise NotAcquired(told, name=record.name, holder=record.holder, expires_at=record.expires_at)
+        message = f"gate {name!r} is open already: it is held by {record.holder} ({record.remaining:.1f} s left)"
+        raise NotAcquired(message, name=record.name, holder=record.holder, expires_at=record.expires_at)
     yield [f"gate {name!r} is open for {seconds:g} s"]
     window.client.gates.open(name, seconds=seconds, actor=window.actor, reason=window.reason, entry=window.entry)
 
@@ -117,47 +119,25 @@ def gate_close(window: Window, *, name: str) -> Steps:
 )  # fmt: skip
 def slot_release(window: Window, *, pool: str, slot: int) -> Steps:
     """Take a slot away from its owner."""
-    record = _held(window, f"@slot:{pool}:{slot}")
-    yield _taken(record)
-    _take(window, record)
+    record = _held_lease(window, f"@slot:{pool}:{slot}")
+    yield [_describe_release(record)]
+    _release(window, record)
 
 
-@command(MIGRATE, gate="schema", subject="schema", destructive=False)
-def schema_migrate(window: Window) -> Steps:
-    """Create or upgrade the tables."""
-    there = window.client.migrations.version()
-    missing = [each for each in window.client.migrations.scripts() if each.version > there]
-    yield [f"migration {each.version:04} {each.name} is applied" for each in missing]
-    window.client.migrations.up(entry=window.entry)
-
-
-@command(
-    REVERT, gate="schema", subject="schema", destructive=True,
-    to=Parameter("the version to go back to; 0 removes everything, the audit too", int, option="to", least=0),
-)  # fmt: skip
-def schema_revert(window: Window, *, to: int) -> Steps:
-    """Take migrations back, and all that is in their tables."""
-    there, migrations = window.client.migrations.version(), window.client.migrations.scripts()
-    if not 0 <= to < there:
-        raise CommandRefused(f"to must be a version from 0 to {there - 1}, not {to}: the tables are at {there}")
-    gone = [each for each in reversed(migrations) if to < each.version <= there]
-    yield [f"migration {each.version:04} {each.name} is taken back, and all that is in its tables" for each in gone]
-    window.client.migrations.down(to=max(to, window.client.migrations.foundation), entry=window.entry)
-
-
-def _held(window: Window, name: str) -> Any:
+def _held_lease(window: Window, name: str) -> Any:
+    """Its record. Raises CommandRefused if it is not held."""
     record = window.client.leases.get(name)
     if record is None:
         raise CommandRefused(f"nobody holds lease {name!r}")
     return record
 
 
-def _taken(record: Any) -> list[str]:
-    return [f"lease {record.name!r}, held by {record.holder} with fence {record.fence}, is taken away"]
+def _describe_release(record: Any) -> str:
+    return f"lease {record.name!r}, held by {record.holder} with fence {record.fence}, is taken away"
 
 
-def _take(window: Window, record: Any) -> None:
-    """Only while it is the grant that was told."""
+def _release(window: Window, record: Any) -> None:
+    """Release the grant that was planned. Raises LeaseLost if the lease has another fence by now."""
     if not window.client.leases.force_release(
         record.name, actor=window.actor, reason=window.reason, fence=record.fence
     ):

@@ -1,0 +1,167 @@
+"""The commands over operations, their log and their reviews."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from holdfast import HoldfastError
+from holdfast.commands.registry import CommandRefused, Parameter, Steps, Window, command
+
+_KEY = Parameter("the text that was its key, or its 64 digits")
+_KEY_OR_POINTER = Parameter("the text that was its key, its 64 digits, or a pointer into the log")
+_REVIEW = Parameter("the number of the review", int, least=1, most=2**63 - 1)
+_SHOWN_PROBLEMS = 20
+_LONGEST_AGE = 100 * 365 * 86400
+"""Seconds: a date that much earlier is still in the calendar."""
+
+
+@command("operation.reset", gate="operations", subject="operation {key}", destructive=True, key=_KEY)
+def operation_reset(window: Window, *, key: str) -> Steps:
+    """Let an operation be tried again, as if it were new; its history stays."""
+    record = window.client.operations.get(key)
+    if record is None:
+        label = _reviewed_label(window, key)
+        change = f"operation {label!r}, which was refused before it began, can be tried again"
+    elif record.status == "running":
+        raise CommandRefused(f"operation {record.label!r} is under way: it can be reset once its owner has ended")
+    else:
+        change = f"operation {record.label!r}, {record.status} in attempt {record.attempt}, can be tried again"
+    yield [change]
+    _check_unchanged(window, key, record)
+    window.client.operations.reset(key, actor=window.actor, reason=window.reason)
+
+
+@command("operation.rollback", gate="operations", subject="operation {key}", destructive=True, key=_KEY_OR_POINTER)
+def operation_rollback(window: Window, *, key: str) -> Steps:
+    """Undo an operation with the function that is registered for it."""
+    try:
+        record = window.client.operations.find(key)
+    except LookupError as error:
+        raise CommandRefused(str(error)) from None
+    if record.rollback is None:
+        raise CommandRefused(f"operation {record.label!r} has no rollback: it was made without one")
+    if record.status == "failure" and not record.effect_started:
+        raise CommandRefused(f"operation {record.label!r} leaves nothing to undo: it is failure")
+    yield [f"operation {record.label!r}, {record.status} in attempt {record.attempt}, is undone by {record.rollback}"]
+    _check_unchanged(window, record.key, record)
+    window.client.operations.rollback(key, actor=window.actor, reason=window.reason)
+
+
+@command("operation.replay", gate="operations", subject="operation {key}", destructive=False, key=_KEY)
+def operation_replay(window: Window, *, key: str) -> Steps:
+    """Fold the entries of an operation into what became of it; nothing is executed or changed."""
+    states = window.client.operations.replay(key)
+    if not states:
+        raise CommandRefused(f"the log has no entry of operation {key!r}")
+    yield [
+        f"operation {state.operation} is {state.status} in attempt {state.attempt} after {state.number} entries"
+        + (f", result {state.result_hash}" if state.result_hash else "")
+        + (f", {state.error}" if state.error else "")
+        for state in states
+    ]
+
+
+@command("wal.verify", gate="operations", subject="the log of operations", destructive=False)
+def wal_verify(window: Window) -> Steps:
+    """Prove that nobody has changed the log of operations."""
+    report = window.client.operations.verify()
+    problems = [
+        f"{problem.operation} entry {problem.number}: {problem.what}: {problem.told}"
+        for problem in report.problems[:_SHOWN_PROBLEMS]
+    ]
+    yield [f"{report.operations} operations with {report.entries} entries were proven", *problems]
+    if not report.passed:
+        raise CommandRefused(f"{len(report.broken)} problems in the log: {'; '.join(problems)[:150]}")
+
+
+@command(
+    "wal.archive", gate="operations", subject="entries older than {older} s", destructive=True,
+    older=Parameter("seconds since an operation ended", float, least=0, most=_LONGEST_AGE),
+    to=Parameter("the file, which must not exist yet", most=4096),
+)  # fmt: skip
+def wal_archive(window: Window, *, older: float, to: str) -> Steps:
+    """Put the entries of old operations into a file; one entry each stays and proves the others."""
+    path = Path(to)
+    if path.exists() or not path.absolute().parent.is_dir():
+        raise CommandRefused(f"{to!r} exists already, or its folder does not: an archive is never written over")
+    before = datetime.now(UTC) - timedelta(seconds=older)
+    limit = before.timestamp() * 1_000_000
+    ended = [state for state in window.client.operations.replay() if state.status != "partial" and state.at < limit]
+    yield [
+        f"the entries of up to {len(ended)} operations that ended before {before:%Y-%m-%d %H:%M:%S} UTC go to {to!r}"
+    ]
+    result = window.client.operations.archive(before, _ArchiveFile(path).append)
+    if result.left:
+        reasons = "; ".join(f"{key[:12]}…: {reason}" for key, reason in list(result.left.items())[:3])
+        kind = HoldfastError if result.operations else CommandRefused
+        raise kind(f"{result.operations} were archived, {len(result.left)} were not: {reasons}")
+
+
+class _ArchiveFile:
+    """A file that is created with its first lines and never written over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._exists = False
+
+    def append(self, lines: Sequence[str]) -> None:
+        """Returns when the lines are on the disk. Raises FileExistsError if another process created the file."""
+        is_new = not self._exists
+        with self._path.open("x" if is_new else "a", encoding="utf-8") as file:
+            self._exists = True
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:  # a new file survives a crash only once its folder is on the disk, too
+            folder = os.open(self._path.absolute().parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+@command("review.approve", gate="reviews", subject="review {number}", destructive=False, atomic=True, number=_REVIEW)
+def review_approve(window: Window, *, number: int) -> Steps:
+    """Let an operation that is up for review be tried once more."""
+    record = _open_review(window, number)
+    yield [f"operation {record.label!r}, up for review because of {record.reason}, can be tried once more"]
+    window.client.reviews.approve(number, actor=window.actor, reason=window.reason)
+
+
+@command("review.reject", gate="reviews", subject="review {number}", destructive=True, atomic=True, number=_REVIEW)
+def review_reject(window: Window, *, number: int) -> Steps:
+    """Have an operation that is up for review refused until it is reset."""
+    record = _open_review(window, number)
+    yield [f"operation {record.label!r}, up for review because of {record.reason}, is refused until it is reset"]
+    window.client.reviews.reject(number, actor=window.actor, reason=window.reason)
+
+
+def _check_unchanged(window: Window, key: str, planned: Any) -> None:
+    """Raises CommandRefused if the operation was changed since it was planned for; ``planned`` is None if there was no
+    such operation in the log."""
+    record = window.client.operations.get(key)
+    if record is not None and (planned is None or record.pointer != planned.pointer):
+        raise CommandRefused(f"operation {record.label!r} is {record.status} meanwhile: look again")
+
+
+def _reviewed_label(window: Window, key: str) -> str:
+    """The label of an operation that is not in the log, because a review refused it before it began. Raises
+    CommandRefused if there is no such review."""
+    reviews = window.client.reviews.list(status=None, key=key, most=1)
+    if not reviews:
+        raise CommandRefused(f"there is no operation {key!r}")
+    return reviews[0].label
+
+
+def _open_review(window: Window, number: int) -> Any:
+    """Its record. Raises CommandRefused if there is none, or it was answered."""
+    record = window.client.reviews.get(number)
+    if record is None:
+        raise CommandRefused(f"there is no review {number}")
+    if record.status != "open":
+        raise CommandRefused(f"review {number} is {record.status} already, by {record.actor}: {record.answer}")
+    return record
