@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     )
     from holdfast.geo import is_masked, mask_h3
     from holdfast.governance.dataset import Dataset
-    from holdfast.governance.policy import Allow, Deny, Policy, PolicyContext, Review
-    from holdfast.inheritance import inherited
+    from holdfast.governance.policies import Policy
+    from holdfast.governance.policy import Allow, Deny, PolicyContext, Review
+    from holdfast.inherited_lease import inherited
     from holdfast.keys import OperationKey, time_bucket
     from holdfast.lock.file_lock import file_lock
     from holdfast.lock.rows import row_lock
@@ -75,7 +76,7 @@ _HOME = {
     "MatchVersion": "holdfast.objects.model",
     "MustCreate": "holdfast.objects.model",
     "Unconditional": "holdfast.objects.model",
-    "inherited": "holdfast.inheritance",
+    "inherited": "holdfast.inherited_lease",
     "is_masked": "holdfast.geo",
     "mask_h3": "holdfast.geo",
     "row_lock": "holdfast.lock.rows",
