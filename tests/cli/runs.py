@@ -30,7 +30,7 @@ def often(url, schema, name, argv, terms, *others, run_once=run._run):
     return run_once(url, schema, name, argv, {**terms, "renew_every": 0.2}, *others)
 run._run, run.REPORTS = often, 1000
 """
-"""Run before the command line: heartbeats and reports to the watcher several times a second, whatever the TTL."""
+"""Run before the command line: heartbeats and reports to the watchdog several times a second, whatever the TTL."""
 
 
 def finish(
@@ -100,7 +100,7 @@ class Run:
         self.family += map(int, self.line().split())
         return self.family
 
-    def watcher(self) -> int:
+    def watchdog(self) -> int:
         """The pid of the process that holdfast has beside the command, once it leads a session."""
         leaders: list[int] = []
 
@@ -108,11 +108,11 @@ class Run:
             leaders[:] = [pid for pid in children(self.pid) if session(pid) == pid]
             return len(leaders) == 1
 
-        eventually(is_there, "the watcher leads a session of its own")
+        eventually(is_there, "the watchdog leads a session of its own")
         return leaders[0]
 
     def waits(self) -> None:
-        """Until it has forked the command and its watcher, and has the threads of a client that asks for the lease."""
+        """Until it has forked the child and its watchdog, and has the threads of a client that asks for the lease."""
         eventually(lambda: len(children(self.pid)) == 2 and threads(self.pid) > 1, "it waits for the lease")
 
     def terminate(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.cli.run import plain
+from holdfast.cli.run_options import parse
 from tests.children import PATIENCE
 from tests.cli.command import ROOT, SCRIPT, environment
 
@@ -21,11 +21,11 @@ FIELD = r"(?:\*(?:/\d+)?|\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
 SCHEDULE = re.compile(rf"{FIELD}(?: {FIELD}){{4}}\Z")
 
 
-def understood(words: list[str]) -> dict[str, Any]:
-    """What holdfast makes of the command that begins after its own name."""
-    found = plain(words[words.index("holdfast") + 1 :])
-    assert found is not None, words
-    return found
+def parsed(words: list[str]) -> dict[str, Any]:
+    """The arguments of the `holdfast run` in a command."""
+    values = parse(words[words.index("holdfast") + 1 :])
+    assert values is not None, words
+    return values
 
 
 def test_the_crontab_is_one_and_skips_what_another_machine_does() -> None:
@@ -37,15 +37,15 @@ def test_the_crontab_is_one_and_skips_what_another_machine_does() -> None:
         assert SCHEDULE.match(" ".join(when)), line
         assert "%" not in command, "cron takes it for the end of the line"
         subprocess.run(["/bin/sh", "-n", "-c", command], check=True, timeout=30)
-        jobs.append(understood(shlex.split(command)))
+        jobs.append(parsed(shlex.split(command)))
     assert [(job["name"], job["skip"]) for job in jobs] == [("sweep", True), ("nightly", True)]
 
 
 def test_the_unit_is_one_and_waits_for_its_turn() -> None:
     unit = EXAMPLES / "systemd" / "sweep.service"
     [start] = re.findall(r"^ExecStart=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
-    found = understood(shlex.split(start))
-    assert (found["wait"], found["argv"]) == (True, ["/opt/app/sweeper"])
+    values = parsed(shlex.split(start))
+    assert (values["wait"], values["argv"]) == (True, ["/opt/app/sweeper"])
     if shutil.which("systemd-analyze"):
         done = subprocess.run(
             ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
@@ -59,8 +59,8 @@ def test_the_cronjob_is_one_and_takes_its_url_from_a_secret() -> None:
     assert SCHEDULE.match(job["spec"]["schedule"])
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    found = understood(container["command"] + container["args"])
-    assert (found["skip"], found.get("url"), found["argv"][0]) == (True, None, "python")
+    values = parsed(container["command"] + container["args"])
+    assert (values["skip"], values["url"], values["argv"][0]) == (True, None, "python")
     [variable] = container["env"]
     assert (variable["name"], set(variable)) == ("HOLDFAST_URL", {"name", "valueFrom"})
     assert pod["restartPolicy"] in ("Never", "OnFailure")

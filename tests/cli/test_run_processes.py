@@ -41,11 +41,11 @@ def test_signals_are_passed_on_to_the_whole_group(sqlite_url: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_child_and_grandchild_are_gone_when_holdfast_is_told_to_end(sqlite_url: str, number: signal.Signals) -> None:
     with Run(sqlite_url) as run:
-        family, watcher = run.pids(), run.watcher()
+        family, watchdog = run.pids(), run.watchdog()
         os.kill(run.pid, number)
         assert run.wait() == 128 + number
         assert not any(map(alive, family))
-        assert not alive(watcher)
+        assert not alive(watchdog)
         assert rows(sqlite_url) == NONE
         assert run.errors() == ""
 
@@ -53,16 +53,16 @@ def test_child_and_grandchild_are_gone_when_holdfast_is_told_to_end(sqlite_url: 
 @pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
 def test_child_and_grandchild_are_gone_when_holdfast_is_killed(sqlite_url: str, command: tuple[str, ...]) -> None:
     with Run(sqlite_url, command=command) as run:
-        family, watcher = run.pids(), run.watcher()
+        family, watchdog = run.pids(), run.watchdog()
         run.process.kill()
-        gone([*family, watcher])
+        gone([*family, watchdog])
 
 
 def test_without_its_watcher_the_kernel_still_ends_the_command_with_holdfast(sqlite_url: str) -> None:
     with Run(sqlite_url, command=("sh", "-c", "echo $$; exec sleep 1000")) as run:
-        family, watcher = run.pids(), run.watcher()
-        os.kill(watcher, signal.SIGKILL)
-        gone([watcher])
+        family, watchdog = run.pids(), run.watchdog()
+        os.kill(watchdog, signal.SIGKILL)
+        gone([watchdog])
         assert all(map(alive, family))
         run.process.kill()
         gone(family)

@@ -45,9 +45,9 @@ def ls(context: click.Context, watch: bool, every: float, as_json: bool) -> None
 
     with connected(context) as client:
         if watch:
-            from holdfast.cli import watching
+            from holdfast.cli import watch_mode
 
-            watching.watch(watching.View(lambda: _held(client), _listing, _who, _count), every, as_json)
+            watch_mode.watch(watch_mode.View(lambda: _held(client), _listing, _who, _count), every, as_json)
             return
         held = _held(client)
     if as_json:

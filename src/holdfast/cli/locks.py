@@ -46,10 +46,10 @@ def locks(context: click.Context, watch: bool, every: float, as_json: bool) -> N
 
     with connected(context) as client:
         if watch:
-            from holdfast.cli import watching
+            from holdfast.cli import watch_mode
 
-            view = watching.View(client.locks.list, _listing, _gist, _count, _for_programs)
-            watching.watch(view, every, as_json)
+            view = watch_mode.View(client.locks.list, _listing, _gist, _count, _for_programs)
+            watch_mode.watch(view, every, as_json)
             return
         found = client.locks.list()
     if as_json:

@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli.app import connected
 from holdfast.cli.export import export
-from holdfast.cli.mending import recover, reset, rollback
+from holdfast.cli.ops_recover import recover, reset, rollback
 
 if TYPE_CHECKING:
     from holdfast import Client

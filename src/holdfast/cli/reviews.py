@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from holdfast.cli.app import connected
-from holdfast.cli.mending import govern, recorded
+from holdfast.cli.ops_recover import govern, recorded
 
 STATUSES = ("open", "approved", "rejected", "reset", "done")
 TITLES = ("review", "operation", "dataset", "because of", "status", "opened (UTC)", "detail")

@@ -1,4 +1,16 @@
-"""holdfast run: any command, under a lease. Imports little, for it starts often."""
+"""`holdfast run`: run a command while holding a lease.
+
+    holdfast ─┬─ watchdog    ends the child's group if holdfast dies or stops
+              └─ child       waits; becomes the command once the lease is held
+
+Both are forked before the client starts threads. While the command runs, the main thread waits for it and passes
+signals on; a second thread reports to the watchdog, and with --guard to the kernel's timer, how long the lease can be
+trusted; the client's own thread renews the lease. The order when the lease is lost:
+
+    trust ends ──▶ TERM ──▶ KILL, ``grace`` later ──▶ with --guard, the kernel kills holdfast ──▶ the TTL ends
+
+It imports little, because it starts often: no click, no asyncio, no logging.
+"""
 
 from __future__ import annotations
 
@@ -6,96 +18,63 @@ import gc
 import math
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
-from holdfast.cli import group, settings
-from holdfast.cli.group import clock
-from holdfast.cli.signals import Bell, Interrupted, interrupt_waiting
-from holdfast.cli.supervise import Command
-from holdfast.cli.watcher import Watcher
+from holdfast.cli import FAILED, MISUSED, NOT_ACQUIRED, print_error, process_group, settings
+from holdfast.cli.child import Child
+from holdfast.cli.process_group import clock
+from holdfast.cli.signals import RunInterrupted, SignalPipe, raise_on_signal
+from holdfast.cli.watchdog import Watchdog
 
-FAILED, MISUSED, NOT_ACQUIRED = 1, 2, 75
-_VALUED = {"--url": str, "--schema": str, "--ttl": float, "--timeout": float, "--holder": str, "--heartbeat": float}
 GRACE = 0.5
-"""Seconds between TERM and KILL, or a twentieth of a shorter TTL: half of what is left of it when trust in the lease
-ends."""
+"""Seconds between TERM and KILL; a twentieth of the TTL if that is shorter. It is half of the time between the end of
+trust in the lease and the end of the TTL."""
 REPORTS = 8
-"""The watcher is told anew after this fraction of the time for which the lease can be trusted."""
-_GOODBYE = 3.0
-"""Seconds in which the database must have taken the lease back."""
-_UNSETTLED = 2.0
-"""Seconds to ask again while the database says neither that the lease is ours nor whose it is."""
-_UNWATCHED = "its watcher is gone: what the command has started runs on if holdfast is killed"
-_UNWATCHED_GUARDED = "its watcher is gone, so the command is ended"
-_FLAGS = ("--wait", "--skip", "--guard", "--strict", "--wipe-on-start")
-_GUARDED = ("heartbeat", "strict", "wipe_on_start")
+"""Trust is reported again after this fraction of the time that is left of it."""
+_TIMER_GRACES = 1.8
+"""The kernel's timer is set to so many times ``grace`` after the end of trust: after KILL, and before the TTL ends."""
+_RELEASE_TIMEOUT = 3.0
+_UNSETTLED_TIMEOUT = 2.0
+"""Seconds to retry an acquire that is refused without a holder."""
+_NO_WATCHDOG = "its watchdog is gone: what the command has started runs on if holdfast is killed"
+_NO_WATCHDOG_GUARDED = "its watchdog is gone, so the command is ended"
 
 
-def plain(arguments: list[str]) -> dict[str, Any] | None:
-    """`[--url U] run [options] NAME -- COMMAND…`, understood; None for anything else, which is click's to explain."""
-    found: dict[str, Any] = {}
-    words: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--":
-            break
-        if argument in _FLAGS:
-            found[argument[2:].replace("-", "_")] = True
-        elif argument in _VALUED:
-            try:
-                found[argument[2:]] = _VALUED[argument](next(rest))
-            except (StopIteration, ValueError):
-                return None
-        elif argument.startswith("-"):
-            return None
-        else:
-            words.append(argument)
-    argv = list(rest)
-    if len(words) != 2 or words[0] != "run" or not argv or exclusive(**found):
-        return None
-    return {"name": words[1], "argv": argv, **found}
-
-
-def exclusive(**given: Any) -> str | None:
-    """What was given together and contradicts each other, or alone and makes no sense."""
-    if (given.get("timeout") is not None) + bool(given.get("wait")) + bool(given.get("skip")) > 1:
-        return "--timeout, --wait and --skip exclude each other"
-    if not given.get("guard") and any(given.get(each) not in (None, False) for each in _GUARDED):
-        return "--heartbeat, --strict and --wipe-on-start are for --guard"
-    if given.get("guard") and given.get("holder") is not None:
-        return "--guard and --holder exclude each other: a second instance would take over while the first still runs"
-    return None
-
-
-def run_here(
-    *, name: str, argv: list[str], url: str | None = None, schema: str | None = None, ttl: float = 30.0,
-    timeout: float | None = None, wait: bool = False, skip: bool = False, guard: bool = False,
-    holder: str | None = None, heartbeat: float | None = None, strict: bool = False, wipe_on_start: bool = False,
+def run_under_lease(
+    *, name: str, argv: list[str], url: str | None, schema: str | None, ttl: float, timeout: float | None, wait: bool,
+    skip: bool, guard: bool, holder: str | None, heartbeat: float | None, strict: bool, wipe_on_start: bool,
 ) -> int:  # fmt: skip
-    """Run it and give its exit code. A user's mistake is one line on stderr."""
+    """Run ``argv`` under the lease ``name`` and return the exit code. A mistake of the user is one line on stderr.
+    The other arguments are those of ``run_options.OPTIONS``."""
     from holdfast import HoldfastError
     from holdfast.runtime import log
 
-    _fill_standard_descriptors()
+    _open_standard_descriptors()
     log.silent = True
-    patience = None if wait else timeout or 0.0
+    terms = {
+        "ttl": ttl,
+        "timeout": None if wait else timeout or 0.0,
+        "holder": holder,
+        "renew_every": heartbeat,
+        "strict": strict,
+    }
     try:
-        interrupt_waiting()
-        terms = {"ttl": ttl, "timeout": patience, "holder": holder, "renew_every": heartbeat, "strict": strict}
+        raise_on_signal()
         _check_heartbeat(ttl, heartbeat)
         return _run(*settings.database(url, schema), name, argv, terms, skip, guard, wipe_on_start)
     except (HoldfastError, OSError) as error:
-        _say(str(error))
+        print_error(str(error))
         return FAILED
     except ValueError as error:
-        _say(str(error))
+        print_error(str(error))
         return MISUSED
-    except Interrupted as signal:
-        return 128 + signal.number
+    except RunInterrupted as interrupt:
+        return 128 + interrupt.number
 
 
 def _check_heartbeat(ttl: float, heartbeat: float | None) -> None:
-    """As the guard in Python asks for."""
+    """Raises ValueError as ``client.guard`` does."""
     if heartbeat is not None and not heartbeat >= 0.001:
         raise ValueError(f"heartbeat must be 0.001 seconds or more, not {heartbeat:g}")
     if heartbeat is not None and ttl < 2 * heartbeat:
@@ -108,153 +87,158 @@ def _check_heartbeat(ttl: float, heartbeat: float | None) -> None:
 def _run(
     url: str, schema: str, name: str, argv: list[str], terms: dict[str, Any], skip: bool, guard: bool, wipe: bool
 ) -> int:
-    """The two forks come first, before a client brings threads."""
     ttl = terms["ttl"]
     grace = min(ttl * 0.05, GRACE)
-    watcher = Watcher(grace)
-    command: Command | None = None
+    watchdog = Watchdog(grace)
+    waiting_child: Child | None = None
     try:
-        command = Command(argv)
-        from holdfast import Client, HoldfastError, NotAcquired
+        child = waiting_child = Child(argv)
+        from holdfast import Client, HoldfastError, NotAcquired  # after the forks, which come before any thread
 
-        news = threading.Event()
+        lease_lost = threading.Event()
         with Client(url, schema=schema) as client:
             gc.enable()
-            lease = client.lease(name, on_lost=lambda _: news.set(), **terms)
+            lease = client.lease(name, on_lost=lambda _: lease_lost.set(), **terms)
             try:
-                grant = _acquired(lease)
+                grant = _acquire(lease)
             except NotAcquired as refusal:
-                if skip:  # cron mails whatever is said
+                if skip:  # no output either: cron would mail it
                     return 0
-                _say(str(refusal))
+                print_error(str(refusal))
                 return NOT_ACQUIRED
             if wipe:
                 client.leases.wipe(grant)
-            bell = Bell(guard=guard)
-            running, command = command, None
-            code = _supervise(running, watcher, grant, news, grace, bell, guard, _environment(url, schema, grant))
+            signals = SignalPipe(guard=guard)
+            leased_run = _LeasedRun(child, watchdog, grant, lease_lost, grace, guard=guard)
+            environment = _environment(url, schema, grant)
+            waiting_child = None
+            code = leased_run.run(signals, environment)
             try:
                 grant.check()
             except HoldfastError as loss:
-                why = f" ({loss.__cause__})" if loss.__cause__ is not None else ""
-                _say(f"{loss}{why}; so the command was ended")
+                cause = f" ({loss.__cause__})" if loss.__cause__ is not None else ""
+                print_error(f"{loss}{cause}; so the command was ended")
                 return code or FAILED
             try:
-                grant.release(timeout=_GOODBYE)
+                grant.release(timeout=_RELEASE_TIMEOUT)
             except HoldfastError as error:
-                _say(f"lease {name!r} is not released, and expires within {ttl:g} s: {error}")
-                watcher.close()
-                os._exit(code)  # whatever else is to be said at the end, the database would not hear it either
+                print_error(f"lease {name!r} is not released, and expires within {ttl:g} s: {error}")
+                watchdog.close()
+                os._exit(code)  # closing the client would wait for the same database
             return code
     finally:
-        if command is not None:
-            command.forget()
-        watcher.close()
+        if waiting_child is not None:
+            waiting_child.discard()
+        watchdog.close()
 
 
-def _acquired(lease: Any) -> Any:
-    """A row that is just being cleared away, as a dead holder's, is nobody's lease: it is asked for again."""
+def _acquire(lease: Any) -> Any:
+    """The grant. Raises NotAcquired. A refusal that names no holder is retried for a while: the row of a dead holder is
+    just being removed."""
     from holdfast import NotAcquired
 
-    until = clock() + _UNSETTLED
+    deadline = clock() + _UNSETTLED_TIMEOUT
     while True:
         try:
             return lease.acquire()
         except NotAcquired as refusal:
-            if refusal.holder is not None or isinstance(refusal, TimeoutError) or clock() > until:
+            if refusal.holder is not None or isinstance(refusal, TimeoutError) or clock() > deadline:
                 raise
 
 
-def _supervise(
-    command: Command, watcher: Watcher, grant: Any, news: threading.Event, grace: float, bell: Bell, guard: bool,
-    environment: dict[bytes, bytes],
-) -> int:  # fmt: skip
-    """Run the command, and come back when nothing of it runs any more."""
-    over = unwatched = False
+class _LeasedRun:
+    """Runs the child for as long as the lease can be trusted."""
 
-    def report() -> None:
-        """Tell the watcher how long the lease can be trusted, for as long as it can; more often as that comes to its
-        end, so that a heartbeat which succeeds late is not missed."""
-        while not over and not grant.lost:
-            trust()
-            if unwatched and guard:
+    def __init__(
+        self, child: Child, watchdog: Watchdog, grant: Any, lease_lost: threading.Event, grace: float, *, guard: bool
+    ) -> None:
+        self._child, self._watchdog, self._grant, self._grace = child, watchdog, grant, grace
+        self._wake = lease_lost
+        """Wakes the reporting thread: the lease was lost, or the child has ended."""
+        self._has_ended = threading.Event()
+        self._has_lost_watchdog = False
+        self._set_timer: Any = None
+        if guard:
+            from holdfast.runtime.kill_timer import DeadMan
+
+            self._set_timer = DeadMan().ends_at
+
+    def run(self, signals: SignalPipe, environment: Mapping[bytes, bytes]) -> int:
+        """Start the child. Returns its exit code when no process of its group runs any more."""
+        self._watchdog.send(f"group {self._child.pid}")
+        self._report_trust()
+        threading.Thread(target=self._report_until_lost, name="holdfast-report", daemon=True).start()
+        try:
+            self._child.start(environment)
+            code = self._child.wait(signals)
+            return (code or FAILED) if self._must_end() else code
+        finally:
+            self._child.end_group(self._grace, lambda: bool(self._grant.lost))
+            self._has_ended.set()
+            self._wake.set()
+            if self._set_timer is not None:
+                self._set_timer(math.inf)
+
+    def _must_end(self) -> bool:
+        """With --guard the command does not run without a watchdog."""
+        return self._has_lost_watchdog and self._set_timer is not None
+
+    def _report_until_lost(self) -> None:
+        """Report the trust in the lease until it ends, then end the group. Reports come more often as the end comes
+        near, so that a heartbeat which succeeds late still counts."""
+        while not self._has_ended.is_set() and not self._grant.lost:
+            self._report_trust()
+            if self._must_end():
                 break
-            news.wait(max(0.005, grant.remaining() / REPORTS))
-        if over:
+            self._wake.wait(max(0.005, self._grant.remaining() / REPORTS))
+        if self._has_ended.is_set():
             return
-        if not watcher.say("lost"):
-            group.end(command.pid, clock() + grace)
-        elif not ended.wait(grace):  # it is alive, but is it awake?
-            group.end(command.pid, 0.0)
+        if not self._watchdog.send("lost"):
+            process_group.end(self._child.pid, clock() + self._grace)
+        elif not self._has_ended.wait(self._grace):  # the watchdog is alive, but may be stopped
+            process_group.end(self._child.pid, 0.0)
 
-    def trust() -> None:
-        nonlocal unwatched
-        until = clock() + grant.remaining()
-        if not watcher.say(f"until {until}") and not unwatched:
-            unwatched = True
-            _say(_UNWATCHED_GUARDED if guard else _UNWATCHED)
-        if guard:
-            kill_at(until + 1.8 * grace)  # after TERM and KILL, and before the TTL ends
-            if over:  # and the timer stopped, in the main thread
-                kill_at(math.inf)
-
-    if guard:
-        from holdfast.runtime.kill_timer import KillTimer
-
-        kill_at = KillTimer().ends_at
-    ended = threading.Event()
-    watcher.say(f"group {command.pid}")
-    trust()
-    threading.Thread(target=report, name="holdfast-report", daemon=True).start()
-    try:
-        command.start(environment)
-        code = command.wait(bell)
-        return code or FAILED if unwatched and guard else code
-    finally:
-        command.end_group(grace, lambda: bool(grant.lost))
-        over = True
-        ended.set()
-        news.set()
-        if guard:
-            kill_at(math.inf)
+    def _report_trust(self) -> None:
+        until = clock() + self._grant.remaining()
+        if not self._watchdog.send(f"until {until}") and not self._has_lost_watchdog:
+            self._has_lost_watchdog = True
+            print_error(_NO_WATCHDOG if self._set_timer is None else _NO_WATCHDOG_GUARDED)
+        if self._set_timer is not None:
+            self._set_timer(until + _TIMER_GRACES * self._grace)
+            if self._has_ended.is_set():  # the main thread has stopped the timer, perhaps just before this
+                self._set_timer(math.inf)
 
 
 def _environment(url: str, schema: str, grant: Any) -> dict[bytes, bytes]:
     added = {
-        "HOLDFAST_URL": settings.from_anywhere(url),
+        "HOLDFAST_URL": settings.absolute_url(url),
         "HOLDFAST_SCHEMA": schema,
         "HOLDFAST_LEASE": grant.name,
         "HOLDFAST_TOKEN": grant.token,
         "HOLDFAST_FENCE": str(grant.fence),
     }
-    return {**_own_environment(), **{os.fsencode(name): os.fsencode(value) for name, value in added.items()}}
+    return {**_original_environment(), **{os.fsencode(name): os.fsencode(value) for name, value in added.items()}}
 
 
-def _own_environment() -> dict[bytes, bytes]:
-    """Ours as we were given it: in the C locale Python sets LC_CTYPE for itself, and the command is not to have it."""
-    ours, name = dict(os.environb), b"LC_CTYPE"
-    if name in ours:
+def _original_environment() -> dict[bytes, bytes]:
+    """Our environment without the LC_CTYPE that Python sets for itself in the C locale."""
+    environment, name = dict(os.environb), b"LC_CTYPE"
+    if name in environment:
         try:
             with open("/proc/self/environ", "rb") as file:
-                given = dict(each.partition(b"=")[::2] for each in file.read().split(b"\0"))
+                original = dict(variable.partition(b"=")[::2] for variable in file.read().split(b"\0"))
         except OSError:
-            return ours
-        if name not in given:
-            del ours[name]
+            return environment
+        if name not in original:
+            del environment[name]
         else:
-            ours[name] = given[name]
-    return ours
+            environment[name] = original[name]
+    return environment
 
 
-def _fill_standard_descriptors() -> None:
-    """No file of ours may get the number of a standard one that is closed. The command finds it closed, as we did."""
+def _open_standard_descriptors() -> None:
+    """Open /dev/null in place of a standard descriptor that is closed, so that no file of ours gets its number. They
+    are close-on-exec: the command finds it closed, as we did."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-
-
-def _say(message: str) -> None:
-    try:
-        os.write(2, f"holdfast: {message}\n".encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass

@@ -1,4 +1,4 @@
-"""holdfast run, for click: help, completion, and the words for a mistake."""
+"""`holdfast run` as a click command: help, completion and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -7,56 +7,47 @@ from typing import Any
 
 import click
 
-from holdfast.cli.run import exclusive, run_here
+from holdfast.cli.run import run_under_lease
+from holdfast.cli.run_options import OPTIONS, RunOption, find_conflict
 
 
-class _Run(click.Command):
-    """What stands before the first ``--`` is ours, what stands behind it is the command's and read by nobody."""
+class RunCommand(click.Command):
+    """Options and the name of the lease stand before the first ``--``. What follows it is the command's, unparsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing or not {"-h", "--help"}.isdisjoint(args[: _cut(args)]):
+        end = args.index("--") if "--" in args else len(args)
+        if ctx.resilient_parsing or not {"-h", "--help"}.isdisjoint(args[:end]):
             return super().parse_args(ctx, args)
         if "--" not in args:
             ctx.fail("the command begins after --: holdfast run [OPTIONS] NAME -- COMMAND...")
-        given = len(args) - _cut(args) - 1
+        argv_length = len(args) - end - 1
         rest = super().parse_args(ctx, args)
-        if len(ctx.params["argv"]) > given:
+        if len(ctx.params["argv"]) > argv_length:
             ctx.fail("only the name of the lease stands before --; quote a name with spaces")
         return rest
 
 
-def _cut(args: list[str]) -> int:
-    return args.index("--") if "--" in args else len(args)
+def _click_option(option: RunOption) -> click.Option:
+    if option.type is bool:
+        return click.Option([option.flag], is_flag=True, help=option.help)
+    return click.Option(
+        [option.flag], type=option.type, default=option.default, show_default=option.default is not None,
+        metavar=option.metavar, help=option.help,
+    )  # fmt: skip
 
 
-@click.command(cls=_Run, short_help="Run a command while holding a lease.", options_metavar="[OPTIONS]")
-@click.option("--ttl", type=float, default=30.0, show_default=True, help="Seconds the lease outlives a dead holder.")
-@click.option("--timeout", type=float, metavar="S", help="Wait at most so many seconds for the lease.")
-@click.option("--wait", is_flag=True, help="Wait for it as long as it takes.")
-@click.option("--skip", is_flag=True, help="When somebody has it, do nothing and exit with 0.")
-@click.option(
-    "--guard",
-    is_flag=True,
-    help="Fail closed even if holdfast and its watcher are stopped together: the kernel's timer ends holdfast, and "
-    "with it the command, before the TTL is over.",
+@click.command(
+    cls=RunCommand,
+    short_help="Run a command while holding a lease.",
+    options_metavar="[OPTIONS]",
+    params=[
+        *map(_click_option, OPTIONS),
+        click.Argument(["name"]),
+        click.Argument(["argv"], metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED),
+    ],
 )
-@click.option(
-    "--heartbeat", type=float, metavar="S", help="With --guard: renew it so often. Default: a third of --ttl."
-)
-@click.option("--strict", is_flag=True, help="With --guard: the first heartbeat that fails is the end.")
-@click.option("--wipe-on-start", is_flag=True, help="With --guard: take all other leases away first, once it is ours.")
-@click.option(
-    "--holder",
-    metavar="LABEL",
-    help="Who we are. A run of the same holder takes the lease over at once, and the earlier one is ended: give it to "
-    "what replaces itself. Default: host, pid and a nonce, so that nobody does.",
-)
-@click.option("--url", metavar="URL", help="The database, as before the word run.")
-@click.option("--schema", metavar="NAME", help="Where its tables are, as before the word run.")
-@click.argument("name")
-@click.argument("argv", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def run(context: click.Context, /, url: str | None, schema: str | None, **wanted: Any) -> None:
+def run(context: click.Context, /, **values: Any) -> None:
     """Run COMMAND while holding the lease NAME; exit with 75 when somebody else has it.
 
     The lease is renewed for as long as the command runs, and released when nothing of it is left. On stderr is said
@@ -76,7 +67,7 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       when the command itself has ended and left something running;
       when holdfast is killed, or stopped for longer than the lease can be
       trusted: Ctrl-Z stops both, so come back within the TTL;
-      with --guard, when the process that watches over holdfast is gone.
+      with --guard, when its watchdog is gone, the process that does this.
       A program that leaves the group, as a daemon does, is out of reach.
     \b
     Environment of the command
@@ -96,7 +87,7 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       128 + n  signal n came while holdfast waited for the lease
       137  with --guard, the kernel's timer ended holdfast (128 + 9)
       1    the database cannot be reached, or refuses; or the lease or the
-           watcher was lost and the command, told to end, did so with 0
+           watchdog was lost and the command, told to end, did so with 0
       2    called wrongly
     \b
     Examples
@@ -113,14 +104,10 @@ def run(context: click.Context, /, url: str | None, schema: str | None, **wanted
       The password stays out of the process list:
         HOLDFAST_URL=postgresql://app:secret@db/app holdfast run sweep -- ./sweep
     """
-    if (problem := exclusive(**wanted)) is not None:
-        raise click.UsageError(problem)
-    wanted["argv"] = list(wanted["argv"])
-    before = context.obj
-    sys.exit(
-        run_here(
-            url=before["url"] if url is None else url,
-            schema=before["schema"] if schema is None else schema,
-            **wanted,
-        )
-    )
+    if (conflict := find_conflict(values)) is not None:
+        raise click.UsageError(conflict)
+    for option in ("url", "schema"):
+        if values[option] is None:  # given before the word run, or not at all
+            values[option] = context.obj[option]
+    values["argv"] = list(values["argv"])
+    sys.exit(run_under_lease(**values))

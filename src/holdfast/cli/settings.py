@@ -55,7 +55,7 @@ def _first(key: str, option: str | None, from_file: dict[str, Any]) -> str | Non
     return None
 
 
-def from_anywhere(url: str) -> str:
+def absolute_url(url: str) -> str:
     """The same database for a process in another folder."""
     scheme, _, rest = url.partition("://")
     if scheme.partition("+")[0].lower() != "sqlite" or not rest.startswith("/") or rest.startswith("//"):

@@ -1,4 +1,4 @@
-"""Signals to `holdfast run`: while it waits for the lease they end it, and once the command runs they are passed on."""
+"""Signals to `holdfast run`: while it waits for the lease they end it; once the command runs they are passed on."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ PASSED_ON = (
 HANDLED = (*PASSED_ON, signal.SIGCHLD)
 
 
-class Interrupted(BaseException):
-    """Told to end before the command was started."""
+class RunInterrupted(BaseException):
+    """A signal ended holdfast before the command was started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def interrupt_waiting() -> None:
-    """From here on a signal raises Interrupted, the same once more ends us at once. What is ignored, as by nohup, stays
-    ignored."""
+def raise_on_signal() -> None:
+    """From here on a signal raises RunInterrupted; the same signal again kills the process. Signals that are ignored,
+    as by nohup, stay ignored."""
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, _raise)
 
 
-def _interrupt(number: int, _: object) -> None:
+def _raise(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_DFL)
-    raise Interrupted(number)
+    raise RunInterrupted(number)
 
 
-class Bell:
-    """From here on signals are read from a pipe, in the order they come, whichever thread the kernel gives them to.
+class SignalPipe:
+    """From here on signals are read from a pipe, in the order in which they arrive, in whichever thread.
 
-    With ``guard`` SIGALRM keeps its default: where there is no better timer, it is the dead man's."""
+    With ``guard`` SIGALRM keeps its default action: on systems without POSIX timers it is the kill timer's signal.
+    """
 
     def __init__(self, *, guard: bool) -> None:
         self._reader, writer = os.pipe()
@@ -47,14 +48,14 @@ class Bell:
             if number == signal.SIGALRM and guard:
                 signal.signal(number, signal.SIG_DFL)
             elif number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, nothing)
+                signal.signal(number, no_action)
 
     def wait(self) -> bytes:
-        """The numbers of those that have come, at least one."""
+        """The numbers of the signals that have arrived; at least one."""
         return os.read(self._reader, 4096)
 
-    def rang(self, number: int) -> bool:
-        """Whether it is among those that have come meanwhile, which are forgotten."""
+    def drain(self, number: int) -> bool:
+        """Discard the signals that have arrived. Returns whether ``number`` is among them."""
         os.set_blocking(self._reader, False)
         try:
             return number in os.read(self._reader, 4096)
@@ -64,13 +65,13 @@ class Bell:
             os.set_blocking(self._reader, True)
 
 
-def nothing(number: int, _: object) -> None:
-    """A handler, so that the signal does not do what it does by default, and rings the bell."""
+def no_action(number: int, _: object) -> None:
+    """A handler in place of the signal's default action: Python then writes the number to the pipe."""
 
 
 def fork() -> int:
-    """Fork; in the child the signals that we handle do what they did before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    """Fork. In the child the signals that we handle have their default actions again."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         pid = os.fork()
         if pid == 0:
@@ -79,4 +80,4 @@ def fork() -> int:
                     signal.signal(number, signal.SIG_DFL)
         return pid
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,4 +1,4 @@
-"""The controlling terminal, and whose turn it is to read from it."""
+"""The controlling terminal, and the process group in its foreground."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 
 
 class Terminal:
-    """Of two process groups: ours, and the command's. In the hands of anybody else it is left alone, and so it is where
-    there is none."""
+    """Passes the foreground between two process groups, ours and the child's. It does nothing while a third group is in
+    the foreground, or where there is no terminal."""
 
     def __init__(self) -> None:
         try:
@@ -17,23 +17,24 @@ class Terminal:
             self._terminal = -1
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return self._terminal >= 0
 
-    def belongs_to(self, *groups: int) -> bool:
+    def has_in_foreground(self, *groups: int) -> bool:
+        """Whether one of these groups is in the foreground."""
         try:
-            return self.there and os.tcgetpgrp(self._terminal) in groups
-        except OSError:  # hung up
+            return self.exists and os.tcgetpgrp(self._terminal) in groups
+        except OSError:  # the terminal was hung up
             return False
 
-    def give(self, group: int, *, of: int) -> None:
-        """Put ``group`` in the foreground, if ``of`` or we are there."""
-        if not self.belongs_to(os.getpgrp(), of):
+    def pass_foreground(self, to: int, *, child: int) -> None:
+        """Put the group ``to`` in the foreground, if our group or that of the child is there."""
+        if not self.has_in_foreground(os.getpgrp(), child):
             return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
-            os.tcsetpgrp(self._terminal, group)
+            os.tcsetpgrp(self._terminal, to)
         except OSError:
-            pass  # the group is gone already
+            pass  # the group has ended
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.cli import group, run, watcher
+from holdfast.cli import process_group, run, watchdog
 from holdfast.lease import trust
 from holdfast.lease.trust import margin
 from holdfast.testing import Postgres, Proxy
@@ -58,12 +58,12 @@ def ends_at(url: str, name: str = "job") -> float:
 
 
 def lost(run: Run, name: str) -> None:
-    """holdfast has said so and ended with a code that is not that of success."""
+    """holdfast has reported the loss, in one line, and its exit code is not 0."""
     assert run.wait() in LOST
-    said = run.errors()
-    assert said.startswith(f"holdfast: lease '{name}'")
-    assert said.endswith("; so the command was ended")
-    assert len(said.splitlines()) == 1, said
+    errors = run.errors()
+    assert errors.startswith(f"holdfast: lease '{name}'")
+    assert errors.endswith("; so the command was ended")
+    assert len(errors.splitlines()) == 1, errors
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def database_cut_off(url: str, jump: Path | None = None) -> Ended:
 
 
 def holdfast_stopped(url: str, jump: Path | None = None) -> Ended:
-    """Nobody renews, and nobody is there to notice: the watcher is."""
+    """Only the watchdog notices that the lease is not renewed any more."""
     with both_at_once(url, jump=jump) as runs:
         for run in runs.values():
             os.kill(run.pid, signal.SIGSTOP)
@@ -155,9 +155,9 @@ def test_nothing_of_the_command_runs_when_the_ttl_ends(
         assert ended - standstill.seconds(since=started) < ttl_ends
 
 
-class Told:
-    """In the place of the watcher, the command and the kernel's timer of a run: records what each is told. The command
-    ends when a heartbeat has put the timer off."""
+class Recorder:
+    """In place of the watchdog, the child and the kernel's timer of a run: records the times that they are given. The
+    child ends when a heartbeat has put the timer off."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.grace = 0.0
@@ -165,16 +165,16 @@ class Told:
         self.timer: list[float] = []
         self._put_off = threading.Event()
         self.pid = 0
-        monkeypatch.setattr(run, "Watcher", self.watched)
-        monkeypatch.setattr(run, "Command", lambda argv: self)
-        monkeypatch.setattr(run, "Bell", lambda guard: None)
-        monkeypatch.setattr("holdfast.runtime.kill_timer.KillTimer", lambda: self)
+        monkeypatch.setattr(run, "Watchdog", self.create_watchdog)
+        monkeypatch.setattr(run, "Child", lambda argv: self)
+        monkeypatch.setattr(run, "SignalPipe", lambda guard: None)
+        monkeypatch.setattr("holdfast.runtime.kill_timer.DeadMan", lambda: self)
 
-    def watched(self, grace: float) -> Told:
+    def create_watchdog(self, grace: float) -> Recorder:
         self.grace = grace
         return self
 
-    def say(self, line: str) -> bool:
+    def send(self, line: str) -> bool:
         word, _, value = line.partition(" ")
         if word == "until":
             self.trusted.append(float(value))
@@ -186,17 +186,17 @@ class Told:
             self._put_off.set()
 
     def start(self, environment: Any) -> None:
-        """The command of this test is nothing."""
+        """There is no command."""
 
-    def wait(self, bell: Any) -> int:
+    def wait(self, signals: Any) -> int:
         assert self._put_off.wait(PATIENCE), "a heartbeat puts it off"
         return 0
 
     def end_group(self, grace: float, lost: Any) -> None:
-        """There is none."""
+        """There is no group."""
 
     def close(self) -> None:
-        """The watcher has nothing open."""
+        """There is no pipe."""
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["long TTL", "proportions of a short TTL"])
@@ -205,57 +205,60 @@ def test_term_kill_and_the_kernels_timer_are_set_to_moments_before_the_ttl_ends(
 ) -> None:
     """Whatever the machine does after it has set them. On one clock: the database keeps that of the day. Margin and
     grace are shares of a TTL that is shorter than ten seconds; here they are shares of ten minutes."""
-    told = Told(monkeypatch)
+    recorder = Recorder(monkeypatch)
     if short:
         monkeypatch.setattr(run, "GRACE", 600.0)
         monkeypatch.setattr(trust, "margin", lambda ttl: margin(ttl / 600) * 600)
     monkeypatch.setattr(run, "REPORTS", 5000)
     set_before: list[tuple[list[float], list[float], float]] = []
 
-    def wait(bell: Any) -> int:
-        code = Told.wait(told, bell)
-        timers, trusted = sorted(told.timer), sorted(told.trusted)  # before the end, which a heartbeat may yet move
-        ends = ends_at(sqlite_url) + max(group.clock() - time.time() for _ in range(100))
+    def wait(signals: Any) -> int:
+        code = Recorder.wait(recorder, signals)
+        timers, trusted = (
+            sorted(recorder.timer),
+            sorted(recorder.trusted),
+        )  # before the end, which a heartbeat may yet move
+        ends = ends_at(sqlite_url) + max(process_group.clock() - time.time() for _ in range(100))
         set_before.append((trusted, timers, ends))
         return code
 
-    monkeypatch.setattr(told, "wait", wait)
+    monkeypatch.setattr(recorder, "wait", wait)
     terms = {"ttl": 600.0, "timeout": 0.0, "holder": None, "renew_every": 0.1, "strict": False}
     assert run._run(sqlite_url, "holdfast", "job", ["nothing"], terms, False, True, False) == 0
-    eventually(lambda: told.timer[-1] == float("inf"), "it does not outlive the command")
-    assert told.grace == (30.0 if short else 0.5)
+    eventually(lambda: recorder.timer[-1] == float("inf"), "it does not outlive the command")
+    assert recorder.grace == (30.0 if short else 0.5)
     [(trusted, timers, ends)] = set_before
     assert timers[-1] < ends
     for until, timer in zip(trusted, timers, strict=False):  # two threads set them, in any order
-        assert until < until + told.grace < timer
+        assert until < until + recorder.grace < timer
 
 
 STOPS = f"""{OFTEN}
 import os, signal
 from holdfast.runtime.clock import now
-from holdfast.runtime.kill_timer import KillTimer
-def ends_at(timer, moment, arm=KillTimer.ends_at):
+from holdfast.runtime.kill_timer import DeadMan
+def ends_at(dead_man, moment, arm=DeadMan.ends_at):
     if not os.path.exists(os.environ["STOP"]):
-        return arm(timer, moment)
-    arm(timer, now() + 0.5)
+        return arm(dead_man, moment)
+    arm(dead_man, now() + 0.5)
     os.kill(os.getpid(), signal.SIGSTOP)
-KillTimer.ends_at = ends_at
+DeadMan.ends_at = ends_at
 """
 """Run before the command line: once the file named STOP is there, holdfast stops as soon as it has set the kernel's
 timer, to half a second later."""
 
 
 def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url: str, tmp_path: Path) -> None:
-    """A frozen container: the watcher sees no more than holdfast does, and only the kernel knows that time is up."""
+    """A frozen container: watchdog and holdfast are both stopped, and only the kernel's timer runs."""
     stop = tmp_path / "stop"
     with Run(sqlite_url, "--guard", *LONG, command=STUBBORN, before=STOPS, more={"STOP": str(stop)}) as run:
-        family, watcher = run.pids(), run.watcher()
-        for pid in (watcher, *family):
+        family, watchdog = run.pids(), run.watchdog()
+        for pid in (watchdog, *family):
             os.kill(pid, signal.SIGSTOP)
         stop.touch()
-        assert run.wait() == -signal.SIGKILL, "ended while it stands still: nobody has to wake it for that"
+        assert run.wait() == -signal.SIGKILL, "killed while it is stopped: it need not be continued for that"
         eventually(lambda: not alive(family[0]), "the kernel ended the command")
-        os.kill(watcher, signal.SIGCONT)
+        os.kill(watchdog, signal.SIGCONT)
         gone(family)
         assert run.errors() == ""
 
@@ -263,35 +266,35 @@ def test_with_the_guard_nothing_runs_after_all_were_stopped_together(sqlite_url:
 @pytest.mark.realtime
 def test_with_the_guard_nothing_of_what_was_stopped_runs_when_another_has_the_lease(sqlite_url: str) -> None:
     with both_at_once(sqlite_url, "--guard") as runs, holdfast.Client(sqlite_url) as client:
-        watchers = {name: run.watcher() for name, run in runs.items()}
+        watchdogs = {name: run.watchdog() for name, run in runs.items()}
         for name, run in runs.items():
-            for pid in (watchers[name], run.pid, *run.family):
+            for pid in (watchdogs[name], run.pid, *run.family):
                 os.kill(pid, signal.SIGSTOP)
         for name, run in runs.items():
             with client.lease(name, ttl=600, timeout=PATIENCE):
                 assert run.wait() == -signal.SIGKILL
                 eventually(lambda run=run: not alive(run.family[0]), "the kernel ended the command")  # type: ignore[misc]
-                os.kill(watchers[name], signal.SIGCONT)
+                os.kill(watchdogs[name], signal.SIGCONT)
                 gone(run.family)
 
 
 READS = ("sh", "-c", "echo $$; read line; exit 3")
-"""A command that ends when it is told to."""
+"""A command that ends when it reads a line."""
 
 
 @pytest.mark.parametrize(
     ("engine", "command"), [("sqlite", FAMILY), ("postgres", STUBBORN)], ids=["sqlite", "postgres"]
 )
 def test_an_operator_forces_it_away(request: pytest.FixtureRequest, engine: str, command: tuple[str, ...]) -> None:
-    """What is said shows that a heartbeat learned it, and not the end of the TTL."""
+    """The message shows that a heartbeat noticed it, and not the end of the TTL."""
     url = request.getfixturevalue(f"{engine}_url")
     with Run(url, *LONG, command=command, before=OFTEN) as run, holdfast.Client(url) as client:
         family = run.pids()
         assert client.leases.force_release("job", actor="test", reason="test")
         gone(family)
         assert run.wait() in LOST
-        [said] = run.errors().splitlines()
-        assert "taken away by force" in said
+        [line] = run.errors().splitlines()
+        assert "taken away by force" in line
 
 
 @pytest.mark.parametrize(
@@ -302,35 +305,35 @@ def test_without_its_watcher_holdfast_ends_the_group(
 ) -> None:
     """With TERM and KILL when it is dead; with KILL at once when it does not answer."""
     with Run(sqlite_url, *LONG, command=command, before=OFTEN) as run, holdfast.Client(sqlite_url) as client:
-        family, watcher = run.pids(), run.watcher()
-        os.kill(watcher, number)
+        family, watchdog = run.pids(), run.watchdog()
+        os.kill(watchdog, number)
         assert client.leases.force_release("job", actor="test", reason="test")
         gone(family)
         assert run.wait() in LOST
-        assert not alive(watcher)
+        assert not alive(watchdog)
 
 
 def test_a_watcher_that_is_gone_is_told_once_and_the_command_goes_on(sqlite_url: str) -> None:
     with Run(sqlite_url, *LONG, command=READS, before=OFTEN) as run:
         run.pids()
-        os.kill(run.watcher(), signal.SIGKILL)
+        os.kill(run.watchdog(), signal.SIGKILL)
         latest = ends_at(sqlite_url)
         eventually(
             lambda: ends_at(sqlite_url) > latest + 1.2, "it is renewed all the same, and reports, more than once"
         )
         run.say("end")
         assert run.wait() == 3
-        assert run.errors().count("watcher is gone") == 1
+        assert run.errors().count("watchdog is gone") == 1
 
 
 def test_with_the_guard_a_watcher_that_is_gone_ends_the_group(sqlite_url: str) -> None:
-    """Fail closed: should holdfast be killed now, nobody would end what the command has started."""
+    """Fail closed: if holdfast were killed now, no process would end what the command has started."""
     with Run(sqlite_url, "--guard", *LONG, command=STUBBORN, before=OFTEN) as run:
         family = run.pids()
-        os.kill(run.watcher(), signal.SIGKILL)
+        os.kill(run.watchdog(), signal.SIGKILL)
         gone(family)
         assert run.wait() in LOST
-        assert run.errors() == "holdfast: its watcher is gone, so the command is ended"
+        assert run.errors() == "holdfast: its watchdog is gone, so the command is ended"
 
 
 def test_with_the_guard_alrm_ends_holdfast_and_the_command(sqlite_url: str) -> None:
@@ -351,7 +354,7 @@ def test_a_stopped_group_hears_that_it_is_to_end() -> None:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         os.kill(process.pid, signal.SIGSTOP)
-        ending = threading.Thread(target=group.end, args=(process.pid, group.clock() + PATIENCE))
+        ending = threading.Thread(target=process_group.end, args=(process.pid, process_group.clock() + PATIENCE))
         ending.start()
         assert process.stdout.readline() == "in order\n"
         assert process.wait(PATIENCE) == 0
@@ -374,16 +377,15 @@ def test_a_command_that_ends_with_0_when_it_is_told_to_is_no_success(sqlite_url:
 
 
 def test_a_lease_that_cannot_be_given_back_is_told_while_the_database_does_not_answer(postgres_url: str) -> None:
-    """The command has ended: holdfast does not wait for the database, nor promise what only a process could keep that
-    is gone."""
-    hurried = "from holdfast.cli import run; run._GOODBYE = 0.2"
+    """The command has ended: holdfast does not wait any longer for the database, and says when the lease expires."""
+    hurried = "from holdfast.cli import run; run._RELEASE_TIMEOUT = 0.2"
     with Proxy(postgres_url) as way, Run(way.url, *LONG, command=READS, before=hurried) as run:
         run.pids()
         way.stall()
         run.say("end")
         assert run.wait() == 3
-        [said] = run.errors().splitlines()
-        assert said.startswith("holdfast: lease 'job' is not released, and expires within 600 s: ")
+        [line] = run.errors().splitlines()
+        assert line.startswith("holdfast: lease 'job' is not released, and expires within 600 s: ")
 
 
 def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(either: str) -> None:
@@ -397,14 +399,14 @@ def test_a_run_of_the_same_holder_takes_over_and_ends_the_earlier_one(either: st
 
 
 def test_time_that_runs_out_between_two_looks_at_the_clock_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when it is the watcher that the machine lets wait: what is left is less than nothing then."""
+    """As when the watchdog itself is starved of CPU: the time left is negative then."""
     times, ended = chain([0.0, 4.9], repeat(5.1)), []
-    monkeypatch.setattr(watcher, "clock", lambda: next(times))
-    monkeypatch.setattr(watcher, "end", lambda group, by: ended.append((group, by)))
+    monkeypatch.setattr(watchdog, "clock", lambda: next(times))
+    monkeypatch.setattr(watchdog, "end", lambda group, by: ended.append((group, by)))
     reader, writer = os.pipe()
     os.write(writer, b"group 7\nuntil 5.0\n")
     try:
-        watcher._watch(reader, 1.0)
+        watchdog._watch(reader, 1.0)
     finally:
         os.close(reader)
         os.close(writer)

@@ -179,7 +179,9 @@ def test_one_that_stays_in_doubt_is_not_told_as_somebodys(
 def test_nor_is_it_for_a_command_that_is_run(
     postgres_url: str, clearing: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
-    patient = f"import importlib; importlib.import_module('holdfast.cli.run')._UNSETTLED = {PATIENCE}; {PROGRAM}"
+    patient = (
+        f"import importlib; importlib.import_module('holdfast.cli.run')._UNSETTLED_TIMEOUT = {PATIENCE}; {PROGRAM}"
+    )
     command = [*at(postgres_url, "run", "--guard", "key", "--", "touch", str(tmp_path / "ran"))]
     asked = "select query_start from pg_stat_activity where datname = current_database() and query ~ 'lease_acquire'"
     moments: set[datetime] = set()

@@ -1,6 +1,6 @@
-"""The process that ends the command when holdfast cannot: because it was killed, stopped, or starved.
+"""The process that ends the child's group when holdfast cannot: because it was killed, stopped or starved of CPU.
 
-It is forked before there is a thread, lives in a session of its own and needs nothing but a pipe and a clock.
+It is forked before holdfast has threads, has a session of its own, and needs nothing but a pipe and a clock.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ import os
 import select
 import signal
 
-from holdfast.cli.group import clock, end
+from holdfast.cli.process_group import clock, end
 from holdfast.cli.signals import HANDLED, fork
 
-_LOOK_EVERY = 1.0
-"""Seconds after which the clock is looked at again: select() does not count those that the machine sleeps."""
+_CLOCK_INTERVAL = 1.0
+"""Seconds until the clock is read again: the timeout of select() does not run while the machine sleeps."""
 
 
-class Watcher:
-    """Hears ``group N``, ``until T`` with every heartbeat, and ``lost``. Silence past T means the same as ``lost``, and
-    the end of the pipe that holdfast was killed."""
+class Watchdog:
+    """The process, and our end of its pipe. Lines that it reads:
+
+    ``group N``   the process group to end
+    ``until T``   the lease can be trusted until T on ``clock``; sent again with every heartbeat
+    ``lost``      the lease is lost
+
+    It ends the group, within ``grace`` seconds, after ``lost`` or when T has passed; and at once when the pipe is
+    closed, because then holdfast is dead.
+    """
 
     def __init__(self, grace: float) -> None:
         reader, self._writer = os.pipe()
@@ -35,8 +42,8 @@ class Watcher:
                 os._exit(0)
         os.close(reader)
 
-    def say(self, line: str) -> bool:
-        """False when it is not there to hear it."""
+    def send(self, line: str) -> bool:
+        """False when it is dead, or so late that its pipe is full."""
         try:
             os.write(self._writer, f"{line}\n".encode())
         except OSError:
@@ -44,7 +51,7 @@ class Watcher:
         return True
 
     def close(self) -> None:
-        """It has nothing to do any more."""
+        """End it."""
         try:
             if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 os.kill(self.pid, signal.SIGKILL)
@@ -61,7 +68,7 @@ def _watch(reader: int, grace: float) -> None:
         if left <= 0:
             end(group, until + grace)
             return
-        if not select.select([reader], [], [], min(left, _LOOK_EVERY) if group else None)[0]:
+        if not select.select([reader], [], [], min(left, _CLOCK_INTERVAL) if group else None)[0]:
             continue
         received = os.read(reader, 4096)
         if not received:
